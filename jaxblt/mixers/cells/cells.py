@@ -61,11 +61,11 @@ class GRUConfig(_CellConfig):
     """
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "GRU":
-        """The module; parameters are fp32, projections in `dtype`, the cell in fp32."""
+        """Build the module; parameters are fp32, projections in `dtype`, the cell in fp32."""
         return GRU(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "GRUState":
-        """h = 0, in fp32."""
+        """Return h = 0, in fp32."""
         return GRUState(clock=start_clock(batch_size), h=self._zeros(batch_size))
 
 
@@ -83,11 +83,11 @@ class LSTMConfig(_CellConfig):
     """
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "LSTM":
-        """The module; parameters are fp32, projections in `dtype`, the cell in fp32."""
+        """Build the module; parameters are fp32, projections in `dtype`, the cell in fp32."""
         return LSTM(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "LSTMState":
-        """h = c = 0, in fp32."""
+        """Return h = c = 0, in fp32."""
         h = self._zeros(batch_size)
         return LSTMState(clock=start_clock(batch_size), h=h, c=h)
 
@@ -128,7 +128,10 @@ class GRU(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: GRUState | None = None,
     ) -> tuple[Float[Array, "B T D"], GRUState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         config = self.config
         check_kind(GRUState, state)
         clock = None if state is None else state.clock
@@ -157,7 +160,10 @@ class LSTM(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: LSTMState | None = None,
     ) -> tuple[Float[Array, "B T D"], LSTMState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         check_kind(LSTMState, state)
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=self.config.dim)
@@ -185,17 +191,17 @@ class GRUCore:
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("recurrent", "bias"))
 
     def zero(self, streams: Float[Array, "B T H 3 K"]) -> Float[Array, "B H K"]:
-        """h before the first token."""
+        """Return h before the first token."""
         return jnp.zeros_like(streams[:, 0, :, 0], jnp.float32)
 
     def head_counts(self, streams: Any) -> tuple[int, ...]:
-        """As many for all."""
+        """Return one count for all streams alike."""
         return (streams.shape[2],)
 
     def run(
         self, streams: Float[Array, "B T H 3 K"], marks: Marks, carry: Float[Array, "B H K"] | None
     ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H K"]]:
-        """h at each position, and behind the stretch."""
+        """Return h at each position, and behind the stretch."""
 
         def step(h: Array, u: Array) -> tuple[Array, Array]:
             of_input, of_state = _gates(u), _recalled(h, self.recurrent)
@@ -220,18 +226,18 @@ class LSTMCore:
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("recurrent",))
 
     def zero(self, streams: Float[Array, "B T H 4 K"]) -> tuple[Float[Array, "B H K"], Float[Array, "B H K"]]:
-        """h and c before the first token."""
+        """Return h and c before the first token."""
         nothing = jnp.zeros_like(streams[:, 0, :, 0], jnp.float32)
         return nothing, nothing
 
     def head_counts(self, streams: Any) -> tuple[int, ...]:
-        """As many for all."""
+        """Return one count for all streams alike."""
         return (streams.shape[2],)
 
     def run(
         self, streams: Float[Array, "B T H 4 K"], marks: Marks, carry: tuple[Array, Array] | None
     ) -> tuple[Float[Array, "B T H K"], tuple[Float[Array, "B H K"], Float[Array, "B H K"]]]:
-        """h at each position; h and c behind the stretch."""
+        """Return h at each position; h and c behind the stretch."""
 
         def step(carry: tuple[Array, Array], u: Array) -> tuple[tuple[Array, Array], Array]:
             h, c = carry
@@ -245,18 +251,18 @@ class LSTMCore:
 
 
 def _gates(u: Float[Array, "B H G K"]) -> list[Float[Array, "B H K"]]:
-    """A token's inputs of each gate, in fp32."""
+    """Return a token's inputs of each gate, in fp32."""
     return [u[:, :, i].astype(jnp.float32) for i in range(u.shape[2])]
 
 
 def _recalled(h: Float[Array, "B H K"], weights: Float[Array, "H G K K"]) -> list[Float[Array, "B H K"]]:
-    """What the state adds to each gate: h U of each head."""
+    """Return what the state adds to each gate: h U of each head."""
     product = jnp.einsum("bhk,hgkj->bhgj", h, weights, precision=jax.lax.Precision.HIGHEST)
     return [product[:, :, i] for i in range(weights.shape[1])]
 
 
 def _remembers(key: Array, shape: Any, dtype: Any = jnp.float32) -> Float[Array, "H 4 K"]:
-    """Biases of i, f, g, o: 1 for the forget gate, so that gradients pass it from the start."""
+    """Draw biases of i, f, g, o: 1 for the forget gate, so that gradients pass from the start."""
     return jnp.zeros(shape, dtype).at[:, 1].set(1)
 
 

@@ -40,16 +40,19 @@ class MixerConfig(Protocol):
     def causal(self) -> bool: ...
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module:
-        """The module; parameters are fp32, computation in `dtype`."""
+        """Build the module.
+
+        Parameters are fp32; it computes in `dtype`.
+        """
         ...
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> State:
-        """The state before the first token, for documents of at most `capacity` tokens."""
+        """Return the state before the first token, for documents of at most `capacity` tokens."""
         ...
 
 
 def init_state(config: MixerConfig, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> State:
-    """The state of `config`'s mixer before the first token, for `batch_size` rows.
+    """Return the state of `config`'s mixer before the first token, for `batch_size` rows.
 
     Args:
       config: the mixer's frozen config.
@@ -87,7 +90,7 @@ class Clock:
 
 
 def start_clock(batch_size: int) -> Clock:
-    """The clock before the first token."""
+    """Return the clock before the first token."""
     return Clock(*(jnp.zeros((batch_size,), jnp.int32) for _ in range(3)))
 
 
@@ -126,7 +129,7 @@ def arrange(
     *,
     split: bool = False,
 ) -> tuple[Tokens, Clock]:
-    """Sorts a call's tokens to the front of each row and numbers them after the state's `clock`.
+    """Sort a call's tokens to the front of each row and number them after the state's `clock`.
 
     With this, a mixer's streaming path need only know a contiguous run of tokens with a tail of nothing.
     Without segment ids every index is a token that continues the row's document. In a call that a mesh has `split`
@@ -192,7 +195,7 @@ def _advance(clock: Clock, tokens: Tokens, document: Int[Array, "B T"]) -> Clock
 
 
 def restore(y: Shaped[Array, "B T D"], tokens: Tokens) -> Shaped[Array, "B T D"]:
-    """Outputs back in the order of the call; holes and non-tokens are zero."""
+    """Put outputs back in the order of the call; holes and non-tokens are zero."""
     if tokens.whole:
         return y
     y = blank(y, tokens.content)
@@ -203,35 +206,39 @@ def restore(y: Shaped[Array, "B T D"], tokens: Tokens) -> Shaped[Array, "B T D"]
 
 
 def last_run(tokens: Tokens) -> Int[Array, "B"]:
-    """The run that each row ends in: 0 if the call held no new document."""
+    """Return the run that each row ends in: 0 if the call held no new document."""
     return jnp.maximum(jnp.max(tokens.run, axis=1), 0)
 
 
 def content_of(segment_ids: Int[Array, "B T"] | None) -> Bool[Array, "B T"] | None:
-    """True for tokens; None if everything is one."""
+    """Return True for tokens, or None if every position is one."""
     return None if segment_ids is None else segment_ids > 0
 
 
 def blank(x: Shaped[Array, "B T D"], content: Bool[Array, "B T"] | None) -> Shaped[Array, "B T D"]:
-    """x with zeros at holes and padding; None if everything is content. Gradients there are zero.
+    """Return x with zeros at holes and padding.
 
-    A product with a mask would not do: NaN times 0 is NaN, in the gradient of the weights of any product with x too.
+    If everything is content (None), x is returned as it is. Gradients at holes are zero. A product with a mask would
+    not do: NaN times 0 is NaN, in the gradient of the weights of any product with x too.
     """
     return x if content is None else jnp.where(content[..., None], x, jnp.zeros((), x.dtype))
 
 
 def rows(mask: Bool[Array, "B"], like: Array) -> Array:
-    """`mask` with as many axes as `like`, to select among its rows."""
+    """Return `mask` with as many axes as `like`, to select among its rows."""
     return mask.reshape((-1,) + (1,) * (like.ndim - 1))
 
 
 def select_rows(chosen: Bool[Array, "B"], new: Any, old: Any) -> Any:
-    """The rows of `new` where `chosen`, else those of `old`; pytrees of arrays [B, ...], in the dtypes of `old`."""
+    """Return the rows of `new` where `chosen`, else those of `old`.
+
+    Both are pytrees of arrays [B, ...]; the dtypes are those of `old`.
+    """
     return jax.tree.map(lambda a, b: jnp.where(rows(chosen, b), a.astype(b.dtype), b), new, old)
 
 
 def check_capacity(state: State, *, more: int = 0) -> None:
-    """Raises on the host if a row has outgrown a state, or would after `more` tokens.
+    """Raise on the host if a row has outgrown a state, or would after `more` tokens.
 
     Inside jit a document beyond the capacity cannot raise: its oldest tokens are forgotten. Whoever drives
       decoding

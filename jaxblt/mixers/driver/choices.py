@@ -7,7 +7,7 @@ COLLECTION = "choices"
 
 
 def held(module: nn.Module, name: str, choice: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
-    """`choice`, or the value that the collection "choices" holds for it.
+    """Return `choice`, or the value that the collection "choices" holds for it.
 
     A hard choice has no derivative that differences could measure, and a step of theirs may flip it. Pass what is
     constant in the gradient through here: the indices of a top-k; of a straight-through estimator, what is added to the
@@ -28,8 +28,9 @@ def held(module: nn.Module, name: str, choice: Shaped[Array, "..."]) -> Shaped[A
 
 
 def given_choice(module: nn.Module, name: str) -> Shaped[Array, "..."] | None:
-    """The value that the collection "choices" holds, for choices that are made where there is no module; else None.
+    """Return the value in the collection "choices", or None.
 
-    Hand it to what chooses, and what was chosen to `held` afterwards.
+    For choices that are made where there is no module. Hand it to what chooses, and what was chosen to `held`
+    afterwards.
     """
     return module.get_variable(COLLECTION, name) if module.has_variable(COLLECTION, name) else None

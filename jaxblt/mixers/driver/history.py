@@ -30,7 +30,7 @@ class Recent:
 
 
 def recent(u: Shaped[Array, "B *D T"], marks: Marks, size: int) -> Recent:
-    """The last `size` inputs of a stretch."""
+    """Return the last `size` inputs of a stretch."""
     padded = jnp.pad(u, ((0, 0),) * (u.ndim - 1) + ((size, 0),))
     end, length = marks.end, u.shape[-1]
     if end is None or marks.segment_ids is None:
@@ -43,7 +43,7 @@ def recent(u: Shaped[Array, "B *D T"], marks: Marks, size: int) -> Recent:
 
 
 def joined(past: Shaped[Array, "B *D S"], after: Recent) -> Shaped[Array, "B *D S"]:
-    """The last S inputs behind a stretch, from those before it."""
+    """Return the last S inputs behind a stretch, from those before it and those in it."""
     size = past.shape[-1]
     if after.steps is None:
         kept = past[..., after.length :]
@@ -100,18 +100,18 @@ class ShortHistory:
         return self.size
 
     def zero(self, streams: Any) -> Float[Array, "B D S"]:
-        """No inputs."""
+        """Return a past without inputs."""
         v = streams[0]
         return jnp.zeros((*v.shape[:2], self.size), v.dtype)
 
     def head_counts(self, streams: Any) -> tuple[int, ...]:
-        """Of all streams alike."""
+        """Return one count for all streams alike."""
         return (self.count,)
 
     def run(
         self, streams: Any, marks: Marks, carry: Float[Array, "B D S"] | None
     ) -> tuple[Float[Array, "B D T"], Recent]:
-        """Outputs, and the last inputs."""
+        """Return outputs, and the last inputs."""
         v, pre_gate, post_gate = streams
         if self.outside:
             y = jnp.zeros_like(v)
@@ -124,12 +124,12 @@ class ShortHistory:
         return y, self.summarise(streams, marks)
 
     def summarise(self, streams: Any, marks: Marks) -> Recent:
-        """The last inputs of the stretch, zero at holes."""
+        """Return the last inputs of the stretch, zero at holes."""
         v, pre_gate, _ = streams
         return recent(v if pre_gate is None else pre_gate * v, marks, self.size)
 
     def join(self, carry: Float[Array, "B D S"], summary: Recent) -> Float[Array, "B D S"]:
-        """The last inputs behind the stretch."""
+        """Return the last inputs behind the stretch."""
         return joined(carry, summary)
 
     def _options(self, marks: Marks) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class ShortHistory:
         return options
 
     def _reached(self, past: Float[Array, "B D S"], marks: Marks, length: int) -> Float[Array, "B D T"]:
-        """What the carry adds to the steps of its document."""
+        """Return what the carry adds to the steps of its document."""
         steps = min(self.size, length)
         centre = 0 if self.causal else self.taps.shape[1] // 2
         taps = self.taps[:, centre::-1] if self.outside else self.taps[:, centre:]
@@ -153,7 +153,7 @@ class ShortHistory:
 
 
 def at_first_document(added: Float[Array, "B D T"], marks: Marks) -> Float[Array, "B D T"]:
-    """What a carry adds, at the tokens of the document that it is of: those before the first that begins here."""
+    """Keep what a carry adds to its own document: zero from the first that begins here."""
     if marks.segment_ids is None or marks.new is None:
         return added
     seen = (marks.segment_ids > 0) & (jnp.cumsum(marks.new, 1) == 0)
@@ -161,7 +161,7 @@ def at_first_document(added: Float[Array, "B D T"], marks: Marks) -> Float[Array
 
 
 def next_output(past: Float[Array, "B D S"], taps: Float[Array, "D F"]) -> Float[Array, "B D 1"]:
-    """What the past adds to the next step, in fp32: one product with the taps from lag 1 on."""
+    """Return what the past adds to the next step: one fp32 product with taps from lag 1 on."""
     used = jnp.flip(taps[:, 1 : past.shape[-1] + 1], -1)
     wide = past.astype(jnp.float32)[..., past.shape[-1] - used.shape[-1] :]
     y = jnp.einsum("bds,ds->bd", wide, used.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)

@@ -42,7 +42,7 @@ class Marks:
         return jnp.max(jnp.where(self.segment_ids != 0, places, 0), 1)
 
     def resets(self, decay: Float[Array, "B T ..."]) -> Float[Array, "B T ..."]:
-        """`decay` made 1 where there is no token and 0 where a document begins."""
+        """Return `decay` made 1 where there is no token and 0 where a document begins."""
         if self.segment_ids is None or self.new is None:
             return decay
         tail = (1,) * (decay.ndim - 2)
@@ -50,7 +50,7 @@ class Marks:
         return jnp.where(self.new.reshape(*self.new.shape, *tail), 0, kept)
 
     def inputs(self, x: Float[Array, "B T ..."]) -> Float[Array, "B T ..."]:
-        """x made 0 where there is no token."""
+        """Return x made 0 where there is no token."""
         if self.segment_ids is None:
             return x
         return jnp.where((self.segment_ids > 0).reshape(*x.shape[:2], *(1,) * (x.ndim - 2)), x, 0)
@@ -59,7 +59,7 @@ class Marks:
 def mark(
     segment_ids: Int[Array, "B T"] | None, past: int | Int[Array, "B"] = 0, *, alignment: int = 1
 ) -> Marks:
-    """The marks of a stretch.
+    """Return the marks of a stretch.
 
     Args:
       segment_ids: of its positions; None if all are tokens of one document that began before it, or begins with it.

@@ -54,7 +54,10 @@ class Laid:
 
 
 def no_tokens(streams: Any, chunk: int) -> OpenChunk:
-    """An open chunk without tokens; made of streams [B, T, H, ...], so that it varies over devices as they do."""
+    """Return an open chunk without tokens.
+
+    It is made of streams [B, T, H, ...], so that it varies over devices as they do.
+    """
 
     def empty(x: Array) -> Array:
         return jnp.zeros_like(jnp.moveaxis(jnp.repeat(x[:, :1], chunk, 1), 1, 2))
@@ -67,7 +70,7 @@ def no_tokens(streams: Any, chunk: int) -> OpenChunk:
 
 
 def lay_out(opened: OpenChunk, streams: Any, marks: Marks) -> Laid:
-    """Streams [B, T, H, ...] of a call behind those of the open chunk."""
+    """Append streams [B, T, H, ...] of a call to those of the open chunk."""
     chunk, shape = opened.content.shape[2], jax.tree.leaves(streams)[0].shape
     shift, length = opened.count[:, 0], shape[1]
     ids = jnp.ones(shape[:2], jnp.int32) if marks.segment_ids is None else marks.segment_ids
@@ -88,13 +91,13 @@ def lay_out(opened: OpenChunk, streams: Any, marks: Marks) -> Laid:
 
 
 def take_back(y: Any, laid: Laid, length: int) -> Any:
-    """Outputs [B, S, ...] of the places at which the call's own tokens lie."""
+    """Take the outputs [B, S, ...] at the places of the call's own tokens."""
     source = laid.shift[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
     return jax.tree.map(lambda x: _take(x, source), y)
 
 
 def left_open(laid: Laid, chunk: int) -> OpenChunk:
-    """What is open behind the call."""
+    """Return the chunk that is open behind the call."""
     ids, places = laid.segment_ids, jnp.arange(laid.segment_ids.shape[1], dtype=jnp.int32)[None]
     live, document = ids != 0, jnp.abs(ids)
     end = jnp.max(jnp.where(live, places + 1, 0), 1)
@@ -118,7 +121,10 @@ def left_open(laid: Laid, chunk: int) -> OpenChunk:
 
 
 def append(opened: OpenChunk, streams: Any, marks: Marks) -> tuple[OpenChunk, Bool[Array, "B"]]:
-    """The open chunk with one more token, streams [B, 1, H, ...]; and the rows in which it is full now."""
+    """Append one token, streams [B, 1, H, ...], to the open chunk.
+
+    Also returns the rows in which the chunk is full now.
+    """
     chunk, heads = opened.content.shape[2], opened.content.shape[1]
     ids = marks.segment_ids
     live = jnp.ones_like(opened.count[:, 0], bool) if ids is None else ids[:, 0] != 0
@@ -139,9 +145,10 @@ def append(opened: OpenChunk, streams: Any, marks: Marks) -> tuple[OpenChunk, Bo
 def by_document(
     run: Callable[[Any, Marks, Any], tuple[Array, Any]], zero: Any, streams: Any, marks: Marks, carry: Any
 ) -> tuple[Any, Any]:
-    """Outputs [B, T, H, ...] of a call, and the carry behind it, one document of each row after another.
+    """Run a call one document of each row after another.
 
-    There is no derivative unless all tokens are of one document: how many rounds there are is known on the device only.
+    Returns outputs [B, T, H, ...] and the carry behind the call. There is no derivative unless all tokens are of one
+    document: how many rounds there are is known on the device only.
 
     Args:
       run: (streams, marks, carry) -> (y, carry), of rows with tokens of one document, at their front.

@@ -12,7 +12,7 @@ COLLECTION = "prepared"
 
 
 def made_once(module: nn.Module, name: str, make: Callable[[], Float[Array, "..."]]) -> Float[Array, "..."]:
-    """`make()`, or what the collection "prepared" holds for it.
+    """Return `make()`, or the value that the collection "prepared" holds for it.
 
     Call it in calls with a state only, for what no token enters. `make` reads parameters, so training goes without.
 
@@ -30,7 +30,10 @@ def made_once(module: nn.Module, name: str, make: Callable[[], Float[Array, "...
 
 
 def prepares(config: Any) -> bool:
-    """Whether a config holds one, at any depth, with the attribute `prepares = True`: its mixer calls `made_once`."""
+    """Return whether a config holds, at any depth, one with `prepares = True`.
+
+    The mixer of such a config calls `made_once`.
+    """
     if isinstance(config, Mapping):
         return any(map(prepares, config.values()))
     if isinstance(config, tuple):
@@ -42,10 +45,11 @@ def prepares(config: Any) -> bool:
 
 
 def prepare(apply: Callable[..., Any], variables: Any, *args: Any, **arrays: Any) -> Any:
-    """The variables with what `apply(variables, *args, **arrays)`, a call with a state, makes of them alone.
+    """Return the variables with all that `made_once` makes of them.
 
-    Later calls with a state of the same capacity are given the result in place of `variables`, until these change.
-    Tokens play no part: the compiler drops whatever else the call computes. Modules that prepare nothing add nothing.
+    `apply(variables, *args, **arrays)` is a call with a state. Later calls with a state of the same capacity are given
+    the result in place of `variables`, until these change. Tokens play no part: the compiler drops whatever else the
+    call computes. Modules that prepare nothing add nothing.
 
     Args:
       apply: of a mixer, a stack or a model; with its method, if that is not `__call__`.

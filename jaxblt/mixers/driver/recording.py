@@ -13,7 +13,7 @@ COLLECTION, NAME = "intermediates", "memory_core"
 
 
 def keep_core(module: nn.Module, core: Any, streams: Any) -> None:
-    """Keeps a memory's core and what tokens bring to it, for `jaxblt.mixers.memory.passages.follow`.
+    """Keep a memory's core and its streams for `jaxblt.mixers.memory.passages.follow`.
 
     Args:
       module: the mixer.
@@ -25,7 +25,7 @@ def keep_core(module: nn.Module, core: Any, streams: Any) -> None:
 
 
 def kept_core(tree: Any) -> Any | None:
-    """The core and streams that a mixer kept somewhere in a tree of the collection; None if it kept none."""
+    """Return the core and streams that a mixer kept in a tree of the collection, or None."""
     if not isinstance(tree, dict):
         return None
     if NAME in tree:

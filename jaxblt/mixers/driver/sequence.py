@@ -81,7 +81,7 @@ class ByHead(Core, Protocol):
     """A core whose heads do not reach each other: a mesh splits them over `tensor`."""
 
     def head_counts(self, streams: Any, /) -> tuple[int, ...]:
-        """How many there are in the streams, such as of keys and of values."""
+        """Return how many heads the streams have, such as of keys and of values."""
         ...
 
 
@@ -116,7 +116,7 @@ class Rows:
         time_axis: int = 1,
         reverse: bool = False,
     ) -> tuple[Any, Carry | None]:
-        """A core's outputs, and the carry behind the call (None where none was given).
+        """Run a core and return its outputs and the carry behind the call (None if none was given).
 
         Args:
           core: with its weights.
@@ -161,13 +161,13 @@ class Rows:
         return self.tokens
 
     def clear(self, z: Shaped[Array, "B E T"]) -> Shaped[Array, "B E T"]:
-        """Projections with zeros at holes and padding, where ops are told of no documents and cannot see to it."""
+        """Zero projections at holes and padding, for ops that are not told of documents."""
         if self.content is None or self.segment_ids is not None:
             return z
         return jnp.where(self.content[:, None], z, jnp.zeros((), z.dtype))
 
     def restore(self, y: Shaped[Array, "B T D"]) -> Shaped[Array, "B T D"]:
-        """The mixer's output in the order of the call, zero at holes and padding."""
+        """Put the mixer's output in the order of the call, zero at holes and padding."""
         if self.tokens is not None:
             return restore(y, self.tokens)
         return blank(y, self.content)
@@ -184,7 +184,7 @@ def read(
     packed: bool = True,
     alone: bool = False,
 ) -> Rows:
-    """The tokens of a mixer's call.
+    """Read the tokens of a mixer's call.
 
     Args:
       x: inputs.
@@ -219,7 +219,7 @@ def read(
 def check_call(
     x: Any, segment_ids: Any, positions: Any, clock: Clock | None = None, *, width: int | None = None
 ) -> None:
-    """Raise ValueError unless the arrays of a mixer's call fit each other, the state's `clock` and `dim` = `width`."""
+    """Raise ValueError unless the arrays of a call fit each other, the `clock` and the `width`."""
     if len(x.shape) != 3:
         raise ValueError(
             f"a mixer reads x of shape [rows, tokens, width], got {x.shape}: write x[None] for one row"
@@ -249,7 +249,9 @@ def check_call(
 
 
 def check_kind(kind: type, state: Any, **own: Any) -> None:
-    """Raises ValueError for the state of another mixer or config, which may have members of the same names and shapes.
+    """Raise ValueError for the state of another mixer or config.
+
+    Such a state may have members of the same names and shapes.
 
     Args:
       kind: what a state of the caller is.
@@ -271,9 +273,10 @@ def check_kind(kind: type, state: Any, **own: Any) -> None:
 
 
 def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
-    """Raises ValueError for a carry that another config's core made: some would run, and mean nothing.
+    """Raise ValueError for a carry that another config's core made.
 
-    Where stretches are not joined, a last size of 1 in the core's own fits any: it does not know how long its carry is.
+    Some would run, and the outputs would mean nothing. Where stretches are not joined, a last size of 1 in the core's
+    own fits any: it does not know how long its carry is.
     """
     own, kind = jax.tree.flatten(jax.eval_shape(core.zero, streams))
     given, other = jax.tree.flatten(carry)
@@ -291,13 +294,19 @@ def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
 
 
 def splits_call(length: int) -> bool:
-    """Whether a call of `length` tokens with a state is split along the sequence; the result is the same either way."""
+    """Return whether a call of `length` tokens with a state is split along the sequence.
+
+    The result is the same either way.
+    """
     axis = seq_axis()
     return axis is not None and length >= SHORTEST * axis.size
 
 
 def _documents(tokens: Tokens) -> Int[Array, "B T"] | None:
-    """Segment ids of a call's tokens: ±1 is the state's document; None if all is of one."""
+    """Return segment ids of a call's tokens, or None if all are of one document.
+
+    ±1 is the state's document.
+    """
     if tokens.whole:
         return None
     document = jnp.where(tokens.live, tokens.run + 1, 0)
@@ -314,14 +323,14 @@ class _Stretch:
     entered: int
 
     def turn(self, tree: Any, axis: int) -> Any:
-        """Arrays in reading order, or back."""
+        """Put arrays in reading order, or back."""
         return jax.tree.map(lambda x: jnp.flip(x, axis), tree) if self.reverse else tree
 
 
 def _whole(
     how: _Stretch, core: Core, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
 ) -> tuple[Any, Carry | None]:
-    """Rows that this device has whole."""
+    """Run rows that this device has whole."""
     streams, ids = how.turn(streams, how.time_axis), how.turn(segment_ids, 1)
     marks = mark(ids, how.entered, alignment=1 if how.reverse else how.alignment)
     enters = None if carry is None else _begun(core, streams, marks.begins, carry)
@@ -337,7 +346,7 @@ def _whole(
 def _folded(
     how: _Stretch, core: Joined, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
 ) -> tuple[Any, Carry | None]:
-    """Rows split along the sequence: each device runs its stretch from what those before it carry in."""
+    """Run rows split along the sequence: each device's stretch takes the carry of earlier ones."""
     row = how.time_axis == 2
     ids = segment_ids[:, None] if row and segment_ids is not None else segment_ids
 
@@ -352,7 +361,7 @@ def _folded(
 def _stretch(
     how: _Stretch, core: Joined, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
 ) -> tuple[Any, Carry | None]:
-    """One device's stretch, inside an island over the sequence."""
+    """Run one device's stretch, inside an island over the sequence."""
     length = jax.tree.leaves(streams)[0].shape[how.time_axis]
     marks = _own_marks(how, segment_ids, length)
     streams = how.turn(streams, how.time_axis)
@@ -366,7 +375,7 @@ def _stretch(
 
 
 def _summary(core: Joined, streams: Any, marks: Marks) -> Summary:
-    """What a stretch does to a carry, the cheapest way that the core has."""
+    """Return what a stretch does to a carry, in the cheapest way that the core has."""
     if isinstance(core, Adjoined):
         return core.observe(streams, marks)[0]
     if isinstance(core, Summarised):
@@ -377,7 +386,10 @@ def _summary(core: Joined, streams: Any, marks: Marks) -> Summary:
 def _entering(
     how: _Stretch, core: Joined, streams: Any, marks: Marks, summary: Summary, start: Carry
 ) -> tuple[Carry, Callable[[Carry], Carry]]:
-    """The carry before this device's stretch, if `start` is that before the first; and what its stretch makes of it."""
+    """Return the carry before this device's stretch, and what the stretch makes of it.
+
+    `start` is the carry before the first device.
+    """
     effect = (summary, marks.begins, marks.takes)
 
     def step(carry: Carry, effect: Any = effect) -> Carry:
@@ -390,7 +402,7 @@ def _entering(
 
 
 def _linked(how: _Stretch, core: Adjoined) -> Callable[[Any, Marks], Any]:
-    """(streams, marks) -> y of this device's stretch, behind those before it and from no carry.
+    """Return `(streams, marks) -> y` of a device's stretch, given the stretches before it.
 
     Backward, gradients by carries go back over the devices as carries came forward: no gradient of a summary is taken.
     """
@@ -427,7 +439,7 @@ def _linked(how: _Stretch, core: Adjoined) -> Callable[[Any, Marks], Any]:
 
 
 def _own_marks(how: _Stretch, segment_ids: Int[Array, "B T"] | None, length: int) -> Marks:
-    """Marks of a device's stretch in reading order, whose first document may have begun on another device."""
+    """Mark a device's stretch in reading order; its first document may begin on another device."""
     alignment = 1 if how.reverse else math.gcd(how.alignment, length)
     if segment_ids is None:
         return mark(None, alignment=alignment)
@@ -439,11 +451,11 @@ def _own_marks(how: _Stretch, segment_ids: Int[Array, "B T"] | None, length: int
 
 
 def _begun(core: Core, streams: Any, begins: Bool[Array, "B"] | None, carry: Carry) -> Carry:
-    """The carry, back at zero in rows whose next token begins a document."""
+    """Reset the carry to zero in rows whose next token begins a document."""
     return carry if begins is None else select_rows(begins, core.zero(streams), carry)
 
 
 def _kept(takes: Bool[Array, "B"] | None, after: Carry, carry: Carry) -> Carry:
-    """The carry after a stretch; the one before it, bit by bit, in rows that took no token."""
+    """Return the carry after a stretch; rows that took no token keep the old one bit by bit."""
     like = jax.tree.map(lambda new, old: new.astype(old.dtype), after, carry)
     return like if takes is None else select_rows(takes, like, carry)

@@ -27,7 +27,7 @@ def take_steps(
     unroll: int = 1,
     remat: bool = False,
 ) -> tuple[Any, Any]:
-    """Outputs `[B, T, ...]` and the carry behind a stretch of which every token is taken by `step`.
+    """Take every token by `step`; return outputs `[B, T, ...]` and the carry behind them.
 
     A document begins with `start`. Holes and padding leave the carry as it is, bit by bit; what is put out there is
     left to the driver, which zeroes it.
@@ -57,7 +57,10 @@ def take_steps(
 
 
 def per_block(init: nn.initializers.Initializer, blocks: int) -> nn.initializers.Initializer:
-    """An initialiser of arrays whose first `blocks` axes count matrices that are drawn by `init` one by one."""
+    """Return an initialiser of arrays of matrices, each of which `init` draws by itself.
+
+    The first `blocks` axes count the matrices.
+    """
 
     def draw(key: Array, shape: Any, dtype: Any = jnp.float32) -> Shaped[Array, "..."]:
         keys = jax.random.split(key, math.prod(shape[:blocks]))
@@ -68,7 +71,7 @@ def per_block(init: nn.initializers.Initializer, blocks: int) -> nn.initializers
 
 
 def check_causal(config: Any) -> None:
-    """Raises ValueError unless a config that steps forward is causal."""
+    """Raise ValueError unless a config that steps forward is causal."""
     if not config.causal:
         raise ValueError(
             f"{type(config).__name__} steps forward only, got causal=False: use Hyena or attention, or causal=True"

@@ -51,17 +51,20 @@ class DoublingState:
         return self.coming.shape[-1]
 
     def ordered(self) -> Float[Array, "B D R"]:
-        """The past, oldest first."""
+        """Return the past, oldest first."""
         return jax.vmap(lambda past, place: jnp.roll(past, -place, axis=-1))(self.past, self.place)
 
     def behind(self, past: Float[Array, "B D R"], takes: Bool[Array, "B"] | None) -> "DoublingState":
-        """The state of rows whose past, oldest first, became `past` in a call of many tokens; a turn begins."""
+        """Return the state of rows in which a call of many tokens left `past`, oldest first.
+
+        A turn begins.
+        """
         after = dataclasses.replace(self, past=past, place=jnp.zeros_like(self.place))
         return after if takes is None else select_rows(takes, after, self)
 
 
 def init_doubling(rows: int, channels: int, size: int, dtype: Any) -> DoublingState:
-    """The state before the first token, for filters that reach `size` steps back.
+    """Return the state before the first token, for filters that reach `size` steps back.
 
     A turn is the largest power of two up to half as many. The past is of whole turns.
     """
@@ -87,7 +90,9 @@ class Doubling:
     def next(
         self, u: Float[Array, "B D 1"], segment_ids: Int[Array, "B 1"] | None, state: DoublingState
     ) -> tuple[Float[Array, "B D 1"], DoublingState]:
-        """Outputs at the next token or hole of each row, and the state behind it; rows with neither keep theirs.
+        """Return outputs at each row's next token or hole, and the state.
+
+        Rows with neither keep their state.
 
         Args:
           u: inputs.
@@ -114,7 +119,7 @@ class Doubling:
         return y, dataclasses.replace(state, place=place)
 
     def near(self, state: DoublingState) -> Float[Array, "B D"]:
-        """What the open block of inputs adds to the output at the last of them."""
+        """Return what the open block of inputs adds to the output at the last of them."""
         size = min(NEAR, state.turn)
         last = state.place % size
         block = _at(state.past, state.place - last, size).astype(jnp.float32)
@@ -127,7 +132,7 @@ class Doubling:
         return jnp.einsum("bdc,bdc->bd", block, taps, precision=jax.lax.Precision.HIGHEST)
 
     def _joined(self, due: Bool[Array, "B"], begins: Bool[Array, "B"], state: DoublingState) -> DoublingState:
-        """The state with the blocks that end before the next token, in the rows that are due."""
+        """Join the blocks that end before the next token, in the rows that are due."""
         state = dataclasses.replace(state, past=jnp.where(rows(begins, state.past), 0, state.past))
         at = state.place % state.turn
         state = _where_any(due & (at == 0), self.begin_turn, state)
@@ -139,12 +144,12 @@ class Doubling:
         return state
 
     def begin_turn(self, rows_due: Bool[Array, "B"], state: DoublingState) -> DoublingState:
-        """The outputs of a turn, from the whole past."""
+        """Compute the outputs of a turn from the whole past."""
         added = long_conv_history(state.ordered(), self.taps, steps=state.turn).astype(jnp.float32)
         return dataclasses.replace(state, coming=jnp.where(rows(rows_due, added), added, state.coming))
 
     def join(self, size: int, ends: Bool[Array, "B"], state: DoublingState) -> DoublingState:
-        """The outputs of a turn with what the last `size` inputs add to the next `size`."""
+        """Add what the last `size` inputs give the next `size` to the outputs of a turn."""
         at = state.place % state.turn
         added = long_conv_history(_at(state.past, state.place - size, size), self.taps, steps=size)
         here = _at(state.coming, at, size)
@@ -154,7 +159,7 @@ class Doubling:
 
 
 def _where_any(chosen: Bool[Array, "B"], change: Any, state: DoublingState) -> DoublingState:
-    """`change(chosen, state)` if any row is chosen."""
+    """Return `change(chosen, state)` if any row is chosen, else `state`."""
     return jax.lax.cond(jnp.any(chosen), change, lambda chosen, state: state, chosen, state)
 
 

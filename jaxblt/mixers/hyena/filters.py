@@ -99,7 +99,7 @@ class ImplicitFilter:
         return self.filter_len if self.reference_len is None else self.reference_len
 
     def decay_range(self) -> tuple[float, float]:
-        """The window's decay over L steps, in the slowest and the fastest channel."""
+        """Return the window's decay over L steps, in the slowest and the fastest channel."""
         return -math.log(self.target) / self.slow, -math.log(self.target) / self.fast
 
 
@@ -122,7 +122,7 @@ FiniteFilter = ImplicitFilter | ExplicitFilter
 
 
 def history_size(filter: FiniteFilter, capacity: int) -> int:
-    """Past inputs that streaming keeps.
+    """Return how many past inputs streaming keeps.
 
     Raises:
       ValueError: more than `MAX_HISTORY`.

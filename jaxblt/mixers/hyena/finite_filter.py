@@ -34,7 +34,7 @@ TAP_GROUPS = 8
 
 
 def finite_op(filter: FiniteFilter) -> tuple[str, tuple[Any, ...]]:
-    """The op that convolves with a filter, and its table of implementations."""
+    """Return the op that convolves with a filter, and its table of implementations."""
     op = blocked if filter.taps <= MAX_BLOCKED else long
     return op.__name__.rsplit(".", 1)[-1], op.TABLE
 
@@ -46,7 +46,7 @@ FilterState = Float[Array, "B D S"] | DoublingState
 def init_filter_state(
     filter: FiniteFilter, batch_size: int, dim: int, *, capacity: int, dtype: Any
 ) -> FilterState:
-    """The state before the first token.
+    """Return the state before the first token.
 
     Raises:
       ValueError: the filter would keep more inputs than `MAX_HISTORY`.
@@ -58,7 +58,10 @@ def init_filter_state(
 
 
 def check_filter_state(filter: FiniteFilter, state: FilterState, capacity: int | None) -> None:
-    """Raises ValueError for a state that keeps other inputs than `filter` needs in documents of `capacity` tokens."""
+    """Raise ValueError for a state that keeps other inputs than `filter` needs.
+
+    Documents have at most `capacity` tokens.
+    """
     past = state.past if isinstance(state, DoublingState) else state
     options = {"capacity": filter.taps if capacity is None else capacity, "dtype": past.dtype}
     own = jax.eval_shape(lambda: init_filter_state(filter, *past.shape[:2], **options))
@@ -95,7 +98,7 @@ class FiniteConv(nn.Module):
     def __call__(
         self, rows: Rows, streams: Any, carry: FilterState | None
     ) -> tuple[Float[Array, "B D T"], FilterState | None]:
-        """Outputs, and what later ones need of the inputs.
+        """Return outputs, and what later outputs need of the inputs.
 
         Streams are v, pre_gate and post_gate (or None), [B, D, T].
         """
@@ -151,7 +154,7 @@ class FiniteConv(nn.Module):
         )
 
     def _streamed(self, size: int) -> Float[Array, "D L"]:
-        """The taps that `size` past inputs and the next one meet."""
+        """Return the taps that `size` past inputs and the next one meet."""
         length = min(size + 1, self.filter.taps)
         if not isinstance(self.filter, ImplicitFilter):
             return self.taps[:, :length]
@@ -173,7 +176,7 @@ class FiniteConv(nn.Module):
         )
 
     def _made_of(self, length: int) -> tuple[Any, Any]:
-        """What the first min(length, taps) taps of each side are made of: for all channels, and by channel.
+        """Return what the first min(length, taps) taps are made of: shared, and by channel.
 
         Explicit taps are themselves the second; the first is None then.
         """
@@ -186,7 +189,7 @@ class FiniteConv(nn.Module):
 
 
 def _taps(filter: FiniteFilter, causal: bool, shared: Any, per_channel: Any) -> Float[Array, "D L"]:
-    """The taps; not causal: [D, 2L - 1] with lag 0 in the middle."""
+    """Return the taps; not causal: [D, 2L - 1] with lag 0 in the middle."""
     if not isinstance(filter, ImplicitFilter) or shared is None:
         return per_channel
     sides = evaluate(filter, shared, per_channel)
@@ -214,13 +217,13 @@ class LongHistory:
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("per_channel", "bias"))
 
     def zero(self, streams: Any) -> Float[Array, "B D 1"]:
-        """No inputs, however many."""
+        """Return a past without inputs, whatever its size."""
         return jnp.zeros((*streams[0].shape[:2], 1), streams[0].dtype)
 
     def run(
         self, streams: Any, marks: Marks, carry: Float[Array, "B D S"] | None
     ) -> tuple[Float[Array, "B D T"], Float[Array, "B D S"] | None]:
-        """Outputs, and the last inputs."""
+        """Return outputs, and the last inputs."""
         options = {
             "segment_ids": marks.segment_ids,
             "segment_alignment": marks.alignment,
@@ -241,7 +244,10 @@ class LongHistory:
         return y.astype(u.dtype), after
 
     def _whole(self, streams: Any, options: dict[str, Any]) -> Float[Array, "B D T"]:
-        """Rows without a carry; where their taps are many, a group of channels after the other."""
+        """Convolve rows without a carry.
+
+        Where taps are many, one group of channels follows another.
+        """
 
         def conv(given: tuple[Any, Any, Any]) -> Float[Array, "B D T"]:
             (v, pre_gate, post_gate), per_channel, bias = given
@@ -267,7 +273,10 @@ class LongHistory:
         return jnp.moveaxis(y, 0, 1).reshape(shape[0], groups * size, shape[2])[:, :channels]
 
     def _group_size(self, channels: int) -> int:
-        """Channels whose taps are made at a time: of many implicit taps an eighth (1/`TAP_GROUPS`), rounded up."""
+        """Return how many channels' taps are made at a time.
+
+        Of many implicit taps it is an eighth (1/`TAP_GROUPS`), rounded up.
+        """
         sides = 1 if self.causal else 2
         if self.shared is None or 4 * sides * channels * self.shared.shape[0] <= TAPS_BYTES:
             return channels

@@ -71,7 +71,7 @@ class HyenaConfig:
 
     @classmethod
     def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
-        """Return fields as an older version stored them: `long_conv` had a kernel without gradients of its own."""
+        """Convert old fields: `long_conv` had a kernel without gradients of its own."""
         filter = stored.get("filter", cls.filter)
         is_long = not isinstance(filter, ModalFilter) and finite_op(filter)[0] == "long_conv"
         if is_long and stored.get("implementation") == "mosaic_gpu":
@@ -79,11 +79,14 @@ class HyenaConfig:
         return stored
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Hyena":
-        """The module; parameters are fp32, computation in `dtype`, filters, FFTs and modal states in fp32."""
+        """Build the module.
+
+        Parameters are fp32, computation in `dtype`, filters, FFTs and modal states in fp32.
+        """
         return Hyena(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "HyenaState":
-        """Zero inputs and modal states.
+        """Return zero inputs and modal states.
 
         Raises:
           ValueError: an implicit or explicit filter would keep more than 32K inputs.
@@ -151,7 +154,10 @@ class Hyena(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: HyenaState | None = None,
     ) -> tuple[Float[Array, "B T D"], HyenaState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
         project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, name="in")
         project_out = Linear("bct,cd->btd", {"d": config.dim}, ("channels", "embed"), self.dtype, name="out")
@@ -175,7 +181,10 @@ class Hyena(nn.Module):
         return y, dataclasses.replace(state, clock=rows.clock, short=short, filters=tuple(filters))
 
     def _short(self, rows: Rows, z: Float[Array, "B E T"], carry: Float[Array, "B E S"] | None) -> Any:
-        """The short convolution, and its past inputs; if not causal, another one over the reversed row is added."""
+        """Run the short convolution, and return its past inputs too.
+
+        If not causal, another one over the reversed row is added.
+        """
         sides, size = 1 if self.config.causal else 2, self.config.short_taps - 1
         init = named(nn.initializers.normal((size + 1) ** -0.5), None, "channels", "taps")
         taps = self.param("short", init, (sides, z.shape[1], size + 1), jnp.float32)

@@ -23,12 +23,15 @@ class ImplicitTaps(nn.Module):
     sides: int
 
     def __call__(self, length: int) -> Float[Array, "S D L"]:
-        """The first `length` taps of each side."""
+        """Return the first `length` taps of each side."""
         return evaluate(self.filter, *self.parts(length))
 
     @nn.compact
     def parts(self, length: int) -> tuple[Float[Array, "L W"], tuple[Array, Array]]:
-        """The hidden layer at each lag, and by channel its weights [D, sides, W] and its window's decay [D]."""
+        """Return the hidden layer at each lag, and by channel its weights and decay.
+
+        The weights are [D, sides, W], the window's decay is [D].
+        """
         filter = self.filter
         frequency = self.param(
             "frequency",
@@ -68,7 +71,7 @@ class _Weights(nn.Module):
 def evaluate(
     filter: ImplicitFilter, hidden: Float[Array, "L W"], by_channel: tuple[Array, Array]
 ) -> Float[Array, "S D L"]:
-    """The taps of the channels in `by_channel`, as `ImplicitTaps.parts` gives it or a slice of that."""
+    """Return the taps of the channels in `by_channel`: `ImplicitTaps.parts` or a slice of it."""
     weights, decay = by_channel
     length, width = hidden.shape
     span = max(min(length, SPAN), 1)
@@ -95,5 +98,5 @@ _uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def _flat(key: Any, shape: tuple[int, ...], dtype: Any) -> Array:
-    """`_uniform` with the first axis alone as the inputs."""
+    """Draw from `_uniform` with the first axis as the only inputs."""
     return _uniform(key, (shape[0], math.prod(shape[1:])), dtype).reshape(shape)

@@ -38,7 +38,7 @@ class ModalConv(nn.Module):
         self.bias = self.param("bias", normal, (self.dim,), jnp.float32)
 
     def _rates(self) -> np.ndarray:
-        """1 / tau of each mode before training, fastest first."""
+        """Return 1 / tau of each mode before training, fastest first."""
         fast, slow = np.log(1 / self.filter.min_timescale), np.log(1 / self.filter.max_timescale)
         return np.exp(np.linspace(fast, slow, self.filter.modes))
 
@@ -54,7 +54,10 @@ class ModalConv(nn.Module):
     def __call__(
         self, rows: Rows, streams: Any, carry: Float[Array, "B D M"] | None
     ) -> tuple[Float[Array, "B D T"], Float[Array, "B D M"] | None]:
-        """Outputs, and the modes' states behind the call. Streams are v, pre_gate, post_gate (or None), [B, D, T]."""
+        """Return outputs, and the modes' states behind the call.
+
+        Streams are v, pre_gate, post_gate (or None), [B, D, T].
+        """
         y, after = rows.run(self._core(0, self.bias), streams, carry, time_axis=2)
         if self.causal:
             return y, after
@@ -94,13 +97,13 @@ class Modes:
     implementation: Any = flax.struct.field(pytree_node=False, default=None)
 
     def zero(self, streams: Any) -> Float[Array, "B D M"]:
-        """No input yet."""
+        """Return states without input."""
         return jnp.zeros((streams[0].shape[0], *self.log_poles.shape), jnp.float32)
 
     def run(
         self, streams: Any, marks: Marks, carry: Float[Array, "B D M"] | None
     ) -> tuple[Float[Array, "B D T"], Decayed | None]:
-        """Outputs; with a carry also the states behind the stretch, as a summary."""
+        """Return outputs; with a carry also the states behind the stretch, as a summary."""
         v, pre_gate, post_gate = streams
         if carry is None:
             return self._conv(v, marks, pre_gate=pre_gate, post_gate=post_gate), None
@@ -110,7 +113,7 @@ class Modes:
         return y, Decayed(final, None, None, v.shape[-1], final=True)
 
     def summarise(self, streams: Any, marks: Marks) -> Decayed:
-        """What the stretch leaves behind from states of zero."""
+        """Return what the stretch leaves behind from states of zero."""
         u, length = streams[1] * streams[0], streams[0].shape[-1]
         if marks.segment_ids is None:
             return Decayed(row_state(u, self.log_poles), None, None, length)
@@ -119,7 +122,7 @@ class Modes:
         return Decayed(written, steps, marks.stays, length)
 
     def join(self, carry: Float[Array, "B D M"], summary: Decayed) -> Float[Array, "B D M"]:
-        """The states behind a stretch."""
+        """Return the states behind a stretch."""
         if summary.final:
             return summary.written
         if summary.steps is None:

@@ -49,11 +49,14 @@ class DualDecayConfig:
             raise ValueError(f"dim {self.dim} does not divide among num_heads = {self.num_heads}: change one")
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "DualDecay":
-        """The module; parameters are fp32, products in `dtype`, decays, normalisers and the state in fp32."""
+        """Build the module.
+
+        Parameters are fp32, products in `dtype`, decays, normalisers and the state in fp32.
+        """
         return DualDecay(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "DualDecayState":
-        """Empty memories."""
+        """Return empty memories."""
         width = self.dim // self.num_heads
         shape = (batch_size, 2 * self.num_heads, width, width + 1)
         return DualDecayState(start_clock(batch_size), jnp.zeros(shape, jnp.float32))
@@ -84,7 +87,10 @@ class DualDecay(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: DualDecayState | None = None,
     ) -> tuple[Float[Array, "B T D"], DualDecayState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         config, sizes = (
             self.config,
             {"h": self.config.num_heads, "k": self.config.dim // self.config.num_heads},
@@ -110,7 +116,7 @@ class DualDecay(nn.Module):
         return y, None if state is None else dataclasses.replace(state, clock=rows.clock, memory=memory)
 
     def _log_decay(self) -> Float[Array, "H2"]:
-        """Of the fast and the slow memory of the first head, then of the second head, and so on."""
+        """Return log decays: the first head's fast memory and its slow one, then the second head's."""
         logits = np.tile(np.log(DECAYS) - np.log1p(-np.asarray(DECAYS)), self.config.num_heads)
         init = named(lambda key, shape: jnp.asarray(logits, jnp.float32), "heads")
         return jax.nn.log_sigmoid(self.param("decay", init, logits.shape))

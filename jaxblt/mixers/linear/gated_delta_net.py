@@ -71,11 +71,14 @@ class GatedDeltaNetConfig:
         return head_shape(self)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "GatedDeltaNet":
-        """The module; parameters are fp32, products in `dtype`, norms, gates and the state in fp32."""
+        """Build the module.
+
+        Parameters are fp32, products in `dtype`, norms, gates and the state in fp32.
+        """
         return GatedDeltaNet(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> MatrixState:
-        """Zero inputs and S = 0."""
+        """Return zero inputs and S = 0."""
         return self.shape.init_state(batch_size, dtype, "GatedDeltaNet")
 
 
@@ -99,7 +102,10 @@ class GatedDeltaNet(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: MatrixState | None = None,
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         config, heads = self.config, self.config.num_heads
         check_kind(MatrixState, state, mixer="GatedDeltaNet")
         clock = None if state is None else state.clock
@@ -124,7 +130,10 @@ class GatedDeltaNet(nn.Module):
 
 @partial(jax.checkpoint, prevent_cse=False)
 def unit(x: Float[Array, "B T J K"]) -> Float[Array, "B T J K"]:
-    """x at length 1, computed in fp32; zero stays zero. Kept for the backward pass is x in its own dtype."""
+    """Scale x to length 1, computed in fp32; zero stays zero.
+
+    The backward pass keeps x in its own dtype.
+    """
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + EPSILON)).astype(x.dtype)
 
@@ -140,18 +149,18 @@ class DeltaRule:
     chunk_size: int = flax.struct.field(pytree_node=False)
 
     def zero(self, streams: Any) -> Float[Array, "B H K V"]:
-        """S before the first token."""
+        """Return S before the first token."""
         _, k, v, _, _ = streams
         return jnp.zeros((v.shape[0], v.shape[2], k.shape[3], v.shape[3]), jnp.float32)
 
     def head_counts(self, streams: Any) -> tuple[int, ...]:
-        """Of keys and of values."""
+        """Return the counts of keys and of values."""
         return streams[1].shape[2], streams[2].shape[2]
 
     def run(
         self, streams: Any, marks: Marks, carry: Float[Array, "B H K V"] | None
     ) -> tuple[Float[Array, "B T H V"], tuple[None, Float[Array, "B H K V"]] | None]:
-        """Outputs; with a carry also S behind the stretch."""
+        """Return outputs; with a carry also S behind the stretch."""
         *rows, log_gate = streams
         found: Any = gated_delta_rule(
             *rows,
@@ -167,7 +176,7 @@ class DeltaRule:
     def observe(
         self, streams: Any, marks: Marks
     ) -> tuple[tuple[Float[Array, "B H K K"], Float[Array, "B H K V"]], Reads]:
-        """What the stretch multiplies S by and what it leaves of its own; what it reads of S, for `adjoint`."""
+        """Return what the stretch multiplies S by, what it adds, and what it reads, for `adjoint`."""
         *rows, log_gate = streams
         options = {"log_gate": log_gate, "segment_ids": marks.segment_ids, "chunk_size": self.chunk_size}
         transition, left, reads = gated_delta_rule_summary(*rows, **options, scale=1.0)
@@ -176,13 +185,13 @@ class DeltaRule:
     def adjoint(
         self, streams: Any, marks: Marks, seen: Reads, do: Float[Array, "B T H V"]
     ) -> tuple[Float[Array, "B H K K"], Float[Array, "B H K V"]]:
-        """What the stretch does to the gradient by S behind it, joined as summaries are."""
+        """Return what the stretch does to the gradient by S behind it, joined as summaries are."""
         return gated_delta_rule_adjoint(*seen, do, segment_ids=marks.segment_ids)
 
     def join(
         self, carry: Float[Array, "B H K V"], summary: tuple[Float[Array, "B H K K"] | None, Array]
     ) -> Float[Array, "B H K V"]:
-        """S behind the stretch."""
+        """Return S behind the stretch."""
         transition, left = summary
         if transition is None:
             return left

@@ -68,11 +68,14 @@ class GatedLinearAttentionConfig:
         return head_shape(self)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "GatedLinearAttention":
-        """The module; parameters are fp32, products in `dtype`, norms, gates and the state in fp32."""
+        """Build the module.
+
+        Parameters are fp32, products in `dtype`, norms, gates and the state in fp32.
+        """
         return GatedLinearAttention(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> MatrixState:
-        """Zero inputs and S = 0."""
+        """Return zero inputs and S = 0."""
         return self.shape.init_state(batch_size, dtype, "GatedLinearAttention")
 
 
@@ -91,7 +94,10 @@ class GatedLinearAttention(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: MatrixState | None = None,
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         config = self.config
         check_kind(MatrixState, state, mixer="GatedLinearAttention")
         clock = None if state is None else state.clock
@@ -134,18 +140,18 @@ class LinearState:
     scale: float | None = flax.struct.field(pytree_node=False, default=None)
 
     def zero(self, streams: Any) -> Float[Array, "B H K V"]:
-        """S before the first token."""
+        """Return S before the first token."""
         _, k, v, _ = streams
         return jnp.zeros((v.shape[0], v.shape[2], k.shape[3], v.shape[3]), jnp.float32)
 
     def head_counts(self, streams: Any) -> tuple[int, ...]:
-        """Of keys and of values."""
+        """Return the counts of keys and of values."""
         return streams[1].shape[2], streams[2].shape[2]
 
     def run(
         self, streams: Any, marks: Marks, carry: Float[Array, "B H K V"] | None
     ) -> tuple[Float[Array, "B T H V"], tuple[None, Float[Array, "B H K V"]] | None]:
-        """Outputs; with a carry also S behind the stretch."""
+        """Return outputs; with a carry also S behind the stretch."""
         q, k, v, gate = streams
         options = {"segment_ids": marks.segment_ids, "scale": self.scale, "chunk_size": self.chunk_size}
         stored: Any = {"initial_state": carry, "output_final_state": carry is not None}
@@ -155,14 +161,17 @@ class LinearState:
     def observe(
         self, streams: Any, marks: Marks
     ) -> tuple[tuple[Float[Array, "B H #K 1"], Float[Array, "B H K V"]], None]:
-        """What the stretch multiplies S by, elementwise, and what it leaves of its own; `adjoint` needs no more."""
+        """Return what the stretch multiplies S by, elementwise, and what it adds.
+
+        `adjoint` needs no more.
+        """
         _, k, v, gate = streams
         return gated_linear_attention_summary(k, v, **self._gate(gate), segment_ids=marks.segment_ids), None
 
     def adjoint(
         self, streams: Any, marks: Marks, seen: None, do: Float[Array, "B T H V"]
     ) -> tuple[Float[Array, "B H #K 1"], Float[Array, "B H K V"]]:
-        """What the stretch does to the gradient by S behind it, joined as summaries are."""
+        """Return what the stretch does to the gradient by S behind it, joined as summaries are."""
         q, _, _, gate = streams
         options: dict[str, Any] = {"segment_ids": marks.segment_ids, "scale": self.scale}
         return gated_linear_attention_adjoint(q, do, **self._gate(gate), **options)
@@ -170,7 +179,7 @@ class LinearState:
     def join(
         self, carry: Float[Array, "B H K V"], summary: tuple[Float[Array, "B H #K 1"] | None, Array]
     ) -> Float[Array, "B H K V"]:
-        """S behind the stretch."""
+        """Return S behind the stretch."""
         decay, left = summary
         return left if decay is None else decay * carry + left
 

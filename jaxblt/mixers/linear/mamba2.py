@@ -70,11 +70,14 @@ class Mamba2Config:
         return HeadShape(heads, self.num_groups, self.state_dim, self.head_dim, self.short_taps)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Mamba2":
-        """The module; parameters are fp32, products in `dtype`, norms, decays and the state in fp32."""
+        """Build the module.
+
+        Parameters are fp32, products in `dtype`, norms, decays and the state in fp32.
+        """
         return Mamba2(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> MatrixState:
-        """Zero inputs and S = 0."""
+        """Return zero inputs and S = 0."""
         return self.shape.init_state(batch_size, dtype, "Mamba2")
 
 
@@ -93,7 +96,10 @@ class Mamba2(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: MatrixState | None = None,
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         config, shape = self.config, self.config.shape
         check_kind(MatrixState, state, mixer="Mamba2")
         clock = None if state is None else state.clock

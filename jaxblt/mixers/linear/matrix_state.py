@@ -52,7 +52,7 @@ class HeadShape:
         }
 
     def init_state(self, batch_size: int, dtype: Any, mixer: str) -> "MatrixState":
-        """Zero inputs in `dtype`, and S = 0 in fp32."""
+        """Return zero inputs in `dtype`, and S = 0 in fp32."""
         short = [jnp.zeros((batch_size, h * k, self.taps - 1), dtype) for h, k in self.streams.values()]
         memory = jnp.zeros((batch_size, self.heads, self.keys, self.values), jnp.float32)
         return MatrixState(start_clock(batch_size), tuple(short), memory, mixer)
@@ -78,7 +78,9 @@ class MatrixState:
 
 
 def check_heads(config: Any) -> None:
-    """Checks of `dim`, `num_heads`, `num_key_heads`, `head_dim`, `value_head_dim`, `short_taps` and `chunk_size`.
+    """Check the sizes of heads and keys, of `short_taps` and of `chunk_size`.
+
+    The others are `short_taps` and `chunk_size`.
 
     Raises:
       ValueError: a value is out of range, heads do not divide, or the mixer is to be bidirectional.
@@ -98,7 +100,7 @@ def check_heads(config: Any) -> None:
 
 
 def check_forward(config: Any) -> None:
-    """Raises ValueError for causal=False, or for chunks that are no power of two."""
+    """Raise ValueError for causal=False, or for chunks that are no power of two."""
     name = type(config).__name__.removesuffix("Config")
     if not config.causal:
         raise ValueError(f"{name} runs forward only: use Hyena or attention when causal=False")
@@ -107,7 +109,7 @@ def check_forward(config: Any) -> None:
 
 
 def head_shape(config: Any) -> HeadShape:
-    """The shape that a config's fields give; see `check_heads`."""
+    """Return the shape that a config's fields give; see `check_heads`."""
     keys = config.dim // config.num_heads if config.head_dim is None else config.head_dim
     values = keys if config.value_head_dim is None else config.value_head_dim
     return HeadShape(
@@ -116,12 +118,15 @@ def head_shape(config: Any) -> HeadShape:
 
 
 def start_even(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "H K N"]:
-    """Taps of short convolutions that start alike for a token and those before it: N(0, 1 / N)."""
+    """Draw taps that start alike for a token and those before it: N(0, 1 / N)."""
     return nn.initializers.normal(shape[-1] ** -0.5)(key, shape, dtype)
 
 
 def start_at(*shares: float) -> nn.initializers.Initializer:
-    """Taps that start near these, the token's own first, and near 0 before: keys are not blurred over tokens."""
+    """Return an initialiser of taps near the given ones, the token's own first, then near 0.
+
+    Then keys are not blurred over tokens.
+    """
 
     def start(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "H K N"]:
         known = np.zeros(shape, dtype)
@@ -150,7 +155,7 @@ class Streams(nn.Module):
     def __call__(
         self, rows: Rows, carries: tuple[Float[Array, "B _ S"], ...] | None
     ) -> tuple[list[Float[Array, "B T _ _"]], tuple[Float[Array, "B _ S"] | None, ...]]:
-        """The three, zero at holes, and the convolutions' last inputs."""
+        """Return the three streams, zero at holes, and the convolutions' last inputs."""
         names = list(self.shape.streams)
         shared = self.make_rng("params") if self.recall and self.is_initializing() else None
         inits = [_drawn_by(shared) if name != "v" else nn.initializers.lecun_normal() for name in names]
@@ -163,7 +168,7 @@ class Streams(nn.Module):
         return [y for y, _ in found], tuple(after for _, after in found)
 
     def _project(self, name: str, init: nn.initializers.Initializer) -> Linear:
-        """Channel-major, as the convolution takes it."""
+        """Return a channel-major projection, as the convolution takes it."""
         heads, width = self.shape.streams[name]
         names = ("embed", _heads_axis(name), "head_dim")
         sizes = {"h": heads, "k": width}
@@ -186,7 +191,7 @@ class Streams(nn.Module):
 
 
 def _drawn_by(shared: Array | None) -> nn.initializers.Initializer:
-    """Draws by that key instead of the parameter's own."""
+    """Return an initialiser that draws by the `shared` key instead of the parameter's own."""
     draw = nn.initializers.lecun_normal()
     return lambda own, shape, dtype: draw(own if shared is None else shared, shape, dtype)
 
@@ -209,7 +214,7 @@ class Decay(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> tuple[Float[Array, "B T H"], Float[Array, "B T H"]]:
-        """log a and dt."""
+        """Return log a and dt."""
         names = ("embed", "heads")
         step = Linear(
             "btd,dh->bth", {"h": self.heads}, names, self.dtype, accumulate=jnp.float32, name="step"

@@ -45,11 +45,11 @@ class GatedRecurrenceConfig:
             )
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "GatedRecurrence":
-        """The module; parameters are fp32, projections in `dtype`, the recurrence in fp32."""
+        """Build the module; parameters are fp32, projections in `dtype`, the recurrence in fp32."""
         return GatedRecurrence(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "RecurrenceState":
-        """h = 0, in fp32."""
+        """Return h = 0, in fp32."""
         h = jnp.zeros((batch_size, self.dim), jnp.float32)
         return RecurrenceState(clock=start_clock(batch_size), h=h, cell=self.cell)
 
@@ -80,7 +80,10 @@ class GatedRecurrence(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: RecurrenceState | None = None,
     ) -> tuple[Float[Array, "B T D"], RecurrenceState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         check_kind(RecurrenceState, state, cell=self.config.cell)
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=self.config.dim)
@@ -101,9 +104,9 @@ class GatedRecurrence(nn.Module):
 
 
 def normalised(forget: Float[Array, "B T D"], write: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """The g with sigmoid(g) = f / (f + i), of gates f = sigmoid(forget) and i = sigmoid(write); in fp32.
+    """Return g with sigmoid(g) = f / (f + i), in fp32.
 
-    g = log f - log i, which neither gate makes overflow.
+    The gates are f = sigmoid(forget) and i = sigmoid(write). g = log f - log i, which neither gate makes overflow.
     """
     return jax.nn.log_sigmoid(forget.astype(jnp.float32)) - jax.nn.log_sigmoid(write.astype(jnp.float32))
 
@@ -113,13 +116,13 @@ class Recurrence:
     """Core of h_t = a_t h_{t-1} + (1 - a_t) u_t, in fp32; h passes holes unchanged and starts documents from zero."""
 
     def zero(self, streams: Any) -> Float[Array, "B D"]:
-        """h before the first token."""
+        """Return h before the first token."""
         return jnp.zeros(streams[0][:, 0].shape, jnp.float32)
 
     def run(
         self, streams: Any, marks: Marks, carry: Float[Array, "B D"] | None
     ) -> tuple[Float[Array, "B T D"], tuple[Float[Array, "B D"], Float[Array, "B D"]]]:
-        """h at each position, and the stretch's effect on a carry: a factor, and what is added."""
+        """Return h at each position, and the stretch's effect on a carry: a factor and a summand."""
         gate, u = (x.astype(jnp.float32) for x in streams)
         a = jax.nn.sigmoid(gate)
         # A gate of NaN is in `added` too. As a factor it would pass the 0 at which the next document begins.
@@ -128,6 +131,6 @@ class Recurrence:
         return h, (jnp.zeros_like(h[:, 0]) if carry is not None else jnp.prod(decay, 1), h[:, -1])
 
     def join(self, carry: Float[Array, "B D"], summary: tuple[Array, Array]) -> Float[Array, "B D"]:
-        """h behind the stretch."""
+        """Return h behind the stretch."""
         decay, left = summary
         return decayed(decay, carry) + left

@@ -75,11 +75,11 @@ class MAGConfig:
         )
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "MAG":
-        """The module; parameters are fp32, products in `dtype`."""
+        """Build the module; parameters are fp32, products in `dtype`."""
         return MAG(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "MAGState":
-        """Of the memory, and a ring of `window` slots."""
+        """Return the state of the memory, and a ring of `window` slots."""
         return MAGState(
             self.memory.init_state(batch_size, capacity=capacity, dtype=dtype),
             self.attention.init_state(batch_size, capacity=capacity, dtype=dtype),
@@ -111,7 +111,7 @@ class MAG(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: MAGState | None = None,
     ) -> tuple[Float[Array, "B T D"], MAGState | None]:
-        """Output and the state after the tokens (None in training)."""
+        """Return the output and the state after the tokens (None in training)."""
         config = self.config
         check_kind(MAGState, state)
         x = blank(x, content_of(segment_ids))

@@ -83,11 +83,14 @@ class MACConfig(NeuralMemoryConfig):
         return self.chunk_size
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Any:
-        """The module; parameters are fp32, products in `dtype`, gates, softmax and memories in fp32."""
+        """Build the module.
+
+        Parameters are fp32, products in `dtype`, gates, softmax and memories in fp32.
+        """
         return MAC(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> NeuralMemoryState:
-        """As of `NeuralMemoryConfig`; the open segment keeps the queries of attention too."""
+        """Return the state of `NeuralMemoryConfig`, with queries of attention in the open segment."""
         return empty_state(self, batch_size, dtype, wide=3)
 
 
@@ -118,7 +121,9 @@ class MAC(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: NeuralMemoryState | None = None,
     ) -> tuple[Float[Array, "B T D"], NeuralMemoryState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part.
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
 
         Raises:
           ValueError: documents may start inside of segments, or the state is of another config.
@@ -182,14 +187,14 @@ class ContextCore:
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("weights", "matrices"))
 
     def zero(self, streams: ContextStreams) -> MemoryCarry:
-        """The memory before a document, and no tokens."""
+        """Return the memory before a document, and no tokens."""
         opened = no_tokens(_parts(streams), self.chunk_size)
         return MemoryCarry(start_state(self.weights, opened.count), opened, opened.count == 0)
 
     def run(
         self, streams: ContextStreams, marks: Marks, carry: MemoryCarry | None
     ) -> tuple[tuple[Float[Array, "B T H K"], Trace | None], MemoryCarry | None]:
-        """Outputs; with a carry also what is carried behind the stretch."""
+        """Return outputs; with a carry also what is carried behind the stretch."""
         fresh = self.zero(streams)
         if carry is None:
             return self._segments(streams, marks.segment_ids, fresh.memory)[0], None
@@ -210,7 +215,7 @@ class ContextCore:
     def _segments(
         self, streams: ContextStreams, ids: Int[Array, "B T"] | None, memory: MemoryState
     ) -> tuple[tuple[Float[Array, "B T H K"], Trace | None], MemoryState]:
-        """Rows whose documents start on the grid of segments, from the memory that enters."""
+        """Run rows whose documents start on the grid of segments, from the memory that enters."""
         shape, kind = streams.q.shape[:2], streams.q.dtype
         width, length = window_size(self.chunk_size, shape[1]), shape[1]
         windows, _ = cut_rows(ids, (shape[0], length), width, aligned=True)
@@ -237,7 +242,7 @@ class ContextCore:
     def attend(
         self, state: MemoryState, parts: tuple[Array, ...], content: Bool[Array, "B C"], kind: Any
     ) -> tuple[Float[Array, "B H C K"], Chunk]:
-        """Outputs of a segment, and what it writes, with the memory before it."""
+        """Return outputs of a segment, and what it writes, with the memory before it."""
         q, k, v, *gates = parts
         retrieved = read_memory(state.weights, unit(q), kind)
         keys = (self._learned("persistent_key", q), self._turned("context_key", retrieved, kind), k)

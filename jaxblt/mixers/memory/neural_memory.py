@@ -95,11 +95,17 @@ class NeuralMemoryConfig:
         return not self.packed or self.segment_alignment % self.chunk_size == 0
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "NeuralMemory":
-        """The module; parameters are fp32, products in `dtype`, gates, norms and memories in fp32."""
+        """Build the module.
+
+        Parameters are fp32, products in `dtype`, gates, norms and memories in fp32.
+        """
         return NeuralMemory(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "NeuralMemoryState":
-        """No memory yet: the first token brings the one that every document starts from, which is learned."""
+        """Return no memory yet.
+
+        The first token brings the learned memory that every document starts from.
+        """
         return empty_state(self, batch_size, dtype, wide=2)
 
 
@@ -156,7 +162,10 @@ class MemoryStreams:
 
 
 def empty_state(config: Any, rows: int, dtype: Any, *, wide: int) -> NeuralMemoryState:
-    """The state before the first token; an open chunk holds `wide` streams [B, H, C, K] and the gates."""
+    """Return the state before the first token.
+
+    An open chunk holds `wide` streams [B, H, C, K] and the gates.
+    """
     shape = config.shape
     short = [jnp.zeros((rows, h * k, shape.taps - 1), dtype) for h, k in shape.streams.values()]
     zeros = lambda *sizes: jnp.zeros((rows, shape.heads, *sizes), jnp.float32)  # noqa: E731
@@ -184,7 +193,10 @@ class NeuralMemory(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: NeuralMemoryState | None = None,
     ) -> tuple[Float[Array, "B T D"], NeuralMemoryState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         check_kind(NeuralMemoryState, state)
         config, clock, short, carry = self.config, None, None, None
         if state is not None:
@@ -213,7 +225,7 @@ class NeuralMemory(nn.Module):
 
 
 def memory_gates(heads: int, dtype: Any) -> Any:
-    """A function from x to theta, eta and alpha; inside a module."""
+    """Return a function from x to theta, eta and alpha; call it inside a module."""
 
     def start(key: Array, shape: tuple[int, ...], kind: Any) -> Array:
         return jnp.broadcast_to(jnp.asarray(list(GATES.values()), kind), shape)
@@ -224,10 +236,10 @@ def memory_gates(heads: int, dtype: Any) -> Any:
 
 
 def start_memory(module: nn.Module, config: Any) -> tuple[Float[Array, "H _ _"], ...]:
-    """The learned M that every document starts from; the second of two matrices is zero at first.
+    """Return the learned M that every document starts from.
 
-    The first is drawn at variance 1 / K. With four hidden units to a channel silu(k M1) has a length near 1 then, for
-    which a step of size 1 is right.
+    The second of two matrices is zero at first. The first is drawn at variance 1 / K. With four hidden units to a
+    channel silu(k M1) has a length near 1 then, for which a step of size 1 is right.
     """
     names, found = ("heads", "head_dim", None), []
     for i, size in enumerate(config.matrices):
@@ -238,7 +250,10 @@ def start_memory(module: nn.Module, config: Any) -> tuple[Float[Array, "H _ _"],
 
 
 def sow_trace(module: nn.Module, rows: Rows, trace: Trace, alpha: Float[Array, "B T H"]) -> None:
-    """Sows means over writes of the surprise and of the lengths of M and S, and over tokens of alpha."""
+    """Sow means of the surprise, of the lengths of M and S, and of alpha.
+
+    Means are over writes, those of alpha over tokens.
+    """
     writes = jnp.maximum(jnp.sum(trace.weights > 0, dtype=jnp.float32), 1)
     for name, x in (("surprise", trace.surprise), ("norm", trace.weights), ("momentum", trace.momentum)):
         sow_metric(module, f"memory_{name}", jnp.sum(x) / writes)
@@ -265,14 +280,14 @@ class MemoryCore:
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("weights",))
 
     def zero(self, streams: MemoryStreams) -> MemoryCarry:
-        """The memory before a document, and no tokens."""
+        """Return the memory before a document, and no tokens."""
         opened = no_tokens(streams.written, self.chunk_size)
         return MemoryCarry(start_state(self.weights, opened.count), opened, opened.count == 0)
 
     def run(
         self, streams: MemoryStreams, marks: Marks, carry: MemoryCarry | None
     ) -> tuple[tuple[Float[Array, "B T H K"], Trace | None], MemoryCarry | None]:
-        """What tokens read; with a carry also what is carried behind the stretch."""
+        """Return what tokens read; with a carry also what is carried behind the stretch."""
         if carry is None:
             found: Any = self._op(streams, marks.segment_ids, aligned=self.aligned, output_trace=self.traced)
             return (found if self.traced else (found, None)), None
@@ -304,7 +319,10 @@ class MemoryCore:
         )
 
     def _begun(self, carry: MemoryCarry, marks: Marks) -> MemoryCarry:
-        """The carry with M in rows whose first token this is; segment ids let the driver see to it."""
+        """Start M anew in rows whose first token this is.
+
+        Where there are segment ids the driver does this.
+        """
         if marks.segment_ids is not None:
             return carry
 
@@ -319,7 +337,7 @@ class MemoryCore:
         return MemoryCarry(memory, carry.opened, jnp.ones_like(carry.begun))
 
     def _one(self, streams: MemoryStreams, marks: Marks, carry: MemoryCarry) -> Any:
-        """One token: a read, and a write where its chunk is full."""
+        """Take one token: a read, and a write where its chunk is full."""
         kind = streams.q.dtype
         y = read_memory(carry.memory.weights, jnp.moveaxis(streams.q, 1, 2), kind).astype(kind)
         # Read before the write: XLA would copy M at each token to keep what is still to be read
@@ -341,19 +359,22 @@ class MemoryCore:
 
 
 def start_state(weights: tuple[Array, ...], like: Int[Array, "B H"]) -> MemoryState:
-    """M before a document and S = 0, for the rows of `like`, over whose devices they vary."""
+    """Return M before a document and S = 0, for the rows of `like`.
+
+    They vary over the devices of `like`.
+    """
     zeros = jnp.zeros_like(like, weights[0].dtype)[..., None, None]
     state = tuple(zeros + m[None] for m in weights)
     return MemoryState(state, tuple(jnp.zeros_like(m) for m in state))
 
 
 def select_heads(mask: Bool[Array, "B H"], new: Any, old: Any) -> Any:
-    """Memories [B, H, ...] of `new` where the mask says so, else of `old`."""
+    """Return memories [B, H, ...] of `new` where the mask says so, else of `old`."""
     return jax.tree.map(lambda a, b: jnp.where(mask[..., None, None], a, b), new, old)
 
 
 def check_divides(config: Any) -> None:
-    """Raises ValueError unless a width is given or divides among the heads."""
+    """Raise ValueError unless a width is given or divides among the heads."""
     if config.head_dim is None and config.dim % config.num_heads:
         raise ValueError(
             f"dim {config.dim} does not divide among num_heads = {config.num_heads}: set head_dim"
@@ -361,7 +382,7 @@ def check_divides(config: Any) -> None:
 
 
 def check_memory(config: Any, carry: MemoryCarry) -> None:
-    """Raises ValueError for a state that another config made."""
+    """Raise ValueError for a state that another config made."""
     expected = [
         *((config.num_heads, *size) for size in config.matrices),
         (config.num_heads, config.chunk_size),

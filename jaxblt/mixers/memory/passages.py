@@ -58,7 +58,9 @@ class SlotPassage:
 
 
 def follow(core: Any, streams: Any) -> MemoryPassage | SlotPassage:
-    """What a memory did in a call without a state, in the first row, whose tokens are all of one document.
+    """Return what a memory did in a call without a state, in the first row.
+
+    Its tokens are all of one document.
 
     Args:
       core: that a mixer kept, see `jaxblt.mixers.driver.recording`.
@@ -69,7 +71,7 @@ def follow(core: Any, streams: Any) -> MemoryPassage | SlotPassage:
 
 
 def span_of(core: Any) -> int:
-    """Tokens from one write of a kept core to the next."""
+    """Return the number of tokens from one write of a kept core to the next."""
     return core.config.interval if isinstance(core, SlotCore) else core.chunk_size
 
 
@@ -108,9 +110,10 @@ def _follow_slots(core: SlotCore, streams: Any) -> SlotPassage:
 
 
 def _spans(parts: tuple[Array, ...], span: int) -> Any:
-    """Streams [1, T, H, ...] as [N, 1, H, C, ...] from write to write, and which places hold tokens [N, 1, C].
+    """Cut streams [1, T, H, ...] into [N, 1, H, C, ...] from write to write.
 
-    A last span that is not full is written too, to a memory that nothing reads.
+    Also returns which places hold tokens, [N, 1, C]. A last span that is not full is written too, to a memory that
+    nothing reads.
     """
     content = jnp.ones((*parts[0].shape[:2], 1), bool)
     return tuple(take_windows(x, span) for x in parts), take_windows(content, span)[:, :, 0]

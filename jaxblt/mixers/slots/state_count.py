@@ -24,20 +24,20 @@ class RunningSum:
     """Core of sums over the document's tokens so far, in fp32; streams are [B, T, E]."""
 
     def zero(self, streams: Float[Array, "B T E"]) -> Float[Array, "B E"]:
-        """No tokens yet."""
+        """Return a sum of no tokens."""
         return jnp.zeros_like(streams[:, 0], jnp.float32)
 
     def run(
         self, streams: Float[Array, "B T E"], marks: Marks, carry: Float[Array, "B E"] | None
     ) -> tuple[Float[Array, "B T E"], tuple[Float[Array, "B E"], Float[Array, "B E"]]]:
-        """Sums, the token's own included, and what the stretch does to a carry."""
+        """Return sums, the token's own included, and what the stretch does to a carry."""
         added = marks.inputs(streams.astype(jnp.float32))
         kept = marks.resets(jnp.ones_like(added))
         sums = linear_scan(kept, added, initial=carry)
         return sums, (jnp.zeros_like(sums[:, 0]) if carry is not None else jnp.prod(kept, 1), sums[:, -1])
 
     def join(self, carry: Float[Array, "B E"], summary: tuple[Array, Array]) -> Float[Array, "B E"]:
-        """The sum behind the stretch."""
+        """Return the sum behind the stretch."""
         kept, left = summary
         return decayed(kept, carry) + left
 
@@ -56,7 +56,7 @@ class SlotCount(nn.Module):
     def __call__(
         self, rows: Rows, carry: Float[Array, "B E"] | None
     ) -> tuple[Float[Array, "B T S"], Float[Array, "B T"], Float[Array, "B E"] | None]:
-        """The mask, c, and the sums behind the call."""
+        """Return the mask, c, and the sums behind the call."""
         u = Linear("btd,de->bte", {"e": WIDTH}, ("embed", "features"), self.dtype, name="in")(rows.x)
         counted = jnp.concatenate([u.astype(jnp.float32), jnp.ones((*u.shape[:2], 1), jnp.float32)], -1)
         sums, after = rows.run(RunningSum(), counted, carry)
@@ -70,5 +70,5 @@ class SlotCount(nn.Module):
 
 
 def start_count(batch_size: int) -> Float[Array, "B E"]:
-    """The sums before the first token."""
+    """Return the sums before the first token."""
     return jnp.zeros((batch_size, WIDTH + 1), jnp.float32)

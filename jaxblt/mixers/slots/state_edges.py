@@ -75,10 +75,11 @@ def move(
     h: Float[Array, "B H S M"],
     c: Any,
 ) -> tuple[Float[Array, "B H S M"], Float[Array, "B H S M"] | None]:
-    """States behind an edge, and c of an LSTM: a cell whose input are the slots s and whose state is the last edge's h.
+    """Move states over an edge; returns them and c of an LSTM.
 
-    "linear" is h' = (1 - z) s + z h with a z in 0..1 for each channel. "gru" and "lstm" are as in
-    `jaxblt.mixers.cells.cells`, with a matrix per head that its slots share.
+    The cell's inputs are the slots s, and its state is h of the last edge. "linear" is h' = (1 - z) s + z h with a z in
+    0..1 for each channel. "gru" and "lstm" are as in `jaxblt.mixers.cells.cells`, with a matrix per head that its slots
+    share.
     """
     if cell is None:
         return s, None
@@ -97,10 +98,10 @@ def move(
 
 
 def communicate(weights: dict[str, Array], s: Float[Array, "B H S M"]) -> Float[Array, "B H S M"]:
-    """(1 - b) s + b tanh(attention(s)), with one attention head over a head's slots and a b in 0..1 for each channel.
+    """Return (1 - b) s + b tanh(attention(s)), with b in 0..1 for each channel.
 
-    No entry grows beyond the larger of 1 and what it was, however many edges there are. The order of slots is of no
-    account: permuted slots give permuted results.
+    One attention head looks over a head's slots. No entry grows beyond the larger of 1 and what it was, however many
+    edges there are. The order of slots is of no account: permuted slots give permuted results.
     """
     q, k, v = _gated(s, weights["attention"])
     highest = jax.lax.Precision.HIGHEST
@@ -143,18 +144,21 @@ class EdgeCore:
     )
 
     def zero(self, streams: Any) -> Engine:
-        """Empty slots at time 0."""
+        """Return empty slots at time 0."""
         slots = empty_slots(streams, self.bias.shape[1])
         edge = jnp.zeros_like(_states(slots))
         cell = edge if self.cell == "lstm" else None
         return Engine(slots, edge, cell, jnp.zeros_like(streams.v[:, 0, :, 0], jnp.int32))
 
     def head_counts(self, streams: Any) -> tuple[int, ...]:
-        """As many for all."""
+        """Return one count for all streams alike."""
         return (streams.q.shape[2],)
 
     def run(self, streams: Any, marks: Marks, carry: Engine | None) -> tuple[Any, Engine]:
-        """What tokens read, where, and their routes (None if the streams hold them); the engine behind the stretch."""
+        """Return what tokens read, where, their routes, and the engine behind the stretch.
+
+        Routes are None if the streams hold them.
+        """
         start = self.zero(streams) if carry is None else carry
         batch, length = streams.q.shape[:2]
         ids = jnp.ones((batch, length), jnp.int32) if marks.segment_ids is None else marks.segment_ids
@@ -180,7 +184,7 @@ class EdgeCore:
         return found, Engine(after.slots, after.edge, after.cell, total.astype(jnp.int32))
 
     def _window(self, engine: Engine, window: Any, halves: int) -> tuple[Engine, Any]:
-        """Tokens with at most one edge: those before it, the edge, and those from it on."""
+        """Take tokens with at most one edge: those before it, the edge, and those from it on."""
         streams, ids, new, edge = window
         moves = jnp.any(edge, 1)
         if halves == 1:  # the edge, if there is one, comes first
@@ -202,7 +206,7 @@ class EdgeCore:
         return engine, jax.tree.map(chosen, found)
 
     def _moved(self, engine: Engine, moves: Bool[Array, "B"]) -> Engine:
-        """The engine behind an edge, in the rows that have one."""
+        """Move the engine over an edge, in the rows that have one."""
         s = _states(engine.slots)
         h, c = move(self.cell, self.cell_weights, s, engine.edge, engine.cell)
         if self.attention_weights is not None:
@@ -214,7 +218,7 @@ class EdgeCore:
     def _tokens(
         self, engine: Engine, streams: Any, ids: Int[Array, "B W"], new: Bool[Array, "B W"]
     ) -> tuple[Engine, Any]:
-        """Tokens without an edge among them; documents may begin at any."""
+        """Take tokens without an edge among them; documents may begin at any."""
         first = jnp.argmax(ids != 0, 1)[:, None]
         begins = jnp.take_along_axis(new, first, 1)[:, 0]
         slots = select_rows(begins, empty_slots(streams, self.bias.shape[1]), engine.slots)
@@ -230,7 +234,7 @@ class EdgeCore:
     def _routed(
         self, streams: EdgeStreams, edge: Float[Array, "B H S M"], continues: Bool[Array, "B W"]
     ) -> tuple[SlotStreams, Float[Array, "B W H S"]]:
-        """Streams with gates, by routes that look at the states of the document's last edge."""
+        """Add gates to streams, by routes that look at the states of the document's last edge."""
         keys = edge[..., : streams.query.shape[-1]]
         query = streams.query.astype(jnp.float32) * keys.shape[-1] ** -0.5
         seen = jnp.einsum("bwhk,bhsk->bwhs", query, keys, precision=jax.lax.Precision.HIGHEST)
@@ -247,24 +251,27 @@ class EdgeCore:
 def slot_gates(
     routes: Float[Array, "B T H S"], log_gate: Float[Array, "B T H"], pace: Float[Array, "S"]
 ) -> Float[Array, "B T H S"]:
-    """route_ts log_gate_t, times each slot's pace."""
+    """Return route_ts log_gate_t, times each slot's pace."""
     return routes * log_gate[..., None] * pace[None, None, None]
 
 
 def _states(slots: Slots) -> Float[Array, "B H S M"]:
-    """Key and value of each slot, side by side."""
+    """Return key and value of each slot, side by side."""
     return jnp.concatenate([jnp.swapaxes(slots.keys, 2, 3), slots.values], -1)
 
 
 def _times(new: Bool[Array, "B T"], entered: Int[Array, "B"]) -> Int[Array, "B T"]:
-    """Tokens and holes of its document before each position, where the first document has `entered` of them."""
+    """Count tokens and holes of its document before each position.
+
+    The first document has `entered` of them already.
+    """
     index = jnp.arange(new.shape[1], dtype=jnp.int32)[None]
     start = jax.lax.cummax(jnp.where(new, index, -1), axis=1)
     return jnp.where(start >= 0, index - start, index + entered[:, None])
 
 
 def _windows(x: Array, width: int) -> Array:
-    """[B, T, ...] as [T / width, B, width, ...], filled up with zeros."""
+    """Reshape [B, T, ...] to [T / width, B, width, ...], filled up with zeros."""
     count = -(-x.shape[1] // width)
     x = jnp.pad(x, ((0, 0), (0, count * width - x.shape[1])) + ((0, 0),) * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(x.shape[0], count, width, *x.shape[2:]), 1, 0)

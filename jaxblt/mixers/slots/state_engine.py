@@ -157,11 +157,14 @@ class StateEngineConfig:
         return np.repeat(SLOWER ** -np.arange(len(sizes), dtype=np.float32), sizes)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "StateEngine":
-        """The module; parameters are fp32, products in `dtype`, routes, gates, reads and slots in fp32."""
+        """Build the module.
+
+        Parameters are fp32, products in `dtype`, routes, gates, reads and slots in fp32.
+        """
         return StateEngine(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "StateEngineState":
-        """Zero inputs in `dtype`, and empty slots in fp32."""
+        """Return zero inputs in `dtype`, and empty slots in fp32."""
         shape, count = self.shape, self.slots
         zeros = lambda *sizes: jnp.zeros((batch_size, shape.heads, *sizes), jnp.float32)  # noqa: E731
         short = [jnp.zeros((batch_size, h * k, shape.taps - 1), dtype) for h, k in shape.streams.values()]
@@ -225,7 +228,10 @@ class StateEngine(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: StateEngineState | None = None,
     ) -> tuple[Float[Array, "B T D"], StateEngineState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         config, before = self.config, state
         told: Any = {"levels": config.level_sizes, "interval": config.interval_of_edges}
         check_kind(StateEngineState, before, adaptive_count=config.adaptive_count, cell=config.cell, **told)
@@ -251,7 +257,10 @@ class StateEngine(nn.Module):
     def _mask(
         self, rows: Rows, counted: Any, *, training: bool
     ) -> tuple[Float[Array, "B T H S"] | None, Any]:
-        """The share of each slot that each token has, if the count is adaptive, and the sums behind the call."""
+        """Return each token's share of each slot, and the sums behind the call.
+
+        The share is None unless the count is adaptive.
+        """
         config = self.config
         if not config.adaptive_count:
             return None, None
@@ -265,7 +274,10 @@ class StateEngine(nn.Module):
     def _streams(
         self, x: Float[Array, "B T D"], qkv: Any, mask: Float[Array, "B T H S"] | None
     ) -> tuple[SlotStreams | EdgeStreams, Float[Array, "B T H S"] | None]:
-        """What tokens bring to the slots, and their routes; None if those look at the states."""
+        """Return what tokens bring to the slots, and their routes.
+
+        Routes are None if they read the states.
+        """
         config, heads, (q, k, v) = self.config, self.config.num_heads, qkv
         shared: Any = {"dtype": self.dtype, "accumulate": jnp.float32}
         bias, sizes = nn.initializers.zeros, {"h": heads, "s": config.slots}
@@ -331,7 +343,7 @@ class StateEngine(nn.Module):
         return self.param(name, init, (self.config.num_heads, 2 * self.config.shape.keys), jnp.float32)
 
     def _report(self, rows: Rows, routes: Float[Array, "B T H S"], reads: Float[Array, "B T H S"]) -> None:
-        """Sows the balance loss and the mass that tokens write to and read from each slot."""
+        """Sow the balance loss and the mass that tokens write to and read from each slot."""
         config, count = self.config, self.config.slots
         mass = _over_tokens(rows, routes)
         likeliest = jax.nn.one_hot(jnp.argmax(routes, -1), count, dtype=jnp.float32)
@@ -349,7 +361,7 @@ class StateEngine(nn.Module):
 
 
 def _over_tokens(rows: Rows, x: Float[Array, "B T ..."]) -> Float[Array, "..."]:
-    """The mean over tokens, holes and padding left out."""
+    """Return the mean over tokens, without holes and padding."""
     if rows.content is None:
         return jnp.mean(x, (0, 1))
     content = rows.content.reshape(*x.shape[:2], *(1,) * (x.ndim - 2))

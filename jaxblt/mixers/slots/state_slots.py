@@ -45,7 +45,10 @@ class SlotStreams:
 
 
 def empty_slots(streams: Any, count: int) -> Slots:
-    """`count` slots a head before the first token, made of the streams, so that they vary over devices as those do."""
+    """Return `count` slots a head before the first token.
+
+    They are made of the streams, so that they vary over devices as those do.
+    """
     k, v = streams.k[:, 0, ..., None], streams.v[:, 0, :, None]
     return Slots(
         keys=jnp.repeat(jnp.zeros_like(k, jnp.float32), count, 3),
@@ -54,7 +57,7 @@ def empty_slots(streams: Any, count: int) -> Slots:
 
 
 def only_allowed(logits: Float[Array, "... S"], mask: Float[Array, "... S"] | None) -> Float[Array, "... S"]:
-    """Logits whose softmax is that of `logits` times `mask`, divided by its sum."""
+    """Return logits whose softmax is that of `logits` times `mask`, divided by its sum."""
     if mask is None:
         return logits
     there = mask > 0
@@ -62,13 +65,16 @@ def only_allowed(logits: Float[Array, "... S"], mask: Float[Array, "... S"] | No
 
 
 def largest(logits: Float[Array, "... S"], count: int) -> Int[Array, "... count"]:
-    """The indices of the `count` largest; of equal ones the first."""
+    """Return the indices of the `count` largest; of equal ones the first."""
     # XLA gathers the operand of a top-k that is split along another axis, and leaves that of a sort where it is
     return jnp.argsort(jax.lax.stop_gradient(logits), axis=-1, descending=True)[..., :count]
 
 
 def routed(logits: Float[Array, "... S"], chosen: Int[Array, "... k"] | None = None) -> Float[Array, "... S"]:
-    """The softmax over slots, in fp32; over those `chosen` alone if they are given, so that it still sums to 1."""
+    """Return the softmax over slots, in fp32.
+
+    If some are `chosen` it is over these only, so that it still sums to 1.
+    """
     logits = logits.astype(jnp.float32)
     if chosen is not None:
         kept = jnp.any(jax.nn.one_hot(chosen, logits.shape[-1], dtype=bool), -2)
@@ -83,7 +89,7 @@ def write_and_read(
     slots: Slots | None,
     chunk_size: int,
 ) -> tuple[tuple[Float[Array, "B T H V"], Float[Array, "B T H S"]], Slots | None]:
-    """What tokens read, where they read it, and the slots behind them (None if none were given).
+    """Return what tokens read, where, and the slots behind them (None if none were given).
 
     slot_s <- (1 - w_s) slot_s + w_s [k, v] with w_s = 1 - exp(log_gate_s), then o = sum_s p_s value_s with
     p = softmax_s(q . key_s / sqrt(K) + b_s). Two calls of the op (Zhang et al., 2409.07146, sec. 3): slots are the
@@ -129,22 +135,22 @@ class SlotCore:
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("bias",))
 
     def zero(self, streams: SlotStreams) -> Slots:
-        """The slots before the first token."""
+        """Return the slots before the first token."""
         return empty_slots(streams, self.bias.shape[1])
 
     def head_counts(self, streams: Any) -> tuple[int, ...]:
-        """As many for all."""
+        """Return one count for all streams alike."""
         return (streams.q.shape[2],)
 
     def run(
         self, streams: SlotStreams, marks: Marks, carry: Slots | None
     ) -> tuple[tuple[Float[Array, "B T H V"], Float[Array, "B T H S"]], tuple[None, Slots | None]]:
-        """What tokens read, and where; with a carry also the slots behind the stretch."""
+        """Return what tokens read, and where; with a carry also the slots behind the stretch."""
         found, after = write_and_read(streams, self.bias, marks.segment_ids, carry, self.chunk_size)
         return found, (None, after)
 
     def summarise(self, streams: SlotStreams, marks: Marks) -> tuple[Slots, Slots]:
-        """What the stretch multiplies the slots by, elementwise, and what it leaves of its own."""
+        """Return what the stretch multiplies the slots by, elementwise, and what it adds."""
         k, v, gate = streams.k, streams.v, streams.log_gate
         written = _written(gate, v.dtype)
         ids = marks.segment_ids
@@ -153,7 +159,7 @@ class SlotCore:
         return Slots(kept_keys, kept_values), Slots(keys, values)
 
     def join(self, carry: Slots, summary: tuple[Slots | None, Slots]) -> Slots:
-        """The slots behind the stretch."""
+        """Return the slots behind the stretch."""
         kept, left = summary
         if kept is None:
             return left

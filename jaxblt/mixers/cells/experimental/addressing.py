@@ -37,12 +37,12 @@ class Focus:
 
 
 def focus_size(width: int) -> int:
-    """Numbers that `focus` needs for an address."""
+    """Return how many numbers `focus` needs for an address."""
     return width + 3 + SHIFTS
 
 
 def focus(raw: Float[Array, "B H A F"], width: int) -> Focus:
-    """Bounds a controller's numbers: key, beta, g, s, gamma in that order (sec. 3.3)."""
+    """Bound a controller's numbers: key, beta, g, s, gamma in that order (sec. 3.3)."""
     key, strength, gate, sharpness, shift = jnp.split(raw, [width, width + 1, width + 2, width + 3], -1)
     return Focus(
         key=key,
@@ -56,7 +56,7 @@ def focus(raw: Float[Array, "B H A F"], width: int) -> Focus:
 def place(
     memory: Float[Array, "B H N M"], before: Float[Array, "B H A N"], asked: Focus
 ) -> Float[Array, "B H A N"]:
-    """The new addresses, from where they stood (sec. 3.3.1 and 3.3.2, eq. 5 to 9).
+    """Move addresses to where they are asked (sec. 3.3.1 and 3.3.2, eq. 5 to 9).
 
     w_c = softmax(beta cos(k, M)), w_g = g w_c + (1 - g) w_before, w_s(i) = sum_j w_g(i - j) s(j) round the slots,
     w = w_s^gamma / sum w_s^gamma.
@@ -69,7 +69,10 @@ def place(
 
 
 def likeness(key: Float[Array, "B H A M"], memory: Float[Array, "B H N M"]) -> Float[Array, "B H A N"]:
-    """Cosine of keys and slots: k . m / sqrt((|k|^2 + e^2)(|m|^2 + e^2)) with e = `EMPTY`; 0 for an empty slot."""
+    """Return the cosine of keys and slots, 0 for an empty slot.
+
+    It is k . m / sqrt((|k|^2 + e^2)(|m|^2 + e^2)) with e = `EMPTY`.
+    """
     return exact_product("bham,bhnm->bhan", _unit(key), _unit(memory))
 
 
@@ -79,13 +82,13 @@ def erase_and_add(
     erase: Float[Array, "B H M"],
     add: Float[Array, "B H M"],
 ) -> Float[Array, "B H N M"]:
-    """M (1 - w e^T) + w a^T (sec. 3.2, eq. 3 and 4)."""
+    """Return M (1 - w e^T) + w a^T (sec. 3.2, eq. 3 and 4)."""
     where = weights[..., None]
     return memory * (1 - where * erase[..., None, :]) + where * add[..., None, :]
 
 
 def recall(memory: Float[Array, "B H N M"], weights: Float[Array, "B H N"]) -> Float[Array, "B H M"]:
-    """r = sum_i w(i) M(i) (sec. 3.1, eq. 2)."""
+    """Return r = sum_i w(i) M(i) (sec. 3.1, eq. 2)."""
     return exact_product("bhn,bhnm->bhm", weights, memory)
 
 
@@ -94,5 +97,8 @@ def _unit(x: Float[Array, "... M"]) -> Float[Array, "... M"]:
 
 
 def exact_product(equation: str, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
-    """An einsum at the highest precision: what is compared with a threshold must not hang on the device's default."""
+    """Compute an einsum at the highest precision.
+
+    What is compared with a threshold must not depend on the device's default.
+    """
     return jnp.einsum(equation, x, y, precision=jax.lax.Precision.HIGHEST)

@@ -69,11 +69,14 @@ class NTMConfig:
         return ADDRESSES * focus_size(self.width) + 2 * self.width
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "NTM":
-        """The module; parameters are fp32, projections in `dtype`, memory and addresses in fp32."""
+        """Build the module.
+
+        Parameters are fp32, projections in `dtype`, memory and addresses in fp32.
+        """
         return NTM(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "NTMState":
-        """An empty memory, addresses on its first slot, in fp32."""
+        """Return an empty memory with addresses on its first slot, in fp32."""
         like = jnp.zeros((batch_size, self.num_heads), jnp.float32)
         return NTMState(start_clock(batch_size), empty_tape(like, self.slots, self.width))
 
@@ -104,7 +107,10 @@ class NTMState:
 
 
 def empty_tape(like: Float[Array, "B H"], count: int, width: int) -> Tape:
-    """The tape before a document: `count` slots of zeros, addresses on the first. `like` gives rows and heads."""
+    """Return the tape before a document: `count` slots of zeros, addresses on the first.
+
+    `like` gives rows and heads.
+    """
     nothing = jnp.zeros_like(like, jnp.float32)[..., None, None]
     first = jax.nn.one_hot(0, count, dtype=jnp.float32).reshape(1, 1, 1, count)
     return Tape(
@@ -129,7 +135,10 @@ class NTM(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: NTMState | None = None,
     ) -> tuple[Float[Array, "B T D"], NTMState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part."""
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
+        """
         config = self.config
         check_kind(NTMState, state)
         clock = None if state is None else state.clock
@@ -164,17 +173,17 @@ class NTMCore:
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("feedback",))
 
     def zero(self, streams: Float[Array, "B T H P"]) -> Tape:
-        """The tape before the first token."""
+        """Return the tape before the first token."""
         return empty_tape(streams[:, 0, :, 0], self.count, self.feedback.shape[1])
 
     def head_counts(self, streams: Any) -> tuple[int, ...]:
-        """As many for all."""
+        """Return one count for all streams alike."""
         return (streams.shape[2],)
 
     def run(
         self, streams: Float[Array, "B T H P"], marks: Marks, carry: Tape | None
     ) -> tuple[Float[Array, "B T H M"], Tape]:
-        """What is read at each position, and the tape behind the stretch."""
+        """Return what is read at each position, and the tape behind the stretch."""
 
         def step(tape: Tape, asked: Array) -> tuple[Tape, Array]:
             after = self._step(tape, asked.astype(jnp.float32))

@@ -59,7 +59,7 @@ class Candidates(NamedTuple):
 
 
 def empty_bank(like: Float[Array, "B H"], slots: int, width: int) -> SlotBank:
-    """Free slots for the rows and heads of `like`, over whose devices they vary."""
+    """Return free slots for the rows and heads of `like`, over whose devices they vary."""
     nothing = jnp.zeros_like(like, jnp.float32)[..., None]
     usage = jnp.tile(nothing, (1, 1, slots))
     return SlotBank(jnp.tile(usage[..., None], (1, 1, 1, width)), usage, usage.astype(jnp.int32), usage > 0)
@@ -68,10 +68,11 @@ def empty_bank(like: Float[Array, "B H"], slots: int, width: int) -> SlotBank:
 def read_slots(
     bank: SlotBank, q: Float[Array, "B H C M"], sink: Float[Array, "H 2 M"], dtype: Any
 ) -> tuple[Float[Array, "B H C M"], Float[Array, "B H C S"]]:
-    """o = p_0 sink value + sum_i p_i M_i with p = softmax over q . [sink key, M_i] / sqrt(M), and p_i, in fp32.
+    """Return what q reads from the slots and the sink, and the weights of slots, in fp32.
 
-    A slot is key and value at once: matrices for both would fold into those of the queries and of the output. The sink
-    takes what no slot should get. Free slots have p_i = 0.
+    o = p_0 sink value + sum_i p_i M_i with p = softmax over q . [sink key, M_i] / sqrt(M). A slot is key and value at
+    once: matrices for both would fold into those of the queries and of the output. The sink takes what no slot should
+    get. Free slots have p_i = 0.
     """
     scale = 1 / math.sqrt(q.shape[-1])
     scores = multiply("bhcm,bhsm->bhcs", q, bank.slots, dtype) * scale
@@ -85,7 +86,7 @@ def read_slots(
 def write_candidates(
     bank: SlotBank, reads: Float[Array, "B H S"], offered: Candidates, rules: Any
 ) -> tuple[SlotBank, Bool[Array, "L B H S"]]:
-    """The bank behind an interval, and the slots that each candidate was written to.
+    """Return the bank behind an interval, and the slots that each candidate was written to.
 
     usage <- gamma usage + reads; candidates are written one after another; then valid slots grow older by an interval,
     those that were written are new.
@@ -112,9 +113,10 @@ def write_candidates(
 
 
 def find_slots(bank: SlotBank, one: Candidates, rules: Any) -> Bool[Array, "B H S"]:
-    """The slots that a candidate is written to: the top k that it addresses, or the least used one if it is new.
+    """Return the slots that a candidate is written to.
 
-    It is new if its best cosine with a valid slot is below `novelty`. Free slots are used least, of equals the first.
+    These are the top k that it addresses, or the least used one if it is new. It is new if its best cosine with a valid
+    slot is below `novelty`. Free slots are used least, of equals the first.
     """
     unit = lambda x: x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + SHORT)  # noqa: E731
     cosine = exact_product("bhm,bhsm->bhs", unit(one.content), unit(bank.slots))
@@ -127,10 +129,11 @@ def find_slots(bank: SlotBank, one: Candidates, rules: Any) -> Bool[Array, "B H 
 
 
 def write_slots(bank: SlotBank, one: Candidates, chosen: Bool[Array, "B H S"], rules: Any) -> SlotBank:
-    """M_i <- M_i + (1 - rate) a_i (s - M_i), a the softmax over chosen slots of w . M_i / sqrt(M) + beta (1 - usage_i).
+    """Write a candidate s: M_i <- M_i + (1 - rate) a_i (s - M_i).
 
-    A free slot has nothing to keep and becomes s. The weight counts as use: a slot that was taken just now is not the
-    least used one for the next candidate.
+    a is the softmax over chosen slots of w . M_i / sqrt(M) + beta (1 - usage_i). A free slot has nothing to keep and
+    becomes s. The weight counts as use: a slot that was taken just now is not the least used one for the next
+    candidate.
     """
     logits = jnp.where(chosen, _address_logits(bank, one, rules), jnp.finfo(jnp.float32).min)
     a = jnp.where(chosen, jax.nn.softmax(logits, -1), 0)
@@ -145,12 +148,12 @@ def write_slots(bank: SlotBank, one: Candidates, chosen: Bool[Array, "B H S"], r
 
 
 def unused(bank: SlotBank, rules: Any) -> Bool[Array, "B H S"]:
-    """Valid slots whose usage is below `prune_below` and that are older than `prune_after` intervals."""
+    """Return valid slots used less than `prune_below` and older than `prune_after` intervals."""
     return bank.valid & (bank.usage < rules.prune_below) & (bank.age > rules.prune_after)
 
 
 def free(bank: SlotBank, gone: Bool[Array, "*L B H S"]) -> SlotBank:
-    """The bank without the slots `gone`."""
+    """Return the bank without the slots `gone`."""
     return SlotBank(
         slots=jnp.where(gone[..., None], 0, bank.slots),
         usage=jnp.where(gone, 0, bank.usage),

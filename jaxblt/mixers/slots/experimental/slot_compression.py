@@ -15,7 +15,7 @@ DEPENDENT = 1e-3
 
 
 def count_latents(ratio: float, interval: int) -> tuple[int, ...]:
-    """ceil(ratio n) for n = 0 ... interval tokens."""
+    """Return ceil(ratio n) for n = 0 ... interval tokens."""
     # Round first: 0.55 * 20 is 11.000000000000002 in floating point, and is to give 11.
     return tuple(math.ceil(round(ratio * n, 9)) for n in range(interval + 1))
 
@@ -28,7 +28,9 @@ def compress(
     content: Bool[Array, "B N"],
     dtype: Any,
 ) -> Float[Array, "B H L M"]:
-    """Candidates s_l = sum_t p_lt u_t with p_l = softmax_t(latent_l . k_t / sqrt(M) + place_lt), in fp32.
+    """Return candidates s_l = sum_t p_lt u_t in fp32.
+
+    p_l = softmax_t(latent_l . k_t / sqrt(M) + place_lt).
 
     Args:
       latents: learned queries.
@@ -47,7 +49,7 @@ def compress(
 def reconstruction_error(
     candidates: Float[Array, "B H L M"], u: Float[Array, "B H N M"], content: Bool[Array, "B N"]
 ) -> Float[Array, "B H L"]:
-    """The share of the tokens' energy that the first l candidates cannot give back, for l = 1 ... L.
+    """Return the energy share that the first l candidates cannot give back, for l = 1 ... L.
 
     |U - U P_l|^2 / |U|^2, where P_l projects to the span of the first l candidates: what the best linear decoder would
     leave. It falls with l, and is 0 where l candidates span all tokens. Without gradients.
@@ -85,7 +87,7 @@ def reconstruction_error(
 
 
 def _check_fits(candidates: Any, u: Any, content: Any) -> None:
-    """Raises ValueError unless the arrays are of the same rows, heads, tokens and width."""
+    """Raise ValueError unless the arrays are of the same rows, heads, tokens and width."""
     s, tokens, seen = (getattr(x, "shape", ()) for x in (candidates, u, content))
     rows, heads, length, width = tokens if len(tokens) == 4 else (None,) * 4
     if len(s) != 4 or (*s[:2], s[3], *seen) != (rows, heads, width, rows, length):
@@ -99,7 +101,7 @@ def _check_fits(candidates: Any, u: Any, content: Any) -> None:
 def kept_latents(
     error: Float[Array, "B H L"] | None, counts: Int[Array, "B"], latents: int, tolerance: float | None
 ) -> Int[Array, "B #H"]:
-    """How many of the candidates are written: the least whose error is within the tolerance, at most `counts`."""
+    """Return how many candidates to write: the fewest within the tolerance, at most `counts`."""
     if error is None or tolerance is None:
         return jnp.minimum(counts, latents)[:, None]
     enough = 1 + jnp.sum(error > tolerance, -1, dtype=jnp.int32)

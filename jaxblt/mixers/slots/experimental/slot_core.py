@@ -122,14 +122,14 @@ class SlotCore:
     )
 
     def zero(self, streams: SlotStreams) -> SlotCarry:
-        """Free slots, and no tokens."""
+        """Return free slots, and no tokens."""
         bank = empty_bank(streams.q[:, 0, :, 0], self.config.slots, streams.q.shape[-1])
         return SlotCarry(bank, no_tokens(streams.kept, self.config.interval))
 
     def run(
         self, streams: SlotStreams, marks: Marks, carry: SlotCarry | None
     ) -> tuple[tuple[Float[Array, "B T H M"], SlotSide], SlotCarry | None]:
-        """What tokens read; with a carry also what is carried behind the stretch."""
+        """Return what tokens read; with a carry also what is carried behind the stretch."""
         if carry is None:
             bank = self.zero(streams).bank
             return self._windows(streams, marks.segment_ids, bank, aligned=self.config.aligned)[0], None
@@ -143,7 +143,7 @@ class SlotCore:
         return (take_back(y, laid, streams.q.shape[1]), side), SlotCarry(bank, opened)
 
     def _one(self, streams: SlotStreams, marks: Marks, carry: SlotCarry) -> Any:
-        """One token: a read, and a write where its interval is full."""
+        """Take one token: a read, and a write where its interval is full."""
         kind = streams.q.dtype
         y, _ = read_slots(carry.bank, jnp.moveaxis(streams.q, 1, 2), self.sink, kind)
         # Read before the write: XLA would copy the slots at each token to keep what is still to be read
@@ -162,7 +162,10 @@ class SlotCore:
     def _windows(
         self, streams: SlotStreams, ids: Int[Array, "B T"] | None, bank: SlotBank, *, aligned: bool
     ) -> tuple[tuple[Float[Array, "B T H M"], SlotSide], SlotBank]:
-        """Outputs and the bank behind rows, window by window (see `pallas_kernels.neural_memory.windows`)."""
+        """Return outputs and the bank behind rows, window by window.
+
+        See `pallas_kernels.neural_memory.windows`.
+        """
         (rows, length), interval = streams.q.shape[:2], self.config.interval
         width = window_size(interval, length)
         cut, source = cut_rows(ids, (rows, length), width, aligned=aligned)
@@ -193,7 +196,7 @@ class SlotCore:
     def _read_behind(
         self, y: Float[Array, "B H C M"], q: Float[Array, "B H C M"], after: SlotBank, cut: Any
     ) -> Float[Array, "B H C M"]:
-        """What a window's tokens read, where an interval ends inside it or another document begins."""
+        """Return what a window's tokens read behind an interval's end or another document's begin."""
         places = jnp.arange(q.shape[2], dtype=jnp.int32)[None]
         behind = cut.ends[:, None] & (places >= cut.at[:, None])
         y = jnp.where(behind[:, None, :, None], read_slots(after, q, self.sink, q.dtype)[0], y)
@@ -202,7 +205,7 @@ class SlotCore:
     def write(
         self, bank: SlotBank, parts: tuple[Array, ...], content: Bool[Array, "B C"], told: Any
     ) -> tuple[SlotBank, SlotSide]:
-        """The bank behind an interval; one without a token leaves it as it is."""
+        """Return the bank behind an interval; one without a token leaves it as it is."""
         (q, k, u), config, kind = parts, self.config, parts[0].dtype
         count = jnp.sum(content, 1, dtype=jnp.int32)
         _, weights = read_slots(bank, q, self.sink, kind)
@@ -225,7 +228,7 @@ class SlotCore:
         return after, self._told(after, kept, error, chosen, gone, count > 0)
 
     def _told(self, bank: SlotBank, kept: Any, error: Any, chosen: Any, gone: Any, some: Any) -> SlotSide:
-        """What a write tells; nothing was written in the rows without a token."""
+        """Return what a write tells; nothing was written in the rows without a token."""
         trace, choices = None, None
         if self.traced:
             share = jnp.mean(bank.valid, -1, dtype=jnp.float32)
@@ -241,7 +244,7 @@ class SlotCore:
 
 
 def _at_ends(side: SlotSide, cut: Any, width: int) -> SlotSide:
-    """What writes tell, at the last token of each interval that ends in the window."""
+    """Put what writes tell at the last token of each interval that ends in the window."""
     last = width if cut.at is None else cut.at[:, None]
     ended = cut.ends[:, None] & (jnp.arange(width, dtype=jnp.int32)[None] == last - 1)
 

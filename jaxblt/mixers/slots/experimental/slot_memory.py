@@ -130,11 +130,14 @@ class SlotMemoryConfig:
         return not self.packed or self.segment_alignment % self.interval == 0
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "SlotMemory":
-        """The module; parameters are fp32, products in `dtype`, gates, softmax and slots in fp32."""
+        """Build the module.
+
+        Parameters are fp32, products in `dtype`, gates, softmax and slots in fp32.
+        """
         return SlotMemory(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "SlotMemoryState":
-        """Free slots, and no tokens."""
+        """Return free slots, and no tokens."""
         shape, sizes = self.shape, (batch_size, self.num_heads)
         short = [jnp.zeros((batch_size, h * k, shape.taps - 1), dtype) for h, k in shape.streams.values()]
         streams = (jnp.zeros((*sizes, self.interval, shape.keys), dtype),) * 3
@@ -180,7 +183,9 @@ class SlotMemory(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: SlotMemoryState | None = None,
     ) -> tuple[Float[Array, "B T D"], SlotMemoryState | None]:
-        """Output and the state after the tokens (None in training). Positions play no part.
+        """Return the output and the state after the tokens (None in training).
+
+        Positions play no part.
 
         Raises:
           ValueError: the state is of another config.
@@ -208,7 +213,7 @@ class SlotMemory(nn.Module):
         return y, dataclasses.replace(state, clock=rows.clock, short=short, carry=after)
 
     def _contents(self, x: Float[Array, "B T D"], v: Float[Array, "B T H M"]) -> Float[Array, "B T H M"]:
-        """u, zero at holes as v is."""
+        """Return u, zero at holes as v is."""
         shape, zeros = self.config.shape, nn.initializers.zeros
         sizes, names = {"h": shape.heads, "m": shape.keys}, ("embed", "heads", "head_dim")
         logits = Linear("btd,dhm->bthm", sizes, names, self.dtype, bias=zeros, name="gate")(x)
@@ -232,7 +237,7 @@ class SlotMemory(nn.Module):
         )
 
     def _chosen(self, state: SlotMemoryState | None) -> Any:
-        """The slots that each interval's candidates are to be written to, where a check holds them still."""
+        """Return the slots that candidates of intervals are written to, where a check fixes them."""
         there = state is None and self.has_variable(COLLECTION, "slots")
         return self.get_variable(COLLECTION, "slots") if there else None
 
@@ -243,21 +248,21 @@ class SlotMemory(nn.Module):
 
 
 def _own_spans(key: Array, shape: tuple[int, int, int], dtype: Any) -> Float[Array, "H L C"]:
-    """Latent l begins with the l-th of L equal spans of the interval."""
+    """Start latent l at the l-th of L equal spans of the interval."""
     _, latents, places = shape
     own = (jnp.arange(places) * latents // places)[None] == jnp.arange(latents)[:, None]
     return jnp.broadcast_to(OWN_SPAN * own[None].astype(dtype), shape)
 
 
 def sow_trace(module: nn.Module, trace: SlotTrace) -> None:
-    """Sows means over writes of the share of slots that hold something, and of what compression kept and lost."""
+    """Sow means over writes: the share of used slots, and what compression kept and lost."""
     writes = jnp.maximum(jnp.sum(trace.writes), 1)
     for name in ("utilisation", "latents", "error"):
         sow_metric(module, f"slot_{name}", jnp.sum(getattr(trace, name)) / writes)
 
 
 def check_bank(config: SlotMemoryConfig, carry: SlotCarry) -> None:
-    """Raises ValueError for a state that another config made."""
+    """Raise ValueError for a state that another config made."""
     expected = [(config.num_heads, config.slots, config.shape.keys), (config.num_heads, config.interval)]
     found = [carry.bank.slots.shape[1:], carry.opened.content.shape[1:]]
     if found != expected:

@@ -34,7 +34,7 @@ class SlotStats:
 
 
 def memory_stats(state: SlotMemoryState) -> SlotStats:
-    """The statistics of a state's slots.
+    """Return the statistics of a state's slots.
 
     Raises:
       ValueError: the state is not that of a slot memory.
@@ -52,7 +52,9 @@ def memory_stats(state: SlotMemoryState) -> SlotStats:
 def reduce_slots(
     state: SlotMemoryState, *, keep: int | None = None, below: float | None = None
 ) -> SlotMemoryState:
-    """The state with fewer slots in use; the freed ones weigh nothing in reads and are the first to be written.
+    """Return the state with fewer slots in use.
+
+    Freed slots weigh nothing in reads and are the first to be written.
 
     Args:
       state: of a slot memory.
@@ -78,7 +80,10 @@ def reduce_slots(
 
 
 def _bank_of(name: str, state: Any) -> SlotBank:
-    """Raises ValueError, for the function of that name, unless the state is of a slot memory."""
+    """Return a state's bank.
+
+    Raises ValueError, which names the caller, for the state of another mixer.
+    """
     if not isinstance(state, SlotMemoryState):
         raise ValueError(
             f"{name} takes a SlotMemoryState, got a {type(state).__name__}: of a model's state give that of one "
@@ -88,6 +93,6 @@ def _bank_of(name: str, state: Any) -> SlotBank:
 
 
 def _rank(bank: SlotBank) -> Int[Array, "*L B H S"]:
-    """0 for the most used slot, then 1, 2, ...; free ones come last."""
+    """Rank slots: 0 for the most used one, then 1, 2, ...; free ones come last."""
     order = jnp.argsort(jnp.where(bank.valid, bank.usage, -1), axis=-1, descending=True, stable=True)
     return jnp.argsort(order, axis=-1)

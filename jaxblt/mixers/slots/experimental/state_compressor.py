@@ -44,7 +44,7 @@ class StateCompressor(nn.Module):
         self.book = self.param("book", init, (self.codes, self.code_dim), jnp.float32)
 
     def __call__(self, states: Float[Array, "*B D"]) -> tuple[Float[Array, "*B D"], Int[Array, "*B"]]:
-        """The states as they come back, and their codes.
+        """Return the states as they come back, and their codes.
 
         Raises:
           ValueError: the states have another width.
@@ -56,11 +56,11 @@ class StateCompressor(nn.Module):
         return decoded, codes
 
     def encode(self, states: Float[Array, "*B D"]) -> Int[Array, "*B"]:
-        """The code of each state."""
+        """Return the code of each state."""
         return self._encoded(states)[1]
 
     def decode(self, codes: Int[Array, "*B"]) -> Float[Array, "*B D"]:
-        """The state that each code stands for.
+        """Return the state that each code stands for.
 
         Raises:
           ValueError: codes that are no whole numbers in 0..codes-1.

@@ -42,7 +42,9 @@ class StateManager:
     def update(
         self, importance: Float[Array, "*L H S"] | None, read_mass: Float[Array, "*L H S"]
     ) -> Float[Array, "*L H S"]:
-        """The importance after a step; what it was where the read mass is not finite, as of a step that is skipped.
+        """Return the importance after a step.
+
+        It stays where the read mass is not finite, as of a step that is skipped.
 
         Args:
           importance: before it; None at the first step.
@@ -63,12 +65,15 @@ class StateManager:
         return jnp.where(jnp.isfinite(now), after, before)
 
     def dead(self, importance: Float[Array, "*L H S"]) -> Bool[Array, "*L H S"]:
-        """Slots below the threshold; the most important one of a head never is, as importances average 1."""
+        """Return slots below the threshold.
+
+        The most important slot of a head is never among them, as importances average 1.
+        """
         return importance < self.threshold
 
 
 def prune(params: dict[str, Any], dead: Bool[Array, "*L H S"]) -> dict[str, Any]:
-    """Parameters of a `StateEngine` in which no token writes to the dead slots or reads them.
+    """Change a `StateEngine`'s parameters so that no token writes to dead slots or reads them.
 
     With an adaptive count tokens may be left with a head's first four slots: keep one of those open.
 
@@ -85,7 +90,7 @@ def prune(params: dict[str, Any], dead: Bool[Array, "*L H S"]) -> dict[str, Any]
 
 
 def begin_anew(params: dict[str, Any], dead: Bool[Array, "*L H S"], key: PRNGKeyArray) -> dict[str, Any]:
-    """Parameters in which the dead slots are open and their routes drawn as at the start of training.
+    """Return parameters with open dead slots, their routes drawn as at the start of training.
 
     Args:
       params: of a `StateEngine`.
@@ -106,7 +111,7 @@ def begin_anew(params: dict[str, Any], dead: Bool[Array, "*L H S"], key: PRNGKey
 
 
 def clear(state: StateEngineState, dead: Bool[Array, "*L H S"]) -> StateEngineState:
-    """A state whose dead slots hold nothing.
+    """Empty the dead slots of a state.
 
     Raises:
       ValueError: the state is of another mixer, or `dead` is no mask of its slots.
@@ -132,7 +137,7 @@ def _route_of(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_dead(dead: Bool[Array, "*L H S"], shape: tuple[int, ...]) -> None:
-    """Refuses an importance in place of a mask: all of its slots would count as dead."""
+    """Refuse an importance in place of a mask: all of its slots would count as dead."""
     kind = str(getattr(dead, "dtype", type(dead).__name__))
     if kind != "bool" or dead.shape != shape:
         raise ValueError(
