@@ -21,22 +21,22 @@ class StackAdapter(Protocol):
         ...
 
     def check(self, stack: Any) -> None:
-        """Raises ValueError where the stack of this config cannot have the adapter."""
+        """Raise ValueError where the stack of this config cannot have the adapter."""
         ...
 
     def inside(
         self, path: tuple[str, ...], layer: int, code: Float[Array, "B T E"] | None, *, chosen: bool
     ) -> AbstractContextManager[Any]:
-        """A context in which every site below the block of this path adds its update, scaled by the code.
+        """Return a context in which each site below a block's path adds its scaled update.
 
         `chosen` says that the collection "chosen" holds codes of rows.
         """
         ...
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module | None:
-        """The router `(x, *, segment_ids, state) -> (code, state)`; None without."""
+        """Build the router `(x, *, segment_ids, state) -> (code, state)`, or return None."""
         ...
 
     def init_state(self, batch_size: int, dim: int) -> Any:
-        """The router's state before the first token of rows of width `dim`; None without a router."""
+        """Return the router's state before the first token of rows of width `dim`, or None."""
         ...

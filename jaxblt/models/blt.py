@@ -100,13 +100,13 @@ class BLTConfig:
         return EmbeddingConfig(dim=self.encoder.dim, hash=self.hash, vocab_size=self.vocab_size)
 
     def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "BLTConfig":
-        """The config for rows in which documents lie as said: in bytes, and in slots for the latent stack."""
+        """Return the config for rows in which documents lie as said: in bytes, and in latent slots."""
         return dataclasses.replace(promise(self, of_bytes), latent=promise(self.latent, of_slots))
 
     def build(
         self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
     ) -> "BLT":
-        """The module; parameters are fp32, computation in `dtype`, logits in fp32.
+        """Build the module; parameters are fp32, computation in `dtype`, logits in fp32.
 
         Args:
           dtype: to compute in.
@@ -160,7 +160,7 @@ class BLT(nn.Module):
         entropies: Float[Array, "B T"] | None = None,
         patches: Patches | None = None,
     ) -> tuple[Float[Array, "B T V"], Patches]:
-        """Logits in fp32, and the patches that they used.
+        """Return logits in fp32, and the patches that they used.
 
         Args:
           ids: byte ids.
@@ -186,14 +186,17 @@ class BLT(nn.Module):
         entropies: Float[Array, "B T"] | None = None,
         patches: Patches | None = None,
     ) -> tuple[Float[Array, "B T C"], Patches]:
-        """What the head reads logits off, for another head, and the patches; arguments as of `__call__`."""
+        """Return what the head reads logits off, for another head, and the patches.
+
+        Arguments are those of `__call__`.
+        """
         x, patches = self._decoded(ids, segment_ids, positions, entropies, patches)
         return self.head.states(x), patches
 
     def _decoded(
         self, ids: Int[Array, "B T"], segment_ids: Any, positions: Any, entropies: Any, patches: Any
     ) -> tuple[Float[Array, "B T C"], Patches]:
-        """Byte vectors behind the decoder, and the patches that they used."""
+        """Return byte vectors behind the decoder, and the patches that they used."""
         if patches is None:
             patches = make_patches(self._rule(), ids, segment_ids=segment_ids, entropies=entropies)
         else:
@@ -213,7 +216,7 @@ class BLT(nn.Module):
 
     @nn.nowrap
     def init_state(self, batch_size: int, *, num_bytes: int) -> BLTState:
-        """The state before the first byte, for documents of at most `num_bytes` bytes.
+        """Return the state before the first byte, for documents of at most `num_bytes` bytes.
 
         Raises:
           ValueError: the model or its patcher sees the future, or there is no patcher.
@@ -222,13 +225,16 @@ class BLT(nn.Module):
 
     @nn.nowrap
     def boundaries(self, state: BLTState) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
-        """Boundaries that were refused for want of slots and asked for, in each row's document so far."""
+        """Count boundaries that were refused for want of slots, and those asked for.
+
+        Both are of each row's document so far.
+        """
         return state.patcher.overflow, state.patcher.wanted
 
     def encode(
         self, ids: Int[Array, "B T"], patches: Patches, *, segment_ids: Any = None, positions: Any = None
     ) -> Float[Array, "B T C"]:
-        """Byte vectors after the local encoder."""
+        """Return byte vectors after the local encoder."""
         if positions is None:
             positions = document_positions(ids, segment_ids)
         check_like("positions", positions, ids)
@@ -240,7 +246,7 @@ class BLT(nn.Module):
     def _encode(
         self, x: Float[Array, "B T C"], place: Places, **options: Any
     ) -> tuple[Float[Array, "B T C"], Any]:
-        """Byte vectors and the encoder's state, given embeddings and what is known of the bytes' patches."""
+        """Return byte vectors and the encoder's state, given embeddings and the bytes' places."""
         features = self.position(place)
         if self.config.features_enter == "input":
             return self.encoder(x + features, **options)
@@ -248,14 +254,17 @@ class BLT(nn.Module):
         return h + features, state
 
     def latent_forward(self, h: Float[Array, "B T C"], patches: Patches) -> Float[Array, "B N P D"]:
-        """Patch vectors after the latent stack; the slots of a row, block after block, are its sequence."""
+        """Return patch vectors after the latent stack.
+
+        The slots of a row, block after block, are its sequence.
+        """
         blocks = to_blocks(h, patches)
         return self._latent_forward(blocks, self.up.keys(blocks), patches, patches.segment_ids)[0]
 
     def _latent_forward(
         self, blocks: Any, keys: Any, patches: Patches, slots: Int[Array, "B N P"], state: Any = None
     ) -> tuple[Float[Array, "B N P D"], Any]:
-        """`latent_forward` of bytes in blocks, given their keys and the segment ids of the slots."""
+        """Run the latent stack on bytes in blocks, given their keys and the slots' segment ids."""
         p = self.up.read(last_bytes(blocks, patches), keys, patches.patch_ids, slots > 0)
         z, state = self.latent(
             p.reshape(p.shape[0], -1, p.shape[-1]), segment_ids=slots.reshape(p.shape[0], -1), state=state
@@ -265,7 +274,7 @@ class BLT(nn.Module):
     def _read_patches(
         self, h: Float[Array, "B T C"], z: Float[Array, "B N P D"], patches: Patches, earlier: Any = None
     ) -> Float[Array, "B T C"]:
-        """Bytes with what they read from the patches that they may see."""
+        """Return bytes with what they read from the patches that they may see."""
         keys, latest, valid = visible_patches(
             z, patches, look_back=self.config.look_back, causal=self.config.causal, earlier=earlier
         )
@@ -281,7 +290,9 @@ class BLT(nn.Module):
         entropies: Float[Array, "B T"] | None = None,
         closed: Bool[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B V"], BLTState]:
-        """Many bytes a row in one pass: the state that `step` would have left, and the logits after the last byte.
+        """Read many bytes a row in one pass.
+
+        Returns the logits after the last byte, and the state that `step` would have left.
 
         Args:
           ids: the next bytes of each row.
@@ -329,9 +340,10 @@ class BLT(nn.Module):
         entropies: Float[Array, "B"] | None = None,
         closed: Bool[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B V"], Bool[Array, "B"], BLTState]:
-        """Logits of the byte after each row's next byte, reusing every cache; equal to the parallel pass.
+        """Return logits of the byte after each row's next byte, reusing every cache.
 
-        The latent stack runs only if some row's patch closed, and moves only the rows whose patch did.
+        They equal those of the parallel pass. The latent stack runs only if some row's patch closed, and moves only the
+        rows whose patch did.
 
         Args:
           ids: the next byte of each row.
@@ -378,7 +390,7 @@ class BLT(nn.Module):
         return self.head(x, self.embedding)[:, 0], closed, state.replace(decoder=decoder)
 
     def _close(self, state: BLTState, h: Float[Array, "B 1 C"], segments: Any, closed: Any) -> BLTState:
-        """The latent stack takes one patch, in the rows whose patch closed."""
+        """Feed the latent stack one patch, in the rows whose patch closed."""
         index = jnp.arange(state.block_size, dtype=jnp.int32)[None, None]
         outside = (index > state.offset[:, None, None]).astype(jnp.int32)
         ends = (closed & (segments != 0))[:, None]
@@ -396,14 +408,14 @@ class BLT(nn.Module):
         )
 
     def _skip(self, state: BLTState, holes: Int[Array, "B P"]) -> BLTState:
-        """The latent stack passes over the unused slots at a block's end."""
+        """Move the latent stack over the unused slots at a block's end."""
         nothing = jnp.zeros((*holes.shape, self.config.latent.dim), self.dtype)
         _, latent = self.latent(nothing, segment_ids=holes, state=state.latent)
         return state.replace(latent=latent)
 
 
 def _check_split(patches: Patches) -> None:
-    """Raises ValueError unless every device of a `seq` axis has whole blocks, and as many as the others."""
+    """Raise ValueError unless every device of a `seq` axis has whole blocks, and equally many."""
     axis = seq_axis(patches)
     if axis is None or axis.whole(patches.num_bytes) % (axis.size * patches.block_size) == 0:
         return

@@ -16,13 +16,19 @@ from jaxblt.patching.patches import Patches, from_closed
 
 
 def prompt_patches(state: BLTState, closed: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Patches:
-    """The patches of a call; one shorter than a block has slots for a patch a byte and for the next."""
+    """Return the patches of a call.
+
+    A call shorter than a block has a slot for a patch a byte, and one for the next.
+    """
     capacity = min(state.capacity, closed.shape[1] + 1)
     return from_closed(closed, segment_ids, block_size=state.block_size, capacity=capacity)
 
 
 def prompt_places(state: BLTState, patches: Patches) -> Places:
-    """Each byte's place, the call's first patch following the one that the state remembers."""
+    """Return each byte's place.
+
+    The call's first patch follows the one that the state remembers.
+    """
     index = jnp.arange(patches.num_bytes, dtype=jnp.int32)[None]
     place = places(patches, state.position[:, None] + index, causal=True)
     slot = patches.patch_ids.reshape(len(place.offset), -1)[:, : patches.num_bytes]
@@ -31,7 +37,7 @@ def prompt_places(state: BLTState, patches: Patches) -> Places:
 
 
 def fed_slots(patches: Patches) -> Int[Array, "B N P"]:
-    """Segment ids of the slots for the latent stack: 0 for a patch that is open and for what comes after it.
+    """Return the latent stack's segment ids: 0 for an open patch and for what comes after it.
 
     Only a block whose last byte has come has holes.
     """
@@ -42,7 +48,7 @@ def fed_slots(patches: Patches) -> Int[Array, "B N P"]:
 
 
 def earlier_patches(state: BLTState, document: Int[Array, "B"]) -> Tail:
-    """The patches that closed before the call, for the documents that go on."""
+    """Return the patches that closed before the call, for the documents that go on."""
     return state.recent, jnp.where(state.recent_valid, document[:, None], 0)
 
 
@@ -54,7 +60,7 @@ def after_prompt(
     keys: tuple[Float[Array, "B N S C"], Float[Array, "B N S C"]],
     z: Float[Array, "B N P D"],
 ) -> BLTState:
-    """Where each row stands after a call, but for the states of embedding and stacks.
+    """Return where each row stands after a call, except the states of embedding and stacks.
 
     Args:
       state: before the call, from `begin`.
@@ -96,7 +102,7 @@ def _at(x: Shaped[Array, "B T"], index: Int[Array, "B"]) -> Shaped[Array, "B"]:
 def _open_patch(
     before: Float[Array, "B S C"], x: Float[Array, "B N S C"], last: Int[Array, "B"], count: Int[Array, "B"]
 ) -> Float[Array, "B S C"]:
-    """The `count` bytes up to the last one, at their offsets in the open patch."""
+    """Return the `count` bytes up to the last one, at their offsets in the open patch."""
     index = jnp.arange(before.shape[1], dtype=jnp.int32)[None]
     x = x.reshape(len(x), -1, x.shape[-1])
     start = (last + 1 - count)[:, None]

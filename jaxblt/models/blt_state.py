@@ -59,13 +59,13 @@ class BLTState(flax.struct.PyTreeNode):
     __repr__ = show
 
     def place(self) -> Places:
-        """The place of the byte that comes now."""
+        """Return the place of the byte that comes now."""
         return Places(
             offset=self.offset[:, None], previous=self.previous[:, None], position=self.position[:, None]
         )
 
     def remember(self, keys: tuple[Array, Array], live: Bool[Array, "B"]) -> "BLTState":
-        """Keeps a byte's key and value at its offset in the open patch."""
+        """Keep a byte's key and value at its offset in the open patch."""
         rows = jnp.arange(live.shape[0], dtype=jnp.int32)
         slot = jnp.where(live, self.offset, self.block_size)
         k, v = (x[:, 0].astype(self.keys.dtype) for x in keys)
@@ -78,7 +78,7 @@ class BLTState(flax.struct.PyTreeNode):
 def init_blt_state(
     config: "BLTConfig", patcher: PatcherConfig, batch_size: int, *, num_bytes: int, dtype: Any = jnp.float32
 ) -> BLTState:
-    """The state before the first byte.
+    """Return the state before the first byte.
 
     Args:
       config: the model's config.
@@ -114,7 +114,7 @@ def init_blt_state(
 
 
 def check_state(config: "BLTConfig", state: BLTState, ids: Int[Array, "B *T"]) -> None:
-    """Raises ValueError unless the state has as many rows as ids, and n-grams if the model has."""
+    """Raise ValueError unless the state has as many rows as ids, and n-grams if the model has."""
     check_embedding_state(config.embedding, state.embedding)
     if len(state.position) != len(ids):
         raise ValueError(
@@ -123,7 +123,7 @@ def check_state(config: "BLTConfig", state: BLTState, ids: Int[Array, "B *T"]) -
 
 
 def check_rule(patcher: PatcherConfig, state: BLTState) -> PatcherConfig:
-    """`patcher`; raises ValueError unless its blocks are those of the state."""
+    """Return `patcher`, or raise ValueError unless its blocks are those of the state."""
     own, held = (patcher.block_size, patcher.slots), (state.block_size, state.capacity)
     if own != held:
         raise ValueError(
@@ -134,7 +134,10 @@ def check_rule(patcher: PatcherConfig, state: BLTState) -> PatcherConfig:
 
 
 def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Array, "B"], BLTState]:
-    """The document of the coming byte, and the state with the open patch forgotten in rows that start another."""
+    """Return the coming byte's document, and the state with its open patch.
+
+    The open patch is empty in rows that start another document.
+    """
     if segment_ids is None:
         segment_ids = jnp.maximum(state.last_segment, 1)
     fresh = (segment_ids != 0) & (segment_ids != state.last_segment)
@@ -152,7 +155,10 @@ def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Arr
 def advance(
     state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]
 ) -> tuple[BLTState, Int[Array, "B P"]]:
-    """Counts a byte, and names the holes that follow it: -s in the unused slots of a block that it completed."""
+    """Count a byte, and name the holes behind it.
+
+    They are -s in the unused slots of a block that the byte completed.
+    """
     live = segment_ids != 0
     ends = live & closed
     one = live.astype(jnp.int32)

@@ -20,14 +20,15 @@ from pallas_kernels.runtime import count_below
 
 
 def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S D"]:
-    """Bytes as whole blocks, the last one padded with zeros."""
+    """Reshape bytes to whole blocks, the last one padded with zeros."""
     return into_blocks(x, patches.block_size)
 
 
 def _over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shared: Any = ()) -> Array:
-    """`fn((heads, blocked), shared)`, each device on its own rows, heads and, under a `seq` axis, blocks of its rows.
+    """Call `fn((heads, blocked), shared)` on each device's own rows, heads and blocks.
 
-    A single block, which a step of decoding has, is whole on all devices of the sequence.
+    Rows are split in blocks under a `seq` axis only. A single block, which a step of decoding has, is whole on all
+    devices of the sequence.
     """
     arrays, by_head = (heads, blocked), (True, False)
     if seq_axis(heads) is None or jax.tree.leaves(heads)[0].shape[1] == 1:
@@ -36,7 +37,7 @@ def _over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shar
 
 
 def split_heads(x: Float[Array, "... D"], heads: int) -> Float[Array, "... H K"]:
-    """The last axis as heads."""
+    """Split the last axis into heads."""
     return x.reshape(*x.shape[:-1], heads, -1)
 
 
@@ -67,7 +68,7 @@ class BytesToPatches(nn.Module):
         self.up = dense(self.dim, axes=("embed", "latent"), dtype=dtype, name="up")
 
     def keys(self, h: Float[Array, "*S C"]) -> tuple[Float[Array, "*S C"], Float[Array, "*S C"]]:
-        """Keys and values of bytes."""
+        """Return keys and values of bytes."""
         h = self.norm(h)
         return self.key(h), self.value(h)
 
@@ -78,7 +79,7 @@ class BytesToPatches(nn.Module):
         patch_ids: Int[Array, "B N S"],
         real: Bool[Array, "B N P"],
     ) -> Float[Array, "B N P D"]:
-        """Patch vectors.
+        """Return patch vectors.
 
         Args:
           last: the vector of each patch's last byte.
@@ -93,7 +94,7 @@ class BytesToPatches(nn.Module):
 
 
 def last_bytes(h: Float[Array, "B N S C"], patches: Patches) -> Float[Array, "B N P C"]:
-    """The vector of each patch's last byte; zero for holes."""
+    """Return the vector of each patch's last byte; zero for holes."""
     end = jnp.where(patches.lengths > 0, patches.starts + patches.lengths - 1, patches.block_size)
     return jnp.take_along_axis(h, end[..., None], 2, mode="fill", fill_value=0)
 
@@ -120,7 +121,7 @@ class PatchesToBytes(nn.Module):
         latest: Int[Array, "B N S"],
         valid: Bool[Array, "B N K"],
     ) -> Float[Array, "B N S C"]:
-        """What each byte reads from the patches.
+        """Return what each byte reads from the patches.
 
         Args:
           h: bytes, block by block.
@@ -155,10 +156,10 @@ Tail = tuple[Float[Array, "B W D"], Int[Array, "B W"]]
 def visible_patches(
     z: Float[Array, "B N P D"], patches: Patches, *, look_back: int, causal: bool, earlier: Tail | None = None
 ) -> tuple[Float[Array, "B N K D"], Int[Array, "B N S"], Bool[Array, "B N K"]]:
-    """`keys`, `latest` and `valid` of `PatchesToBytes`: K = W patches before the block, then its own.
+    """Return `keys`, `latest` and `valid` of `PatchesToBytes`.
 
-    Rows are whole, or go on where the `earlier` patches ended. With `causal=False` a byte's latest patch is its own,
-    closed or not.
+    The K keys are W patches before the block, then its own. Rows are whole, or go on where the `earlier` patches ended.
+    With `causal=False` a byte's latest patch is its own, closed or not.
     """
     if earlier is None:
         tail, same = by_stretch(partial(_patches_before, look_back=look_back), (z, patches))
@@ -172,7 +173,7 @@ def visible_patches(
 
 
 def _patches_before(own: Any, *, look_back: int) -> tuple[Float[Array, "B N W D"], Bool[Array, "B N W"]]:
-    """`_tails` of rows that begin here, or in the stretch of another device."""
+    """Return `_tails` of rows that begin here, or in the stretch of another device."""
     z, patches = own
     batch, _, _, dim = z.shape
     nothing = jnp.zeros((batch, look_back, dim), z.dtype), jnp.zeros((batch, look_back), jnp.int32)
@@ -186,7 +187,7 @@ def _patches_before(own: Any, *, look_back: int) -> tuple[Float[Array, "B N W D"
 def _tails(
     z: Float[Array, "B N P D"], patches: Patches, earlier: Tail, look_back: int
 ) -> tuple[Float[Array, "B N W D"], Bool[Array, "B N W"]]:
-    """The W patches before each block, oldest first, and whether they are of the block's document."""
+    """Return the W patches before each block, oldest first, and which share its document."""
     batch, blocks, _, dim = z.shape
     counts = jnp.sum(patches.lengths > 0, -1, dtype=jnp.int32)
     firsts = jnp.cumsum(counts, -1, dtype=jnp.int32) - counts
@@ -199,7 +200,10 @@ def _tails(
 def take_ranks(
     z: Float[Array, "B N P D"], patches: Patches, earlier: Tail, ends: Int[Array, "B M"], look_back: int
 ) -> tuple[Float[Array, "B M*W D"], Int[Array, "B M*W"]]:
-    """For each of M ends, the W patches whose ranks in the row come before it; negative ranks are in `earlier`."""
+    """Take, for each of M ends, the W patches whose ranks in the row come before it.
+
+    Negative ranks are in `earlier`.
+    """
     ranks = (ends[..., None] + jnp.arange(-look_back, 0, dtype=jnp.int32)[None, None]).reshape(
         ends.shape[0], -1
     )
@@ -222,7 +226,7 @@ def take_ranks(
 
 
 def _later(earlier: Tail, own: Tail) -> Tail:
-    """The W latest of both."""
+    """Return the W latest patches of both."""
     width = own[1].shape[1]
     index = jnp.arange(width, dtype=jnp.int32)[None]
     new = jnp.sum(own[1] != 0, 1, keepdims=True, dtype=jnp.int32)

@@ -81,13 +81,13 @@ class ByteLMConfig:
         return EmbeddingConfig(dim=self.stack.dim, hash=self.hash, vocab_size=self.vocab_size)
 
     def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "ByteLMConfig":
-        """The config for rows of bytes in which documents lie as `of_bytes` says; there are no slots."""
+        """Return the config for rows in which documents lie as `of_bytes` says; there are no slots."""
         return promise(self, of_bytes)
 
     def build(
         self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
     ) -> "ByteLM":
-        """The module; parameters are fp32, computation in `dtype`, logits in fp32.
+        """Build the module; parameters are fp32, computation in `dtype`, logits in fp32.
 
         Raises:
           ValueError: there is a patcher.
@@ -112,7 +112,7 @@ class ByteLMState:
 def init_byte_lm_state(
     config: ByteLMConfig, batch_size: int, *, capacity: int, dtype: Any = jnp.float32
 ) -> ByteLMState:
-    """The state before the first byte, for documents of at most `capacity` bytes.
+    """Return the state before the first byte, for documents of at most `capacity` bytes.
 
     Raises:
       ValueError: the model is bidirectional.
@@ -144,7 +144,7 @@ class Head(nn.Module):
         return embedding.attend(x) if self.tied else self.logits(x)
 
     def states(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """What logits are read off."""
+        """Return the states that logits are read off."""
         return self.norm(x)
 
 
@@ -177,7 +177,7 @@ class ByteLM(nn.Module):
         entropies: None = None,
         patches: None = None,
     ) -> tuple[Float[Array, "B T V"], None]:
-        """Logits in fp32, and no patches.
+        """Return logits in fp32, and no patches.
 
         Args:
           ids: byte ids.
@@ -198,7 +198,10 @@ class ByteLM(nn.Module):
         entropies: None = None,
         patches: None = None,
     ) -> tuple[Float[Array, "B T D"], None]:
-        """What the head reads logits off, for another head; arguments as of `__call__`."""
+        """Return what the head reads logits off, for another head.
+
+        Arguments are those of `__call__`.
+        """
         _check_no_patches(entropies, patches)
         return self.head.states(self._mixed(ids, segment_ids, positions)), None
 
@@ -208,7 +211,7 @@ class ByteLM(nn.Module):
 
     @nn.nowrap
     def init_state(self, batch_size: int, *, num_bytes: int) -> ByteLMState:
-        """The state before the first byte, for documents of at most `num_bytes` bytes."""
+        """Return the state before the first byte, for documents of at most `num_bytes` bytes."""
         return init_byte_lm_state(self.config, batch_size, capacity=num_bytes, dtype=self.dtype)
 
     def prefill(
@@ -219,7 +222,10 @@ class ByteLM(nn.Module):
         segment_ids: Int[Array, "B T"],
         entropies: None = None,
     ) -> tuple[Float[Array, "B V"], ByteLMState]:
-        """Logits after each row's last byte, and the state behind it; see `LanguageModel.prefill`."""
+        """Return logits after each row's last byte, and the state behind it.
+
+        See `LanguageModel.prefill`.
+        """
         _check_no_patches(entropies, None)
         x, state = self._read(ids, state, segment_ids)
         last = last_index(segment_ids)[:, None, None]
@@ -233,7 +239,7 @@ class ByteLM(nn.Module):
         segment_ids: Int[Array, "B"] | None = None,
         entropies: None = None,
     ) -> tuple[Float[Array, "B V"], Bool[Array, "B"], ByteLMState]:
-        """Logits of the byte after each row's next byte; see `LanguageModel.step`."""
+        """Return logits of the byte after each row's next byte; see `LanguageModel.step`."""
         _check_no_patches(entropies, None)
         column = None if segment_ids is None else segment_ids[:, None]
         logits, state = self.stream(ids[:, None], state, segment_ids=column)
@@ -241,12 +247,15 @@ class ByteLM(nn.Module):
 
     @nn.nowrap
     def boundaries(self, state: ByteLMState) -> None:
-        """None: there are no patches."""
+        """Return None: there are no patches."""
 
     def stream(
         self, ids: Int[Array, "B T"], state: ByteLMState, *, segment_ids: Int[Array, "B T"] | None = None
     ) -> tuple[Float[Array, "B T V"], ByteLMState]:
-        """Logits of the next bytes of each row, and the state after them; any split gives the same logits."""
+        """Return logits of the next bytes of each row, and the state after them.
+
+        Any split gives the same logits.
+        """
         x, state = self._read(ids, state, segment_ids)
         return self.head(x, self.embedding), state
 

@@ -55,13 +55,13 @@ class ByteClassifierConfig:
         return self.stack.causal
 
     def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "ByteClassifierConfig":
-        """The config for rows of bytes in which documents lie as `of_bytes` says; there are no slots."""
+        """Return the config for rows in which documents lie as `of_bytes` says; there are no slots."""
         return promise(self, of_bytes)
 
     def build(
         self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
     ) -> "ByteClassifier":
-        """The module; parameters are fp32, computation in `dtype`, logits in fp32.
+        """Build the module; parameters are fp32, computation in `dtype`, logits in fp32.
 
         Raises:
           ValueError: there is a patcher.
@@ -90,7 +90,9 @@ class ByteClassifier(NoDecoding, nn.Module):
         entropies: None = None,
         patches: None = None,
     ) -> tuple[Float[Array, "B C"], None]:
-        """Logits of each row's class in fp32, and no patches; zeros are pooled where a row holds nothing.
+        """Return fp32 logits of each row's class, and no patches.
+
+        Zeros are pooled where a row holds nothing.
 
         Args:
           ids: byte ids.

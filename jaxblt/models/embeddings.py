@@ -70,7 +70,10 @@ class HashConfig:
         return max(self.sizes) - 1
 
     def rows(self, ids: Any, history: Any, run: Any) -> Int[Array, "B T G"]:
-        """The row of each table: `pallas_kernels.hash_embedding.ngram_rows` with these sizes."""
+        """Return the row of each table.
+
+        See `pallas_kernels.hash_embedding.ngram_rows`.
+        """
         return ngram_rows(
             ids,
             history,
@@ -96,15 +99,16 @@ class EmbeddingConfig:
 
 
 def check_vocab_size(config: Any) -> None:
-    """Raises ValueError unless a config's `vocab_size` has room for the ids of bytes."""
+    """Raise ValueError unless a config's `vocab_size` has room for the ids of bytes."""
     check_bounds(config, "vocab_size", least=VOCAB_SIZE, why=": the ids of bytes and four special ones")
 
 
 def embed(table: Float[Array, "V D"], ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Rows of a small table, with a gradient that is a matmul with the one-hot ids, summed in fp32.
+    """Read rows of a small table.
 
-    The scatter-add that JAX would make sends every byte of a batch to a few hundred rows, four for DNA: on a GPU its
-    atomics queue up for longer than the rest of the step takes, and in bf16 they lose small terms.
+    The gradient is a matmul with the one-hot ids, summed in fp32. The scatter-add that JAX would make sends every byte
+    of a batch to a few hundred rows, four for DNA: on a GPU its atomics queue up for longer than the rest of the step
+    takes, and in bf16 they lose small terms.
     """
     if has_reference_ops():
         return _rows(table, ids)
@@ -131,7 +135,7 @@ _embed.defvjp(_embed_forward, _embed_backward)
 
 
 def check_embedding_state(config: EmbeddingConfig, state: Any) -> Any:
-    """`state`; raises ValueError unless it is of an embedding with n-grams where `config` has some.
+    """Return `state`, or raise ValueError unless it has n-grams where `config` has some.
 
     None says that a call has no state, so the embedding itself cannot tell.
     """
@@ -164,7 +168,7 @@ class ByteEmbedding(nn.Module):
     def __call__(
         self, ids: Int[Array, "B T"], *, segment_ids: Int[Array, "B T"] | None = None, state: Any = None
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Embeddings, and the state after these bytes (None without one).
+        """Return embeddings, and the state after these bytes (None without one).
 
         Raises:
           ValueError: ids are no rows; or (outside of jit) an id or segment id is out of range.
@@ -186,13 +190,13 @@ class ByteEmbedding(nn.Module):
         return x, None if state is None else (tokens.clock, history)
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Logits in fp32 with the byte table as the head (tied)."""
+        """Return logits in fp32 with the byte table as the head (tied)."""
         table = whole_weight(self.table.astype(x.dtype), TABLE_AXES)
         return multiply("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
 
 
 def _sums(dtype: Any, rows: Int[Array, "B T G"], *others: Any) -> Float[Array, "B T D"]:
-    """Sums over each byte's n-grams; the tables come last in an island's arguments."""
+    """Sum the rows of each byte's n-grams; the tables come last in an island's arguments."""
     return hash_embedding(others[-1], rows, dtype=dtype)
 
 
@@ -208,30 +212,33 @@ class Grams:
         return self.config.reach
 
     def zero(self, ids: Int[Array, "B T"]) -> UInt32[Array, "B R"]:
-        """No bytes yet."""
+        """Return a past without bytes."""
         return jnp.zeros((ids.shape[0], self.reach), jnp.uint32)
 
     def run(
         self, ids: Int[Array, "B T"], marks: Marks, carry: UInt32[Array, "B R"] | None
     ) -> tuple[Int[Array, "B T G"], Recent]:
-        """Rows of the tables, and the last bytes."""
+        """Return rows of the tables, and the last bytes."""
         history = self.zero(ids) if carry is None else carry
         document = None if marks.new is None else jnp.cumsum(marks.new, axis=1, dtype=jnp.int32)
         return self.config.rows(ids - 1, history, document), self.summarise(ids, marks)
 
     def summarise(self, ids: Int[Array, "B T"], marks: Marks) -> Recent:
-        """The last bytes of the stretch."""
+        """Return the last bytes of the stretch."""
         return recent(ids.astype(jnp.uint32), marks, self.reach)
 
     def join(self, carry: UInt32[Array, "B R"], summary: Recent) -> UInt32[Array, "B R"]:
-        """The last bytes behind the stretch."""
+        """Return the last bytes behind the stretch."""
         return joined(carry, summary)
 
 
 def init_embedding_state(
     config: EmbeddingConfig, batch_size: int
 ) -> tuple[Clock, UInt32[Array, "B R"]] | None:
-    """The state before the first byte: the bytes that the longest n-gram reaches back to; None without n-grams."""
+    """Return the state before the first byte, or None without n-grams.
+
+    It holds the bytes that the longest n-gram reaches back to.
+    """
     if config.hash is None:
         return None
     return start_clock(batch_size), jnp.zeros((batch_size, config.hash.reach), jnp.uint32)

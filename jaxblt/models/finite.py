@@ -10,7 +10,7 @@ SHOWN = 3
 
 
 def find_nonfinite(params: Any) -> list[str]:
-    """The paths, such as "model/head/kernel", of the leaves that hold NaN or inf."""
+    """Return the paths, such as "model/head/kernel", of the leaves that hold NaN or inf."""
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)

@@ -36,7 +36,7 @@ class Layer:
 
 
 def layers_of(model: Any) -> list[Layer]:
-    """The blocks of a model in the order in which bytes pass them, each with its residual stream as output.
+    """Return a model's blocks in the order in which bytes pass them, each with its output.
 
     A BLT has those of its encoder, its latent stack (over patches), and its decoder.
 
@@ -57,7 +57,7 @@ def layers_of(model: Any) -> list[Layer]:
 
 
 def find_layer(model: Any, layer: int | Literal["final"]) -> Layer:
-    """A layer by its number, negative ones from the end, or what the head reads ("final").
+    """Return a layer by its number, counted from the end if negative, or what the head reads.
 
     Raises:
       ValueError: there is no such layer.
@@ -75,7 +75,7 @@ def find_layer(model: Any, layer: int | Literal["final"]) -> Layer:
 def hidden_states(
     model: Any, params: Any, layer: Layer, ids: Int[Array, "B T"], **options: Any
 ) -> tuple[Float[Array, "B S D"], Patches | None]:
-    """The outputs of a layer, S bytes or slots of patches a row, and the patches that the model used.
+    """Return a layer's outputs, S bytes or slots a row, and the patches that the model used.
 
     Args:
       model: a `LanguageModel` that names its stacks.
@@ -100,7 +100,7 @@ def hidden_states(
 
 
 def _block(stack_name: str, stack: StackConfig, i: int, of_patches: bool) -> Layer:
-    """Block i of a stack; see `Stack` for the names of its submodules."""
+    """Return block i of a stack; see `Stack` for the names of its submodules."""
     period, place = divmod(i, len(stack.pattern))
     block = f"block_{place}"
     if period == stack.repeats:

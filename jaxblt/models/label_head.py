@@ -48,12 +48,12 @@ class LabelHeadConfig:
             check_bounds(self, "outputs", least=2, why=": a row is of one class or another")
 
     def build(self, causal: bool, dtype: Any) -> "LabelHead":
-        """The module, over states of a causal model or not."""
+        """Build the module, over states of a causal model or not."""
         return LabelHead(self, causal, dtype)
 
 
 def content(ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None) -> Bool[Array, "B T"]:
-    """True for a record's own bytes: neither padding nor holes nor special ids."""
+    """Return True for a record's own bytes: neither padding nor holes nor special ids."""
     return (ids >= OFFSET) if segment_ids is None else (ids >= OFFSET) & (segment_ids > 0)
 
 
@@ -77,7 +77,7 @@ class LabelHead(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None
     ) -> Float[Array, "B C"] | Float[Array, "B T C"] | Float[Array, "B T S C"]:
-        """Logits of classes, or numbers, or potentials of a CRF.
+        """Return logits of classes, or numbers, or potentials of a CRF.
 
         Args:
           x: states of the bytes.

@@ -62,13 +62,13 @@ class LabellerConfig:
         return self.base.vocab_size
 
     def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "LabellerConfig":
-        """The config for rows in which documents lie as said."""
+        """Return the config for rows in which documents lie as said."""
         return dataclasses.replace(self, base=self.base.in_rows(of_bytes, of_slots))
 
     def build(
         self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
     ) -> "Labeller":
-        """The module; parameters are fp32, computation in `dtype`, logits in fp32.
+        """Build the module; parameters are fp32, computation in `dtype`, logits in fp32.
 
         Raises:
           ValueError: the base has no `hidden`, or no patches while there is a patcher.
@@ -96,7 +96,7 @@ class Labeller(NoDecoding, nn.Module):
 
     @nn.nowrap
     def _apart(self) -> Any:
-        """The base as a module of its own."""
+        """Return the base as a module of its own."""
         return self.config.base.build(dtype=self.dtype, patcher=self.patcher)
 
     @property
@@ -123,7 +123,10 @@ class Labeller(NoDecoding, nn.Module):
         entropies: Float[Array, "B T"] | None = None,
         patches: Patches | None = None,
     ) -> tuple[Float[Array, "B *N"] | TaskAnswers, Patches | None]:
-        """Logits [B, C] of rows or [B, T, C] of bytes, potentials of a CRF, or all tasks' answers; and the patches."""
+        """Return logits, potentials or all tasks' answers, and the patches.
+
+        Logits are [B, C] of rows or [B, T, C] of bytes; potentials are of a CRF.
+        """
         options = {"segment_ids": segment_ids, "positions": positions}
         states, patches = self.base.hidden(ids, **options, entropies=entropies, patches=patches)
         return self.label_head(states, ids, segment_ids), patches

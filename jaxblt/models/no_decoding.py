@@ -9,18 +9,18 @@ class NoDecoding:
     """Refuses to decode: there is no next byte."""
 
     def init_state(self, batch_size: int, *, num_bytes: int) -> Never:
-        """Refused."""
+        """Refuse to decode."""
         raise ValueError(
             f"a {type(self).__name__} predicts labels and cannot generate: load a run that predicts the next byte"
         )
 
     def prefill(self, ids: Int[Array, "B T"], state: Any, **options: Any) -> Never:
-        """Refused, as `init_state`."""
+        """Refuse, as `init_state` does."""
         self.init_state(0, num_bytes=0)
 
     def step(self, ids: Int[Array, "B"], state: Any, **options: Any) -> Never:
-        """Refused, as `init_state`."""
+        """Refuse, as `init_state` does."""
         self.init_state(0, num_bytes=0)
 
     def boundaries(self, state: Any) -> None:
-        """None: nothing is decoded."""
+        """Return None: nothing is decoded."""

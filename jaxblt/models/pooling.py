@@ -14,7 +14,7 @@ Pooling = Literal["mean", "max", "first", "last"]
 
 
 def pool(x: Float[Array, "B T D"], there: Bool[Array, "B T"], pooling: Pooling) -> Float[Array, "B D"]:
-    """One vector a row, in fp32, of the positions that are there; zeros for a row of which none is.
+    """Pool the positions that are there to one fp32 vector a row; zeros for a row without any.
 
     "mean" and "max" are taken channel by channel; "first" and "last" are what stands at one position.
     """

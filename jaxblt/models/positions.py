@@ -52,12 +52,15 @@ class Places:
 def document_positions(
     ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None = None
 ) -> Int[Array, "B T"]:
-    """Each byte's offset in its document, for rows whose documents are contiguous; None is one document a row."""
+    """Return each byte's offset in its document, for rows whose documents are contiguous.
+
+    None is one document a row.
+    """
     return read(ids[..., None], segment_ids, None, None).run(Counted(), ids)[0]
 
 
 def last_index(segment_ids: Int[Array, "B T"]) -> Int[Array, "B"]:
-    """The index of each row's last byte where 0s stand behind it, 0 for a row without any."""
+    """Return the index of each row's last byte, before its trailing 0s; 0 for an empty row."""
     return jnp.maximum(jnp.sum(segment_ids != 0, 1, dtype=jnp.int32) - 1, 0)
 
 
@@ -66,13 +69,16 @@ class Counted:
     """Core of positions: each byte's offset in its document. The carry is the number of its bytes so far."""
 
     def zero(self, ids: Int[Array, "B T"]) -> Int[Array, "B"]:
-        """None yet."""
+        """Return a count of none."""
         return jnp.zeros(ids.shape[:1], jnp.int32)
 
     def run(
         self, ids: Int[Array, "B T"], marks: Marks, carry: Int[Array, "B"] | None
     ) -> tuple[Int[Array, "B T"], tuple[Int[Array, "B"], Bool[Array, "B"]]]:
-        """Offsets; and what the stretch adds to the count, or that it begins another."""
+        """Return offsets, and what the stretch adds to the count.
+
+        A flag says that it begins another document's count.
+        """
         index = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32)[None], ids.shape)
         if marks.new is None:
             count = jnp.full(ids.shape[:1], ids.shape[1], jnp.int32)
@@ -85,13 +91,13 @@ class Counted:
         return offset, (index[:, -1] - jnp.maximum(start[:, -1], 0) + 1, start[:, -1] < 0)
 
     def join(self, carry: Int[Array, "B"], summary: tuple[Any, Any]) -> Int[Array, "B"]:
-        """The count behind the stretch."""
+        """Return the count behind the stretch."""
         count, stays = summary
         return jnp.where(stays, carry, 0) + count
 
 
 def places(patches: Patches, positions: Int[Array, "B T"], *, causal: bool) -> Places:
-    """Each byte's place, from its patches.
+    """Return each byte's place, from its patches.
 
     The length of a byte's own patch is known only once the patch has closed, so the causal form has the previous
     patch's instead; `left` is there when `causal` is False.
@@ -111,7 +117,7 @@ def places(patches: Patches, positions: Int[Array, "B T"], *, causal: bool) -> P
 
 
 def _previous_lengths(patches: Patches) -> Int[Array, "B N P"]:
-    """The length of the patch before each slot, 0 for the first of a document."""
+    """Return the length of the patch before each slot, 0 for the first of a document."""
     count = jnp.sum(patches.lengths > 0, -1, keepdims=True, dtype=jnp.int32)
     last = jnp.maximum(count - 1, 0)
     tail = jnp.take_along_axis(patches.lengths, last, -1)
@@ -128,7 +134,7 @@ def _previous_lengths(patches: Patches) -> Int[Array, "B N P"]:
 
 
 def features(config: PositionConfig, place: Places) -> Float[Array, "B T F"]:
-    """Sinusoids of offset and position, and log lengths, in fp32."""
+    """Return sinusoids of offset and position, and log lengths, in fp32."""
     waves = [_waves(place.offset, config.offset_periods), _waves(place.position, config.periods)]
     scalars = [place.offset, place.previous]
     if place.left is not None:

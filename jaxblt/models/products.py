@@ -10,7 +10,10 @@ from jaxblt.layers import Linear
 
 
 def products_in[T](dtype: Any, trace: Callable[[], T]) -> tuple[set[str], T]:
-    """Paths of the `Linear`s that a trace computes in `dtype`, to which they cast their kernels; and its result."""
+    """Return paths of the `Linear`s that a trace computes in `dtype`, and the trace's result.
+
+    A `Linear` counts if it casts its kernel to `dtype`.
+    """
     found = set()
 
     def record(call: Any, args: Any, options: Any, context: Any) -> Any:

@@ -21,11 +21,11 @@ class ModelConfig(Protocol):
     def vocab_size(self) -> int: ...
 
     def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "ModelConfig":
-        """The config for rows in which documents lie as said: in bytes, and in slots of patches."""
+        """Return the config for rows in which documents lie as said: in bytes, and in slots."""
         ...
 
     def build(self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None) -> "LanguageModel":
-        """The module; parameters are fp32, computation in `dtype`, logits in fp32.
+        """Build the module; parameters are fp32, computation in `dtype`, logits in fp32.
 
         Raises:
           ValueError: the model has no patches, and there is a patcher.
@@ -54,7 +54,7 @@ class LanguageModel(Protocol):
     def grid(self) -> int: ...
 
     def apply(self, variables: Any, *args: Any, **options: Any) -> Any:
-        """Linen's."""
+        """Apply the module as Linen does."""
         ...
 
     def __call__(
@@ -66,7 +66,7 @@ class LanguageModel(Protocol):
         entropies: Float[Array, "B T"] | None = None,
         patches: Patches | None = None,
     ) -> tuple[Float[Array, "B T V"], Patches | None]:
-        """Logits in fp32, and the patches that they used.
+        """Return logits in fp32, and the patches that they used.
 
         Args:
           ids: byte ids.
@@ -78,7 +78,9 @@ class LanguageModel(Protocol):
         ...
 
     def init_state(self, batch_size: int, *, num_bytes: int) -> Any:
-        """The state before the first byte, for documents of at most `num_bytes` bytes; no parameters are needed.
+        """Return the state before the first byte, for documents of at most `num_bytes` bytes.
+
+        It needs no parameters.
 
         Raises:
           ValueError: the model or its patcher sees the future.
@@ -93,7 +95,7 @@ class LanguageModel(Protocol):
         segment_ids: Int[Array, "B T"],
         entropies: Float[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B V"], Any]:
-        """Logits after each row's last byte, and the state that `step` would have left.
+        """Return logits after each row's last byte, and the state that `step` would have left.
 
         Args:
           ids: the next bytes of each row.
@@ -112,7 +114,9 @@ class LanguageModel(Protocol):
         segment_ids: Int[Array, "B"] | None = None,
         entropies: Float[Array, "B"] | None = None,
     ) -> tuple[Float[Array, "B V"], Bool[Array, "B"], Any]:
-        """Logits of the byte after each row's next byte, whether a patch closed with it, and the state after it.
+        """Return logits of the byte after each row's next byte, and the state after that byte.
+
+        Between them stands whether a patch closed with it.
 
         Args:
           ids: the next byte of each row.
@@ -123,5 +127,8 @@ class LanguageModel(Protocol):
         ...
 
     def boundaries(self, state: Any) -> tuple[Int[Array, "B"], Int[Array, "B"]] | None:
-        """Patch boundaries refused for want of slots and asked for in each row's document; None without patches."""
+        """Count patch boundaries refused for want of slots, and those asked for, or return None.
+
+        Both are of each row's document so far.
+        """
         ...

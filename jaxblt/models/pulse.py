@@ -21,9 +21,10 @@ def SimplePulse(
     num_layers: int = 6,
     num_classes: int | None = None,
 ) -> ByteLMConfig | ByteClassifierConfig:
-    """The config of a stack of state engines; `build()` makes the module, and a `Recipe` takes it as its model.
+    """Return the config of a stack of state engines.
 
-    Its engines have no edges, levels or adaptive count; replace `stack.mixers["T"]` for those.
+    `build()` makes the module, and a `Recipe` takes it as its model. Its engines have no edges, levels or adaptive
+    count; replace `stack.mixers["T"]` for those.
 
     Args:
       vocab_size: ids, at least the 260 of bytes.
@@ -63,7 +64,7 @@ def SimplePulse(
 
 
 def _top_k(num_states: int, sparse: bool, top_k: int | None) -> int | None:
-    """How many slots a token writes to; None for all."""
+    """Return how many slots a token writes to; None for all."""
     if top_k is None:
         return min(TOP_K, num_states) if sparse else None
     whole("top_k_states", top_k, least=1, most=num_states, why=": num_states is the most")

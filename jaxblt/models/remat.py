@@ -18,7 +18,7 @@ BLOCK_INPUT = "block_input"
 
 
 def remat(module: type[nn.Module], policy: Remat) -> type[nn.Module]:
-    """`module` under `jax.checkpoint` with the named policy; "none" leaves it as it is.
+    """Put `module` under `jax.checkpoint` with the named policy; "none" leaves it as it is.
 
     - "none": keep every intermediate.
     - "full": keep a layer's input alone; about one more forward pass.

@@ -35,7 +35,10 @@ def call_routed(
     side: Any,
     through: Callable[[Any, Any, Any, Any], tuple[Any, Any]],
 ) -> tuple[Any, Any, Any]:
-    """The results of `through(x, segment_ids, positions, code)` at the router's codes, and the router's state."""
+    """Run `through(x, segment_ids, positions, code)` at the router's codes.
+
+    Returns its results and the router's state.
+    """
     code, after = router(x, segment_ids=segment_ids, state=state, side=side)
     order = None
     if state is not None and segment_ids is not None and x.shape[1] > 1 and not splits_call(x.shape[1]):
@@ -47,12 +50,15 @@ def call_routed(
 
 
 def _take(order: Int[Array, "B T"], x: Any) -> Any:
-    """x with its tokens in another order; None for None."""
+    """Reorder the tokens of x; None stays None."""
     return x if x is None else jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), 1)
 
 
 def check_routers(adapter: StackAdapter | None, state: Any, batch_size: int, dim: int) -> None:
-    """Raises ValueError for a `StackState` whose routers' states are not those of the adapter: they would be lost."""
+    """Raise ValueError for a `StackState` whose routers' states are not those of the adapter.
+
+    They would be lost.
+    """
     made = None if adapter is None else jax.eval_shape(lambda: adapter.init_state(batch_size, dim))
     of_blocks = adapter is not None and adapter.of_blocks
     of_stack, of_block = (None, made) if of_blocks else (made, None)
@@ -75,6 +81,6 @@ def _check(where: str, held: Any, own: Any) -> None:
 
 
 def _told(router: Any) -> str:
-    """A router's state in words."""
+    """Describe a router's state in words."""
     shapes = [leaf.shape for leaf in jax.tree.leaves(router)]
     return "no router" if router is None else f"a router with arrays of shapes {shapes}"

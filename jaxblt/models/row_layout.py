@@ -23,7 +23,7 @@ class RowLayout:
 
 
 def promise[C](config: C, rows: RowLayout) -> C:
-    """`config` with the promises of `rows` in every mixer inside it that takes them."""
+    """Return `config` with the promises of `rows` in every mixer inside it that takes them."""
     if isinstance(config, tuple):
         return type(config)(promise(item, rows) for item in config)
     if isinstance(config, Mapping):
@@ -40,7 +40,7 @@ def promise[C](config: C, rows: RowLayout) -> C:
 
 
 def promises(config: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """The path and value of every promise inside `config`, a config found at the path `where`."""
+    """Yield the path and value of every promise inside `config`, which is found at `where`."""
     if isinstance(config, tuple):
         for i, item in enumerate(config):
             yield from promises(item, f"{where}[{i}]")
@@ -54,9 +54,10 @@ def promises(config: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def off_grid(config: Any) -> int:
-    """Times that `segment_alignment` has to grow until documents start where every mixer inside `config` needs them.
+    """Return the factor by which `segment_alignment` has to grow for every mixer in `config`.
 
-    A mixer that needs them at multiples of a number in training says so by `training_grid`.
+    Then documents start where each of them needs it. A mixer that needs them at multiples of a number in training says
+    so by `training_grid`.
     """
     members: Any = ()
     if isinstance(config, tuple):

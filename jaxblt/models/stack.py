@@ -138,7 +138,7 @@ class StackConfig:
         self._check_adapter()
 
     def _check_adapter(self) -> None:
-        """A router reads tokens in order, and what came before them."""
+        """Check that a router has a causal stack: it reads tokens in order."""
         if self.adapter is None:
             return
         if not isinstance(self.adapter, StackAdapter):
@@ -151,7 +151,7 @@ class StackConfig:
         self.adapter.check(self)
 
     def _fill_table(self) -> None:
-        """Completes `mixers` by the defaults that the pattern names, and drops defaults that it does not."""
+        """Add the defaults that the pattern names to `mixers`, and drop the others."""
         for name, mixer in self.mixers.items():
             if not (isinstance(name, str) and callable(getattr(mixer, "build", None))):
                 given = dict(self.mixers)
@@ -177,7 +177,7 @@ class StackConfig:
 
     @classmethod
     def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
-        """Fields as an older version stored them: a config for each family of mixers instead of one by name."""
+        """Convert fields of an older version: one config a family of mixers becomes one a name."""
         if not {"hyena", "attention", "recurrence"} & stored.keys():
             return stored
         fields = dict(stored)
@@ -218,7 +218,7 @@ class StackConfig:
         return self.pattern[: self.num_layers % len(self.pattern)]
 
     def mixer(self, name: str) -> MixerConfig:
-        """The mixer config of a name, with the stack's width and causality."""
+        """Return the mixer config of a name, with the stack's width and causality."""
         return dataclasses.replace(self.mixers[name], dim=self.dim, causal=self.causal)
 
 
@@ -247,7 +247,10 @@ class StackState:
 def init_stack_state(
     config: StackConfig, batch_size: int, *, capacity: int, dtype: Any = jnp.float32
 ) -> StackState:
-    """The stack's state before the first token; `capacity` as in `jaxblt.mixers.init_state`."""
+    """Return the stack's state before the first token.
+
+    `capacity` is that of `jaxblt.mixers.init_state`.
+    """
 
     adapter = config.adapter
     router = None if adapter is None else adapter.init_state(batch_size, config.dim)
@@ -267,7 +270,10 @@ def init_stack_state(
 
 
 def _check_depth(config: StackConfig, state: StackState) -> None:
-    """Raises ValueError for the state of a stack of another depth: blocks without one would begin anew each call."""
+    """Raise ValueError for the state of a stack of another depth.
+
+    Blocks without a state would begin anew each call.
+    """
     if state.scanned != config.scan:
         raise ValueError(
             f"the state is of a stack with scan={state.scanned}, and this one has scan={config.scan}: make it by "
@@ -327,7 +333,7 @@ class Block(nn.Module):
         return x, None if state is None else BlockState(own, routed)
 
     def _adapted(self, x: Any, segment_ids: Any, positions: Any, state: Any, code: Any) -> tuple[Any, Any]:
-        """The block, whose sites are scaled by the code."""
+        """Run the block, whose sites are scaled by the code."""
         adapter = self.config.adapter
         if adapter is None:
             return self._mix(x, segment_ids, positions, state)
@@ -401,7 +407,10 @@ class Stack(nn.Module):
         state: StackState | None = None,
         side: Float[Array, "B T S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], StackState | None]:
-        """As a mixer; `side` are side features that the adapter's router reads."""
+        """Mix along the sequence.
+
+        `side` are side features that the adapter's router reads.
+        """
         config = self.config
         check_width("Stack", x, config.dim)
         check_call(x, segment_ids, positions)
@@ -430,7 +439,10 @@ class Stack(nn.Module):
     def _through(
         self, x: Any, segment_ids: Any, positions: Any, code: Any, side: Any, state: StackState | None
     ) -> tuple[Float[Array, "B T D"], StackState | None]:
-        """The blocks, whose sites are scaled by the code, or whose routers read the side features."""
+        """Run the blocks.
+
+        The code scales their sites, or their routers read the side features.
+        """
         config = self.config
         carried = (state.periods, state.rest) if state else ((), ())
         x, periods = self._periods(x, segment_ids, positions, carried[0], code, side)
@@ -471,12 +483,15 @@ class Stack(nn.Module):
         return x, tuple(after) if states else ()
 
     def _chosen(self) -> bool:
-        """Whether the stack's router was given codes of rows."""
+        """Return whether the stack's router was given codes of rows."""
         return self.has_variable(CHOSEN, "router")
 
 
 def block_names(config: StackConfig) -> dict[str, list[str]]:
-    """Names of a stack's children, each with those of its blocks; of scanned periods once."""
+    """Return the names of a stack's children, each with those of its blocks.
+
+    Scanned periods stand there once.
+    """
     periods = ["periods"] if config.scan else [f"period_{i}" for i in range(config.repeats)]
     names = dict.fromkeys(periods if config.repeats else [], config.pattern) | {"rest": config.remainder}
     return {name: [f"block_{i}" for i in range(len(kinds))] for name, kinds in names.items() if kinds}
@@ -485,7 +500,7 @@ def block_names(config: StackConfig) -> dict[str, list[str]]:
 def stack_periods(
     params: dict[str, Any], join: Callable[..., Any] = lambda *layers: jnp.stack(layers)
 ) -> dict[str, Any]:
-    """A stack's parameters from the unrolled form ("period_0", ...) to the scanned one ("periods", stacked).
+    """Convert unrolled parameters ("period_0", ...) to the scanned form ("periods", stacked).
 
     Args:
       params: of the stack, or shapes.
@@ -501,7 +516,7 @@ def stack_periods(
 
 
 def unstack_periods(params: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `stack_periods`."""
+    """Undo `stack_periods`."""
     rest = {name: value for name, value in params.items() if name != "periods"}
     if "periods" not in params:
         return rest
@@ -513,7 +528,7 @@ def unstack_periods(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def unstack_state(state: StackState) -> StackState:
-    """The state of a stack as that of the same stack unrolled."""
+    """Convert the state of a stack to that of the same stack unrolled."""
     if not state.scanned:
         return state
     repeats = max((len(leaf) for leaf in jax.tree.leaves(state.periods)), default=0)

@@ -73,7 +73,7 @@ class TaskHeadsConfig:
             )
 
     def build(self, causal: bool, dtype: Any) -> "TaskHeads":
-        """The module, over states of a causal model or not."""
+        """Build the module, over states of a causal model or not."""
         return TaskHeads(self, causal, dtype)
 
 
@@ -88,7 +88,7 @@ class TaskHeads(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None
     ) -> TaskAnswers:
-        """The answers of all heads; arguments are those of `LabelHead`."""
+        """Return the answers of all heads; arguments are those of `LabelHead`."""
         tasks = self.config.tasks
         outputs = {
             task.name: LabelHead(task.head, self.causal, self.dtype, name=task.name)(x, ids, segment_ids)

@@ -27,7 +27,9 @@ def titan(
     num_heads: int | None = None,
     mlp_dim: int | None = None,
 ) -> ByteLMConfig:
-    """The config of a Titan over bytes; `build()` makes the module, and a `Recipe` takes it as its model.
+    """Return the config of a Titan over bytes.
+
+    `build()` makes the module, and a `Recipe` takes it as its model.
 
     Args:
       form: "mag", every layer mixes a memory and attention over a window by a gate; "mal", layers of memory and
