@@ -9,7 +9,7 @@ from jaxblt.data.packing import PackedIndex, split_long
 
 
 def rows_within(row_length: int, *, most_rows: int, max_tokens: int | None) -> int:
-    """Rows of a batch: the largest divisor of `most_rows` that keeps rows·row_length within a budget of tokens.
+    """Return the rows of a batch: the largest divisor of `most_rows` within a budget of tokens.
 
     A divisor, so that batches of every bucket divide among as many devices as possible. None sets no budget.
 
@@ -31,7 +31,7 @@ def bucket(
     alignment: int = 1,
     long_documents: Literal["split", "error"] = "split",
 ) -> list[PackedIndex]:
-    """Puts every document into a row of the shortest length that holds it.
+    """Put every document into a row of the shortest length that holds it.
 
     Rows of `row_length` are the overflow bucket: they take what no other bucket holds, and documents longer
     still are cut into chunks of `row_length`, each a document of its own (the last chunk goes where it fits).

@@ -146,7 +146,7 @@ class DataConfig:
             self.of(source)
 
     def of(self, source: SourceConfig) -> "DataConfig":
-        """The config of one source by itself."""
+        """Return the config of one source by itself."""
         own = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in ("name", "weight")}
         return replace(self, sources=(), **own)
 
@@ -195,7 +195,7 @@ class DataConfig:
             )
 
     def rows_of(self, row_length: int) -> int:
-        """Rows in a batch of rows of this length."""
+        """Return the number of rows in a batch of rows of this length."""
         most = self.batch_size * self.seq_len // row_length if self.length_schedule else self.batch_size
         return rows_within(row_length, most_rows=most, max_tokens=self.max_tokens)
 
@@ -213,7 +213,7 @@ class DataConfig:
 
 
 def check_settings(config: DataConfig) -> None:
-    """Raises ValueError for a setting of rows or splits that nothing reads as it is meant.
+    """Raise ValueError for settings of rows or splits that would have no effect.
 
     Configs may hold such settings, or runs that were trained with them could not be read.
     """
@@ -234,7 +234,7 @@ def check_settings(config: DataConfig) -> None:
 
 
 def _check_shared(config: DataConfig) -> None:
-    """Raises ValueError for a file of two sources that may hold it in different parts: trained on, and held out."""
+    """Raise ValueError for a file that one source trains on and another holds out."""
     if config.split == "position":
         return
     held: dict[str, tuple[str, Any]] = {}
@@ -254,7 +254,7 @@ def _check_shared(config: DataConfig) -> None:
 
 
 def _warn_kind(names: Sequence[str]) -> None:
-    """Warns of the first file that is read as text though its name says otherwise: its markup would be learned too."""
+    """Warn of a file read as text whose name says otherwise: its markup would be learned."""
     for name in names:
         end = ending(Path(name))
         kind = "jsonl" if end == ".jsonl" else "fasta" if end in FASTA else None
@@ -267,7 +267,7 @@ def _warn_kind(names: Sequence[str]) -> None:
 
 
 def open_source(config: DataConfig) -> DocumentSource:
-    """The whole documents that a config names, before any split.
+    """Open the whole documents that a config names, before any split.
 
     Raises:
       ValueError: not exactly one of `paths`, `sample` and `sources`; a setting that nothing reads; bad data.
@@ -302,7 +302,10 @@ def open_source(config: DataConfig) -> DocumentSource:
 
 
 def apply_split(config: DataConfig, source: DocumentSource, split: SplitName) -> Regions:
-    """The part of `source` that `split` names, by the rule of `config`; of each of several sources by itself."""
+    """Return the part of `source` that `split` names, by the rule of `config`.
+
+    Each of several sources is split by itself.
+    """
     if config.sources and isinstance(source, JoinedSource):
         return _split_each(config, source, split)
     if config.split == "documents":
@@ -313,7 +316,7 @@ def apply_split(config: DataConfig, source: DocumentSource, split: SplitName) ->
 
 
 def _split_each(config: DataConfig, joined: JoinedSource, split: SplitName) -> Regions:
-    """The parts of all sources, one source after the other."""
+    """Split each source and return the parts one after the other."""
     parts = []
     for own, source in zip(config.sources, joined.sources, strict=True):
         try:

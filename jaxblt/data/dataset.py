@@ -55,7 +55,10 @@ class Dataset(ABC):
                 )
 
     def __repr__(self) -> str:
-        """Short: Grain asks for it where an iterator begins, and examples may be a hundred thousand arrays."""
+        """Write a short name.
+
+        Grain asks for it where an iterator begins, and examples may be a hundred thousand arrays.
+        """
         return f"<{type(self).__name__}: {self.mode}, rows of {self.row_lengths}, {self.num_rows} in all>"
 
     @property
@@ -74,7 +77,7 @@ class Dataset(ABC):
         """Bytes of the split; None where they are not known."""
 
     def sample(self) -> Iterator[bytes]:
-        """Give bytes that change where the data do, some megabytes at most; none of data that are drawn."""
+        """Yield bytes that change where the data do, some megabytes at most; none of drawn data."""
         return iter(())
 
     @cached_property
@@ -84,7 +87,10 @@ class Dataset(ABC):
 
     @abstractmethod
     def fill_row(self, row: Row, bucket: int, number: int, step: int, slot: int) -> None:
-        """Writes row `number` of a bucket into `row`, which is blank; it stands in this slot of this step."""
+        """Write row `number` of a bucket into `row`, which is blank.
+
+        It stands in this slot of this step.
+        """
 
     @property
     def num_batches(self) -> int | None:
@@ -102,20 +108,20 @@ class Dataset(ABC):
         return self.schedule.begins[-1] if isinstance(self.schedule, Staged) else 0
 
     def slots(self, step: int) -> range:
-        """The slots of a step's batch that this process makes."""
+        """Return the slots of a step's batch that this process makes."""
         share = self.rows_at(step) // self.process_count
         return range(self.process_index * share, (self.process_index + 1) * share)
 
     def rows_at(self, step: int) -> int:
-        """Rows in the batch of a step, over all processes."""
+        """Return the number of rows in the batch of a step, over all processes."""
         return self.batch_sizes[self.schedule.place(step).bucket]
 
     def blank_rows(self, count: int, length: int) -> dict[str, Any]:
-        """Rows of padding, one array for each field of a batch."""
+        """Return rows of padding, one array for each field of a batch."""
         return empty_rows(count, length)
 
     def batch(self, step: int, *, slots: Sequence[int] | None = None) -> Batch:
-        """This process's rows of the batch of a step, as numpy arrays [slots, T].
+        """Return this process's rows of the batch of a step, as numpy arrays [slots, T].
 
         Args:
           step: from 0.
@@ -134,7 +140,7 @@ class Dataset(ABC):
         return Batch(**rows)
 
     def row_numbers(self, step: int, slots: Sequence[int]) -> list[int | None]:
-        """Which rows of their bucket stand in these slots of a step; None for an empty slot.
+        """Return which rows of their bucket stand in slots of a step; None for an empty slot.
 
         Raises:
           IndexError: as of `batch`.
@@ -148,7 +154,9 @@ class Dataset(ABC):
         return [self.schedule.row(place, slot) for slot in slots]
 
     def iterator(self, start_step: int = 0, *, prefetch: int = 4, workers: int = 0) -> BatchIterator:
-        """Batches from `start_step` on, prepared ahead; its only state is the step.
+        """Return an iterator of batches from `start_step` on, prepared ahead.
+
+        Its only state is the step.
 
         Args:
           start_step: the first step.

@@ -19,7 +19,10 @@ def deal_records(
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
     seed: int = 0,
 ) -> list[int]:
-    """Return the part of each record, so that near-copies lie in one part; see `group_records` and `deal_groups`."""
+    """Return the part of each record, so that near-copies lie in one part.
+
+    See `group_records` and `deal_groups`.
+    """
     if not sequences:
         return []
     groups = group_records(sequences, length=length, share=share)
@@ -34,10 +37,11 @@ def deal_groups(
     fractions: Sequence[float],
     seed: int = 0,
 ) -> np.ndarray:
-    """Return the part of each record, Int[N]: whole groups are dealt, so that parts have their shares of each label.
+    """Deal whole groups to parts and return the part of each record, Int[N].
 
-    Groups come by their size, in steps of two, and in an order that `seed` picks among those of a step. Each goes where
-    it lowers Σ (records - wanted)² / wanted most, over parts, over all records and those of each label.
+    Parts have their shares of each label. Groups come by their size, in steps of two, and in an order that `seed` picks
+    among those of a step. Each goes where it lowers Σ (records - wanted)² / wanted most, over parts, over all records
+    and those of each label.
 
     Args:
       sequences: of the records.
@@ -86,7 +90,7 @@ class _Part:
 
 
 def _dealing_order(sequences: Sequence[bytes], groups: np.ndarray, seed: int) -> list[int]:
-    """Return the groups by size, and groups of a like size by the smallest hash of a record of theirs."""
+    """Order groups by size, and groups of a like size by the smallest hash of their records."""
     first: dict[int, bytes] = {}
     key = seed.to_bytes(4, "little")
     for group, sequence in zip(groups.tolist(), sequences, strict=True):

@@ -20,7 +20,7 @@ class Draws:
         self._start, self._taken = hash64(*key), 0
 
     def words(self, count: int) -> np.ndarray:
-        """UInt64[count], all bits random."""
+        """Return UInt64[count], all bits random."""
         turns = np.arange(self._taken + 1, self._taken + 1 + count, dtype=np.uint64)
         self._taken += count
         x = turns * _GOLDEN + np.uint64(self._start)
@@ -29,19 +29,19 @@ class Draws:
         return x ^ (x >> np.uint64(31))
 
     def below(self, limit: int, count: int) -> np.ndarray:
-        """Int32[count], each uniform in 0..limit - 1 (up to a bias of limit / 2^64)."""
+        """Return Int32[count], each uniform in 0..limit - 1 (up to a bias of limit / 2^64)."""
         return (self.words(count) % np.uint64(limit)).astype(np.int32)
 
     def between(self, low: int, high: int) -> int:
-        """One whole number, uniform in low..high."""
+        """Return one whole number, uniform in low..high."""
         return low + int(self.below(high - low + 1, 1)[0])
 
     def uniform(self, count: int) -> np.ndarray:
-        """Float64[count], uniform in [0, 1)."""
+        """Return Float64[count], uniform in [0, 1)."""
         return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def distinct(self, limit: int, count: int) -> np.ndarray:
-        """Int32[count], different numbers of 0..limit - 1, in random order."""
+        """Return Int32[count], different numbers of 0..limit - 1, in random order."""
         if 4 * count > limit:
             return np.argsort(self.words(limit), kind="stable")[:count].astype(np.int32)
         found = np.zeros(0, np.int32)
@@ -51,7 +51,7 @@ class Draws:
         return found[:count]
 
     def weighted(self, weights: np.ndarray, count: int) -> np.ndarray:
-        """Int32[count], different indices, drawn one after another with chances that go by `weights`.
+        """Draw different indices, Int32[count], one by one with chances that follow `weights`.
 
         By an exponential race: the first `count` of independent arrivals at these rates (Efraimidis, Spirakis 2006).
         """

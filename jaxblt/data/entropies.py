@@ -25,7 +25,7 @@ TOLD = FIELDS[:2]
 
 
 def source_hash(source: DocumentSource) -> str:
-    """Sha256 of the number of documents, their lengths and their bytes; names do not count."""
+    """Return the SHA-256 of the documents: their number, lengths and bytes, without names."""
     digest = hashlib.sha256(np.array([len(source), *source.lengths], "<i8").tobytes())
     for i, length in enumerate(source.lengths.tolist()):
         for start in range(0, length, _CHUNK):
@@ -45,7 +45,7 @@ def write_entropies(
     model: str = "",
     context: int | None = None,
 ) -> None:
-    """Writes the entropies of every document of `source`, in order.
+    """Write the entropies of every document of `source`, in order.
 
     The file appears under its name only when it is complete.
 
@@ -123,7 +123,7 @@ class Entropies:
     __repr__ = show
 
     def check(self, model: str, context: int | None) -> None:
-        """Raises ValueError unless a model with this content hash, in this context, gives these entropies."""
+        """Raise ValueError unless a model with this hash, in this context, gives these entropies."""
         if self.model and self.model != model:
             raise ValueError(
                 f"data.entropies were made by another entropy model ({self.model[:12]}) than that of entropy_run "
@@ -137,13 +137,13 @@ class Entropies:
             )
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
-        """Float32[stop - start], of the predictions made at inputs [start, stop) of BOS, b_0, ..."""
+        """Read Float32[stop - start]: predictions at inputs [start, stop) of BOS, b_0, ..."""
         offset = int(self.offsets[document])
         return np.array(self.values[offset + start : offset + stop])
 
 
 def read_entropies(path: str | os.PathLike, source: DocumentSource) -> Entropies:
-    """Opens the entropies of `source` (the whole documents, before any split).
+    """Open the entropies of `source` (the whole documents, before any split).
 
     Raises:
       FileNotFoundError: the file or its note is missing.

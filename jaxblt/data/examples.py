@@ -26,7 +26,9 @@ class Example(NamedTuple):
 
 
 def question_and_answer(question: np.ndarray, answer: np.ndarray) -> Example:
-    """The stream BOS, question, EOS, answer, of which the answer is scored and each answered id is read in turn.
+    """Return the stream BOS, question, EOS, answer.
+
+    The answer is scored, and each answered id is read in turn.
 
     Args:
       question: Int32[q], ids.
@@ -65,7 +67,7 @@ class Examples(Protocol):
         ...
 
     def example(self, number: int) -> Example:
-        """Example `number`: the same whenever and wherever it is asked for.
+        """Return example `number`: the same whenever and wherever it is asked for.
 
         Raises:
           IndexError: there is no such example.
@@ -94,7 +96,7 @@ class TaskSource(Protocol):
         ...
 
     def open(self, split: SplitName, *, seed: int = 0) -> Examples:
-        """The examples of a split.
+        """Open the examples of a split.
 
         Args:
           split: "train", "validation" or "test".

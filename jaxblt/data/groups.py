@@ -15,11 +15,12 @@ ENTRIES = 1 << 22
 
 
 def group_records(sequences: Sequence[bytes], *, length: int | None = None, share: float = 0.5) -> np.ndarray:
-    """Return the number of each record's group, Int[N]: near-copies, and what near-copies link, are one group.
+    """Return the number of each record's group, Int[N].
 
-    Two records are near-copies if they share at least `share` of the words of the one that has fewer, and one at the
-    least. Groups are the connected components of this relation (single linkage). They are exact: a pair is left out
-    only where a bound rules it out. They depend on nothing but the set of records.
+    Near-copies, and what near-copies link, are one group. Two records are near-copies if they share at least `share` of
+    the words of the one that has fewer, and one at the least. Groups are the connected components of this relation
+    (single linkage). They are exact: a pair is left out only where a bound rules it out. They depend on nothing but the
+    set of records.
 
     Args:
       sequences: of the records; see `jaxblt.data.words` for what a word is.
@@ -110,7 +111,7 @@ def _first_words(sets: csr_matrix, counts: np.ndarray) -> csr_matrix:
 
 
 def _overlaps(left: csr_matrix, rows: np.ndarray, right: csr_matrix, others: np.ndarray) -> np.ndarray:
-    """Return how many words each row of `left` shares with the row of `right` that stands beside it."""
+    """Count the words that each row of `left` shares with the row of `right` beside it."""
     entries = np.cumsum(np.diff(left.indptr)[rows] + np.diff(right.indptr)[others])
     cuts = np.searchsorted(entries, np.arange(ENTRIES, entries[-1] if len(entries) else 0, ENTRIES))
     pairs = zip(np.split(rows, cuts), np.split(others, cuts), strict=True)

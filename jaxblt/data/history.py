@@ -31,13 +31,16 @@ class History:
             )
 
     def begin(self, position: int) -> int:
-        """The first id of the history of a row whose first input is number `position` of BOS, b_0, ..."""
+        """Return the first id of the history of a row that begins at input `position`."""
         if self.grid == 1:
             return max(position + 1 - self.length, 0)
         return max(position // self.grid - 1, 0) * self.grid
 
     def ids(self, part: Regions, span: Span, *, flip: bool) -> np.ndarray:
-        """Ids of the whole document up to the first input of a span, of the other strand where it is to flip."""
+        """Return ids of the document up to the first input of a span.
+
+        Where it is to flip they are of the other strand.
+        """
         document, source = int(part.documents[span.document]), part.source
         position = int(part.starts[span.document]) + span.start
         if flip:

@@ -56,23 +56,23 @@ class BatchIterator:
         return iter(batches)
 
     def get_state(self) -> dict[str, int]:
-        """The state: {"step": the next step}."""
+        """Return the state: {"step": the next step}."""
         return {"step": self.step}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Goes on from a state."""
+        """Go on from a state."""
         self.close()
         self.step = int(state["step"])
 
     def close(self) -> None:
-        """Ends threads and worker processes; the iterator can be used again afterwards."""
+        """End threads and worker processes; the iterator can be used again afterwards."""
         if self._source is not None:
             self._source.close()
             self._source = None
 
 
 def _let_grain_read_its_flags() -> None:
-    """Grain's workers read absl flags, which raise outside an absl app unless they are marked as parsed."""
+    """Mark absl's flags as parsed: Grain's workers read them, which raises outside an absl app."""
     from absl import flags
 
     if not flags.FLAGS.is_parsed():

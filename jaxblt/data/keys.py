@@ -9,10 +9,10 @@ HEAD = 1024
 
 
 def document_key(source: DocumentSource, document: int) -> int:
-    """CRC-32 of a document's length and its first bytes, in 1..2^31 - 1; 0 is the key of no document.
+    """Return the CRC-32 of a document's length and first bytes, in 1..2^31 - 1.
 
-    Among 100,000 other documents one has the same key with a probability of 5 in 10^5. Its chunks are then left out,
-    too, and nothing else happens.
+    0 is the key of no document. Among 100,000 other documents one has the same key with a probability of 5 in 10^5. Its
+    chunks are then left out, too, and nothing else happens.
     """
     length = int(source.lengths[document])
     head = source.read(document, 0, min(HEAD, length))

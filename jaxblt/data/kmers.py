@@ -54,7 +54,7 @@ class KmerVocab:
         return len(self.alphabet) ** np.arange(self.k - 1, -1, -1, dtype=np.int64)
 
     def encode(self, data: bytes) -> np.ndarray:
-        """Int32 ids of `data`."""
+        """Return Int32 ids of `data`."""
         codes = np.full(256, -1, np.int64)
         codes[list(self.alphabet)] = np.arange(len(self.alphabet))
         letters = codes[np.frombuffer(data, np.uint8)]
@@ -65,7 +65,7 @@ class KmerVocab:
         return ids[is_kmer | is_byte].astype(np.int32)
 
     def _cut(self, inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where a k-mer starts, and which positions are bytes, given which positions hold a letter."""
+        """Return where k-mers start and which positions are bytes, given where letters are."""
         edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
         starts, lengths = edges[::2], edges[1::2] - edges[::2]
         kmers = np.where(lengths >= self.k, (lengths - self.k) // self.stride + 1, 0)
@@ -80,7 +80,7 @@ class KmerVocab:
         return is_kmer, is_byte
 
     def decode(self, ids: np.ndarray) -> bytes:
-        """The bytes that `ids` stand for; special ids are dropped.
+        """Return the bytes that `ids` stand for; special ids are dropped.
 
         Raises:
           ValueError: an id lies outside the vocabulary.

@@ -52,7 +52,7 @@ class LabelTask:
 
 
 def settle_tasks(tasks: Sequence[LabelTask], parts: Parts) -> tuple[LabelTask, ...]:
-    """The tasks with the names of their classes, sorted as text, if they are still open.
+    """Return the tasks with the names of their classes, sorted as text, if they are still open.
 
     Raises:
       ValueError: no training record has a label of a task, or the labels name one class.
@@ -77,13 +77,13 @@ def _settled(task: LabelTask, labels: Mapping[str, Sequence[str]]) -> LabelTask:
 
 
 def labels_of(tasks: Sequence[LabelTask], task: LabelTask, parts: Parts) -> dict[str, list[str]]:
-    """The labels of a task by split, as the files hold them; "" for an empty cell."""
+    """Return the labels of a task by split, as the files hold them; "" for an empty cell."""
     place = list(tasks).index(task)
     return {part: [record.labels[place] for record in records] for part, records in parts.items()}
 
 
 def describe_tasks(tasks: Sequence[LabelTask], parts: Parts) -> list[str]:
-    """A line for each task: what it is, and how many records of each split have a label."""
+    """Return a line for each task: what it is, and how many records of each split have a label."""
     lines = []
     for task in tasks:
         kind = "number" if task.target == "number" else f"{len(task.classes)} classes"
@@ -98,7 +98,9 @@ def describe_tasks(tasks: Sequence[LabelTask], parts: Parts) -> list[str]:
 
 
 def task_targets(tasks: Sequence[LabelTask], records: Sequence[LabelledRecord]) -> dict[str, np.ndarray]:
-    """Int32[records] classes or Float32[records] numbers of each task; `UNLABELLED` and NaN for empty cells.
+    """Return classes Int32[records] or numbers Float32[records] of each task.
+
+    Empty cells are `UNLABELLED` and NaN.
 
     Raises:
       ValueError: a label is no class or no finite number; names file and line.
@@ -117,7 +119,7 @@ def task_targets(tasks: Sequence[LabelTask], records: Sequence[LabelledRecord]) 
 
 
 def task_labels(targets: Mapping[str, np.ndarray], numbers: np.ndarray) -> dict[str, np.ndarray]:
-    """The labels of a batch whose rows hold the records `numbers`; -1 is an empty row."""
+    """Return the labels of a batch whose rows hold the records `numbers`; -1 is an empty row."""
     found = {}
     for name, values in targets.items():
         none = values.dtype.type(math.nan if values.dtype == np.float32 else UNLABELLED)
@@ -126,7 +128,7 @@ def task_labels(targets: Mapping[str, np.ndarray], numbers: np.ndarray) -> dict[
 
 
 def as_class(label: str, record: LabelledRecord, numbers: Mapping[str, int]) -> int:
-    """The number of a class.
+    """Return the number of a class.
 
     Raises:
       ValueError: there is none of the name.
@@ -140,7 +142,7 @@ def as_class(label: str, record: LabelledRecord, numbers: Mapping[str, int]) -> 
 
 
 def as_number(label: str, record: LabelledRecord) -> float:
-    """A label as a number.
+    """Return a label as a number.
 
     Raises:
       ValueError: it is none, or not finite.

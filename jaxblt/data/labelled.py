@@ -170,7 +170,7 @@ class LabelledDataConfig:
             )
 
     def rows_of(self, row_length: int) -> int:
-        """Rows in a batch of rows of this length."""
+        """Return the number of rows in a batch of rows of this length."""
         return rows_within(row_length, most_rows=self.batch_size, max_tokens=self.max_tokens)
 
     @property
@@ -237,7 +237,10 @@ class LabelledDataset(Dataset):
         return wanted and hash64(self.config.seed, STRANDS, step, slot, 0) % 2 == 1
 
     def record_numbers(self, step: int, slots: Sequence[int] | None = None) -> np.ndarray:
-        """Int64[slots], the record in each of this process's rows, or in `slots`; -1 for an empty row."""
+        """Return Int64[slots], the record in each of this process's rows, or in `slots`.
+
+        -1 is an empty row.
+        """
         slots = self.slots(step) if slots is None else slots
         index = self.indexes[self.schedule.place(step).bucket]
         numbers = self.row_numbers(step, slots)
@@ -261,7 +264,9 @@ class LabelledDataset(Dataset):
 
 
 def with_classes(config: LabelledDataConfig) -> LabelledDataConfig:
-    """`config` with the names of its classes, sorted as text, if they are still open. All splits are read.
+    """Return `config` with the names of its classes, sorted as text, if they are still open.
+
+    All splits are read.
 
     Raises:
       FileNotFoundError: a path names no file.
@@ -282,7 +287,7 @@ def with_classes(config: LabelledDataConfig) -> LabelledDataConfig:
 
 
 def fitting_length(config: LabelledDataConfig, multiple: int = 64) -> int:
-    """The shortest `seq_len` that holds every record of every split behind BOS, rounded up to `multiple`.
+    """Return the shortest multiple as `seq_len` that holds every record behind BOS.
 
     Raises:
       ValueError: there is no record.
@@ -295,9 +300,10 @@ def fitting_length(config: LabelledDataConfig, multiple: int = 64) -> int:
 
 
 def number_statistics(config: LabelledDataConfig, task: LabelTask | None = None) -> tuple[float, float]:
-    """Mean and standard deviation of the training labels of target="number"; 1 for numbers that are all the same.
+    """Return mean and standard deviation of the training labels of target="number".
 
-    Of several tasks they are those of `task`, without empty cells.
+    The deviation is 1 for numbers that are all the same. Of several tasks they are those of `task`, without empty
+    cells.
     """
     place = 0 if task is None else config.tasks.index(task)
     labels = [(record.labels[place], record) for record in read_parts(config)["train"]]
@@ -306,13 +312,13 @@ def number_statistics(config: LabelledDataConfig, task: LabelTask | None = None)
 
 
 def classes_of(data: Any, task: str) -> tuple[str, ...]:
-    """Names of the classes of labelled data, or of one of its tasks; () where there are none."""
+    """Return the class names of labelled data, or of one of its tasks; () where there are none."""
     named = {one.column: one.classes for one in getattr(data, "tasks", ())}
     return named[task] if task else getattr(data, "classes", ())
 
 
 def check_labels(own: LabelledDataConfig, other: LabelledDataConfig) -> None:
-    """Raises ValueError for data whose labels have other meanings or numbers than those that a run learned."""
+    """Raise ValueError for data whose labels differ in meaning or number from a run's."""
     for name in ("target", "classes", "tasks"):
         learned, given = getattr(own, name), getattr(other, name)
         if given != learned:
@@ -323,7 +329,7 @@ def check_labels(own: LabelledDataConfig, other: LabelledDataConfig) -> None:
 
 
 def label_lines(config: LabelledDataConfig) -> list[str]:
-    """Return lines that say what was read: labels of several tasks, sizes of parts, classes never trained on."""
+    """Return lines that say what was read: labels of tasks, sizes of parts, unseen classes."""
     parts = read_parts(config)
     lines = describe_tasks(config.tasks, parts) if config.tasks else []
     if config.split == "groups":
@@ -348,7 +354,7 @@ def open_labelled(
     process_index: int = 0,
     process_count: int = 1,
 ) -> LabelledDataset:
-    """Opens one split of labelled records.
+    """Open one split of labelled records.
 
     Raises:
       FileNotFoundError: a path names no file.
@@ -396,7 +402,7 @@ def _training_order(
 
 
 def _difficulty(config: LabelledDataConfig, record: LabelledRecord) -> float:
-    """A record's length, or what the column of difficulties says."""
+    """Return a record's length, or what the column of difficulties says."""
     if config.difficulty is None:
         return len(record.sequence)
     try:
@@ -409,7 +415,7 @@ def _difficulty(config: LabelledDataConfig, record: LabelledRecord) -> float:
 
 
 def read_targets(config: LabelledDataConfig, records: Sequence[LabelledRecord]) -> list[Any]:
-    """What labels mean: the numbers of classes, numbers, or Int32[bytes] of the classes of positions.
+    """Return what labels mean: class numbers, numbers, or Int32[bytes] of classes of positions.
 
     Raises:
       ValueError: a label is no class, no finite number, or has not one character for each byte; names file and line.
@@ -438,7 +444,7 @@ def _check_lengths(config: LabelledDataConfig, records: Sequence[LabelledRecord]
 
 
 def read_parts(config: LabelledDataConfig) -> dict[str, list[LabelledRecord]]:
-    """The records of each split, in the order of the files.
+    """Read the records of each split, in the order of the files.
 
     Raises:
       FileNotFoundError: a path names no file.
@@ -463,7 +469,7 @@ def read_parts(config: LabelledDataConfig) -> dict[str, list[LabelledRecord]]:
 
 
 def _check_settings(config: LabelledDataConfig, files: Sequence[Path]) -> None:
-    """Raises ValueError for a setting that nothing reads, so that what it asks for is not done."""
+    """Raise ValueError for a setting that nothing reads: it would have no effect."""
     read = {
         "split_column": (config.split == "column", "split='column'"),
         "split_seed": (config.split in ("hash", "groups"), "split='hash' or 'groups'"),
@@ -477,7 +483,7 @@ def _check_settings(config: LabelledDataConfig, files: Sequence[Path]) -> None:
 
 
 def _check_apart(config: LabelledDataConfig) -> None:
-    """Raises ValueError for a file of two parts, as a glob easily names one that is held out."""
+    """Raise ValueError for a file of two parts, as a glob easily names one that is held out."""
     found: dict[Path, str] = {}
     for name in ("paths", "validation_paths", "test_paths"):
         for file in expand(getattr(config, name)) if getattr(config, name) else ():
@@ -532,7 +538,7 @@ def _read_files(config: LabelledDataConfig, paths: tuple[str, ...]) -> list[Labe
 
 
 def _check_ids(config: LabelledDataConfig, records: list[LabelledRecord]) -> None:
-    """Raises ValueError if the table of labels names a record that no FASTA file holds."""
+    """Raise ValueError if the table of labels names a record that no FASTA file holds."""
     if config.labels is None:
         return
     named = (*config.paths, *config.validation_paths, *config.test_paths)
@@ -547,7 +553,10 @@ def _check_ids(config: LabelledDataConfig, records: list[LabelledRecord]) -> Non
 
 
 def _hash_part(config: LabelledDataConfig, record: LabelledRecord) -> str:
-    """By a hash of the sequence alone: records that are added or leave move no other."""
+    """Choose a part by a hash of the sequence.
+
+    Records that are added or removed move no other.
+    """
     key = config.split_seed.to_bytes(4, "little")
     digest = hashlib.blake2b(record.sequence, digest_size=4, key=key).digest()
     edges = cut_points(np.array([1 << 32]), config.fractions)[0, 1:3]

@@ -36,7 +36,7 @@ class NearCopies(NamedTuple):
 def find_near_copies(
     train: Sequence[bytes], held: Sequence[bytes], *, length: int | None = None, share: float = 0.5
 ) -> NearCopies:
-    """Return how many held-out records share at least `share` of their words with one training record.
+    """Count held-out records that share at least `share` of their words with a training record.
 
     Both sides are samples, at even distances, so that it takes about a second; of large training sets the share is a
     lower bound.

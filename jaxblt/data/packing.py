@@ -49,7 +49,7 @@ def pack(
     method: Literal["first_fit", "sequential"] = "first_fit",
     long_documents: Literal["split", "error"] = "split",
 ) -> PackedIndex:
-    """Packs documents into rows; every pair is in exactly one row.
+    """Pack documents into rows; every pair is in exactly one row.
 
     Args:
       pairs: Int64[N], pairs in each document (see `rows.pair_counts`).
@@ -79,7 +79,10 @@ def pack(
 def split_long(
     pairs: np.ndarray, row_length: int, *, long_documents: Literal["split", "error"] = "split"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts documents into chunks of at most `row_length` pairs: documents, starts and stops, in order."""
+    """Cut documents into chunks of at most `row_length` pairs.
+
+    Returns documents, starts and stops, in order.
+    """
     if long_documents == "error" and len(pairs) and pairs.max() > row_length:
         i = int(pairs.argmax())
         raise ValueError(
@@ -94,7 +97,10 @@ def split_long(
 
 
 def _first_fit(sizes: np.ndarray, room: int) -> np.ndarray:
-    """Row of each chunk by first-fit decreasing: chunks of one size fill the open rows left to right."""
+    """Return the row of each chunk by first-fit decreasing.
+
+    Chunks of one size fill the open rows left to right.
+    """
     rows = np.zeros(len(sizes), np.int64)
     order = np.argsort(-sizes, kind="stable")
     left = np.zeros(0, np.int64)  # room left in each open row
@@ -114,7 +120,7 @@ def _first_fit(sizes: np.ndarray, room: int) -> np.ndarray:
 
 
 def _sequential(sizes: np.ndarray, room: int) -> np.ndarray:
-    """Row of each chunk when rows are filled in order."""
+    """Return the row of each chunk when rows are filled in order."""
     rows, row, used = np.zeros(len(sizes), np.int64), 0, 0
     for i, size in enumerate(sizes.tolist()):
         if used + size > room:

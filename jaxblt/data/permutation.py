@@ -7,7 +7,10 @@ _ROUNDS = 8
 
 
 def hash64(*words: int) -> int:
-    """A well mixed 64-bit integer from integers (splitmix64 finaliser; Steele, Lea, Flood 2014, fig. 14)."""
+    """Hash integers to a well mixed 64-bit integer.
+
+    It is the splitmix64 finaliser (Steele, Lea, Flood 2014, fig. 14).
+    """
     state = 0
     for word in words:
         state = _mix((state + 0x9E3779B97F4A7C15 + (word & _WORD)) & _WORD)
@@ -21,7 +24,7 @@ def _mix(x: int) -> int:
 
 
 def permute(i: int, size: int, *key: int) -> int:
-    """Where a random permutation of 0..size-1, picked by `key`, sends i.
+    """Return where a random permutation of 0..size-1, picked by `key`, sends i.
 
     A Feistel network over the smallest even number of bits that holds `size`, walked along its cycle until it
     lands inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"); on average fewer than 4
@@ -42,7 +45,10 @@ def permute(i: int, size: int, *key: int) -> int:
 
 @lru_cache(maxsize=256)
 def _round_keys(size: int, *key: int) -> tuple[int, ...]:
-    """Kept, as a batch sends all its rows through one permutation, and making them takes longer than their use."""
+    """Make the keys of each round.
+
+    Keep them: a batch sends all its rows through one permutation, and making the keys costs more than using them.
+    """
     return tuple(hash64(*key, size, turn) for turn in range(_ROUNDS))
 
 

@@ -105,7 +105,7 @@ def make_dataset(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Dataset:
-    """Opens the data of a config, takes one split of it, and computes which bytes make up which row.
+    """Open the data of a config, take one split, and compute which bytes make up which row.
 
     Args:
       config: the data.
@@ -184,13 +184,16 @@ def _schedule(
 
 
 def _joined(rows: Sequence[Any]) -> JoinedRows:
-    """The rows of all sources in a stage, or of one source."""
+    """Join the rows of all sources in a stage, or take those of one source."""
     indexes = tuple(index for own in rows for index in own.indexes)
     return JoinedRows(indexes, tuple(shift for own in rows for shift in own.documents))
 
 
 def _indexes_of_each(config: DataConfig, part: Regions, mode: str, split: str) -> list[Rows]:
-    """The rows of each source, whose documents lie in `part` one source after the other."""
+    """Return the rows of each source.
+
+    Their documents lie in `part`, one source after the other.
+    """
     ends = document_ends(part)
     if not config.sources:
         pairs = pair_counts(part.lengths, ends, eos=config.ends_with_eos)
@@ -210,7 +213,7 @@ def _indexes_of_each(config: DataConfig, part: Regions, mode: str, split: str) -
 
 
 def _filled(config: DataConfig, pairs: np.ndarray, mode: str, split: str) -> Rows:
-    """The row lists of one source that hold a row."""
+    """Return the row lists of one source that hold a row."""
     indexes = [index for index in _indexes(config, pairs, mode, split) if len(index)]
     if not indexes:
         raise ValueError(

@@ -37,12 +37,15 @@ class RowIndex(Protocol):
 
 
 def pair_counts(lengths: np.ndarray, ends: np.ndarray, *, eos: bool) -> np.ndarray:
-    """Int64[N], pairs of (input, target) in each document; EOS is a target only where the document ends."""
+    """Return Int64[N], pairs of (input, target) in each document.
+
+    EOS is a target only where the document ends.
+    """
     return lengths + (ends if eos else np.zeros_like(ends)).astype(np.int64)
 
 
 def stream_ids(source: DocumentSource, document: int, start: int, stop: int) -> np.ndarray:
-    """Int32 ids stream[start : stop + 1] of a document: the inputs and targets of pairs [start, stop)."""
+    """Return Int32 ids stream[start : stop + 1]: inputs and targets of pairs [start, stop)."""
     length = int(source.lengths[document])
     data = source.read(document, max(start - 1, 0), min(stop, length))
     ids = np.empty(stop + 1 - start, np.int32)
@@ -56,13 +59,16 @@ def stream_ids(source: DocumentSource, document: int, start: int, stop: int) -> 
 
 
 def empty_rows(count: int, row_length: int) -> dict[str, np.ndarray]:
-    """Int32[count, row_length] arrays of padding, one for each field of a batch."""
+    """Return Int32[count, row_length] arrays of padding, one for each field of a batch."""
     fill = {"inputs": PAD, "targets": PAD, "segment_ids": 0, "positions": 0, "loss_mask": 0}
     return {name: np.full((count, row_length), value, np.int32) for name, value in fill.items()}
 
 
 def write_span(row: dict[str, np.ndarray], ids: np.ndarray, span: Span, segment: int) -> None:
-    """Writes one span (`ids` from `stream_ids`) into a row as document `segment`, positions from 0."""
+    """Write one span into a row as document `segment`, positions from 0.
+
+    Its `ids` are those of `stream_ids`.
+    """
     count = span.stop - span.start
     place = slice(span.offset, span.offset + count)
     row["inputs"][place] = ids[:-1]

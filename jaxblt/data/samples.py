@@ -31,7 +31,7 @@ SAMPLES = {
 
 
 def sample_source(name: str) -> BytesSource:
-    """The documents of a sample: "book", "udhr" or "lambda".
+    """Open the documents of a sample: "book", "udhr" or "lambda".
 
     Raises:
       ValueError: there is no such sample.
@@ -51,7 +51,9 @@ def sample_source(name: str) -> BytesSource:
 
 
 def load_sample(name: str) -> bytes:
-    """All bytes of a sample, its documents one after another (a genome without headers and line ends).
+    """Read all bytes of a sample, its documents one after another.
+
+    A genome comes without headers and line ends.
 
     Raises:
       ValueError: there is no such sample.

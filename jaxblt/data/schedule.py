@@ -63,7 +63,7 @@ class Shuffled:
         return -(-epochs * self.rows[bucket] // self._sizes[bucket])
 
     def _epoch(self, step: int) -> int:
-        """The last epoch whose batches begin at or before `step`."""
+        """Return the last epoch whose batches begin at or before `step`."""
         return _last_at_most(step, lambda e: sum(self._batches(b, e) for b in range(len(self.rows))))
 
 
@@ -116,7 +116,7 @@ class OnePass:
 
 
 def spread(batches: int, most: int | None) -> list[int]:
-    """The batches of one pass that are scored where only so many are to be: evenly spread over it.
+    """Choose `most` batches of one pass, evenly spread over it.
 
     The first ones would be the shortest rows, or the first documents.
 
@@ -194,7 +194,7 @@ class Mixed:
         return sum(self.rows[:source]) + permute(k, self.rows[source], self.seed, _ROWS, source, epoch)
 
     def _dealt(self, blocks: int) -> list[int]:
-        """Samples of so many blocks that go to the first 0, 1, ... sources."""
+        """Count the samples of so many blocks that go to the first 0, 1, ... sources."""
         return [blocks * self._block * share.numerator // share.denominator for share in self._shares]
 
 

@@ -16,13 +16,13 @@ PARTS = ("train", "validation", "test")
 
 
 def check_split(name: str) -> None:
-    """Raises ValueError unless `name` is a split."""
+    """Raise ValueError unless `name` is a split."""
     if name not in get_args(SplitName):
         raise ValueError(f"unknown split {name!r}: choose one of {', '.join(map(repr, get_args(SplitName)))}")
 
 
 def cut_points(totals: np.ndarray, fractions: Sequence[float]) -> np.ndarray:
-    """Int64[N, 4], where parts begin and end in each of `totals`, by rounded cumulative fractions.
+    """Return Int64[N, 4], the parts' bounds in each of `totals`, by cumulative fractions.
 
     Raises:
       ValueError: not three fractions of at least 0 that sum to 1.
@@ -39,7 +39,7 @@ def cut_points(totals: np.ndarray, fractions: Sequence[float]) -> np.ndarray:
 def split_by_document(
     source: DocumentSource, name: SplitName, *, fractions: Sequence[float] = (0.8, 0.1, 0.1), seed: int = 0
 ) -> Regions:
-    """Whole documents, dealt to the parts in a random order picked by `seed`.
+    """Deal whole documents to the parts in a random order picked by `seed`.
 
     BED intervals that overlap may come into different parts; `split_by_position` keeps them apart.
 
@@ -64,7 +64,7 @@ def split_by_document(
 def split_by_position(
     source: DocumentSource, name: SplitName, *, fractions: Sequence[float] = (0.8, 0.1, 0.1)
 ) -> Regions:
-    """The same share of every document, in order: train, then validation, then test.
+    """Take the same share of every document, in order: train, then validation, then test.
 
     BED intervals are cut where their genome record is cut, so that intervals that overlap cannot leak.
 
@@ -89,7 +89,7 @@ def split_by_position(
 
 
 def _bed_ranges(source: BedSource, part: int, fractions: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """The cuts of each interval's record in its own coordinates; padding goes to the outer parts."""
+    """Cut each interval's record in its own coordinates; padding goes to the outer parts."""
     ranges = []
     cuts = cut_points(source.genome.lengths, fractions)[source.records]
     for x, (low, high) in zip(source.intervals, cuts[:, part : part + 2], strict=True):
@@ -103,7 +103,9 @@ def _bed_ranges(source: BedSource, part: int, fractions: Sequence[float]) -> tup
 def split_by_name(
     source: DocumentSource, name: SplitName, *, validation: Sequence[str] = (), test: Sequence[str] = ()
 ) -> Regions:
-    """Documents named by patterns (`*`, `?`, `[...]`); those that no pattern names are for training.
+    """Take documents named by patterns (`*`, `?`, `[...]`).
+
+    Documents that no pattern names are for training.
 
     Raises:
       ValueError: an unknown split, a pattern that matches nothing, a document in two parts, an empty part.

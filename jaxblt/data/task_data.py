@@ -68,7 +68,7 @@ class TaskDataConfig:
             )
 
     def rows_of(self, row_length: int) -> int:
-        """Rows in a batch of rows of this length."""
+        """Return the number of rows in a batch of rows of this length."""
         return rows_within(row_length, most_rows=self.batch_size, max_tokens=self.max_tokens)
 
     @property
@@ -151,7 +151,10 @@ class TaskDataset(Dataset):
         return replace(made, labels=_labels(made, self.config))
 
     def groups(self, step: int) -> np.ndarray:
-        """Int64[slots], the subtask of each of this process's rows; 0 without subtasks, -1 for an empty row."""
+        """Return Int64[slots], the subtask of each of this process's rows.
+
+        It is 0 without subtasks, -1 for an empty row.
+        """
         bucket, groups = self.schedule.place(step).bucket, self.examples.groups
         numbers = self.row_numbers(step, self.slots(step))
         found = [
@@ -164,7 +167,7 @@ class TaskDataset(Dataset):
 
 
 def _labels(batch: Batch, config: TaskDataConfig) -> np.ndarray:
-    """Int32[rows], what the id that each row answers with stands for; 0 for an empty row.
+    """Return Int32[rows], what the id that each row answers with stands for; 0 if it is empty.
 
     Raises:
       ValueError: a row has several answers, or one that is none of the kind.
@@ -194,7 +197,7 @@ def open_task(
     process_index: int = 0,
     process_count: int = 1,
 ) -> TaskDataset:
-    """Opens one split of a task.
+    """Open one split of a task.
 
     Raises:
       ValueError: there is no such split, one pass over a split without end was asked for, or bad data.

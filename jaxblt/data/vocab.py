@@ -21,7 +21,10 @@ VOCAB_SIZE = 256 + OFFSET
 
 
 def check_single_bytes(name: str, characters: str) -> None:
-    """Raises ValueError for characters of several bytes: each of these is a byte of other characters too."""
+    """Raise ValueError for characters of several bytes.
+
+    Each of their bytes belongs to other characters too.
+    """
     if not characters.isascii():
         raise ValueError(
             f"{name} = {characters!r} must be characters of one byte, such as 'ACGT': leave others out"
@@ -29,7 +32,7 @@ def check_single_bytes(name: str, characters: str) -> None:
 
 
 def encode(data: bytes, *, bos: bool = False, eos: bool = False) -> np.ndarray:
-    """Bytes as int32 ids (byte + 4), with BOS before and EOS after when asked for.
+    """Return bytes as int32 ids (byte + 4), with BOS before and EOS after if asked for.
 
     Raises:
       TypeError: text instead of bytes.
@@ -43,13 +46,13 @@ def encode(data: bytes, *, bos: bool = False, eos: bool = False) -> np.ndarray:
 
 
 def check_whole(name: str, values: np.ndarray) -> None:
-    """Raises ValueError unless an array that is not empty holds whole numbers."""
+    """Raise ValueError unless an array that is not empty holds whole numbers."""
     if values.size and not np.issubdtype(values.dtype, np.integer):
         raise ValueError(f"{name} must be whole numbers, got dtype {values.dtype}")
 
 
 def decode(ids: np.ndarray) -> bytes:
-    """The bytes among `ids`; special ids are dropped.
+    """Return the bytes among `ids`; special ids are dropped.
 
     Raises:
       ValueError: an id is no whole number, or lies outside 0..259.

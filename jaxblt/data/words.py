@@ -135,7 +135,7 @@ def _strand_codes(digits: np.ndarray, length: int, both: bool, base: int) -> np.
 
 
 def _window_codes(digits: np.ndarray, base: int, length: int) -> np.ndarray:
-    """Return a number for each window of `length` digits; equal windows, and no others, have equal ones.
+    """Number each window of `length` digits; equal windows, and no others, have equal numbers.
 
     Windows are put together of shorter ones, by the binary digits of `length`.
     """
@@ -150,7 +150,10 @@ def _window_codes(digits: np.ndarray, base: int, length: int) -> np.ndarray:
 
 
 def _joined(left: np.ndarray, left_size: int, right: np.ndarray, right_size: int) -> tuple[np.ndarray, int]:
-    """Return codes of windows side by side, and what they lie below; numbers anew what 62 bits do not hold."""
+    """Code windows side by side; also returns the codes' bound.
+
+    Codes that exceed 62 bits are numbered anew.
+    """
     if left_size * right_size > MOST_CODE:
         left, left_size = _numbered(left)
         right, right_size = _numbered(right)

@@ -167,7 +167,10 @@ def _opened(pa: Any, path: Path) -> tuple[Any, Any]:
 
 
 def _as_binary(pa: Any, array: Any) -> Any | None:
-    """Return an array of text, bytes or lists of uint8 as one of bytes, mostly without a copy; None for other types."""
+    """Convert an array of text, bytes or uint8 lists to bytes; None for other types.
+
+    It mostly makes no copy.
+    """
     array.validate(full=True)  # or bytes outside of a damaged file would be read
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()

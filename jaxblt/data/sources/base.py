@@ -18,7 +18,7 @@ class DocumentSource(Protocol):
     """
 
     def __len__(self) -> int:
-        """The number of documents N."""
+        """Return the number of documents N."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class DocumentSource(Protocol):
         ...
 
     def read(self, i: int, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of document i, 0-based and half-open.
+        """Read bytes [start, stop) of document i, 0-based and half-open.
 
         Raises:
           IndexError: there is no such document, or the range leaves it.
@@ -75,7 +75,7 @@ class BytesSource:
 
 
 def check_range(source: DocumentSource, i: int, start: int, stop: int) -> None:
-    """Raises IndexError unless [start, stop) lies inside document i of `source`."""
+    """Raise IndexError unless [start, stop) lies inside document i of `source`."""
     if not 0 <= i < len(source):
         raise IndexError(f"document {i} does not exist: the source has {len(source)} (0..{len(source) - 1})")
     length = int(source.lengths[i])
@@ -86,11 +86,11 @@ def check_range(source: DocumentSource, i: int, start: int, stop: int) -> None:
 
 
 def document_ends(source: DocumentSource) -> np.ndarray:
-    """Bool[N]: whether each document ends where its bytes end (see `DocumentSource`)."""
+    """Return Bool[N]: whether each document ends where its bytes end (see `DocumentSource`)."""
     ends = getattr(source, "ends", None)
     return np.ones(len(source), bool) if ends is None else np.asarray(ends, bool)
 
 
 def read_document(source: DocumentSource, i: int) -> bytes:
-    """All bytes of document i."""
+    """Read all bytes of document i."""
     return source.read(i, 0, int(source.lengths[i]))

@@ -27,7 +27,7 @@ class BedInterval:
 
 
 def read_bed(path: str | os.PathLike) -> list[BedInterval]:
-    """Return the intervals of a BED file, plain or compressed, of which 3 to 6 columns are read.
+    """Read the intervals of a BED file, plain or compressed, from its first 3 to 6 columns.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -100,7 +100,7 @@ class BedSource:
         object.__setattr__(self, "records", np.array(records, np.int64))
 
     def _check(self) -> dict[str, int]:
-        """The number of every record, once every interval is known to fit."""
+        """Check that every interval fits, and return the number of every record."""
         numbers = {name: i for i, name in enumerate(self.genome.names)}
         for x in self.intervals:
             if x.record not in numbers:
@@ -139,7 +139,7 @@ class BedSource:
 def open_bed(
     genome: DocumentSource, paths: str | os.PathLike | Iterable[str | os.PathLike], *, pad: bool = True
 ) -> BedSource:
-    """The intervals of one or more BED files over `genome`, in the files' order.
+    """Open the intervals of one or more BED files over `genome`, in the files' order.
 
     Raises:
       FileNotFoundError: a path or glob names no file.

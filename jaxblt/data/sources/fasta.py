@@ -85,7 +85,7 @@ def _check_unique(records: list[_Record]) -> None:
 
 
 def fetch(source: DocumentSource, name: str, start: int, stop: int, *, pad: bool = True) -> bytes:
-    """Bases [start, stop) of the record `name`; what lies outside the record is N.
+    """Read bases [start, stop) of the record `name`; what lies outside the record is N.
 
     Args:
       source: FASTA records, or any source.
@@ -105,7 +105,7 @@ def fetch(source: DocumentSource, name: str, start: int, stop: int, *, pad: bool
 
 
 def read_padded(source: DocumentSource, i: int, start: int, stop: int, *, pad: bool = True) -> bytes:
-    """Like `fetch`, by the document's number."""
+    """Read as `fetch` does, by the document's number."""
     length = int(source.lengths[i])
     if stop < start:
         raise ValueError(f"interval {source.names[i]}:{start}-{stop} ends before it starts")

@@ -88,7 +88,10 @@ class _Record:
         self.length += bases
 
     def add_many(self, file: io.BufferedReader) -> int:
-        """Count `LINES` lines of a record that had as many, if all are full; return their bytes, or 0."""
+        """Count `LINES` lines of a record that had as many, if all are full.
+
+        Returns their bytes, or 0.
+        """
         if self._ended or not self.is_regular or self.length < self._next:
             return 0
         held, bases = file.read(LINES * self.line_bytes), LINES * self.line_bases
@@ -174,7 +177,10 @@ def _check_layouts(layouts: list[tuple[str, FastaLayout]], path: Path, index: Pa
 
 
 def _follows_header(path: Path, name: str, offset: int) -> bool:
-    """Return whether a record's header ends at a byte: another file may have taken the place of the indexed one."""
+    """Return whether a record's header ends at a byte.
+
+    Another file may have taken the place of the indexed one.
+    """
     start = max(offset - HEADER, 0)
     with open(path, "rb") as file:
         file.seek(start)

@@ -50,7 +50,7 @@ def record_name(header: bytes, name: str) -> str:
 
 
 def unify_lines(data: bytes) -> bytes:
-    r"""Return text whose lines end with \n, whether they ended with \n, \r\n or, as on old Macs, \r."""
+    r"""Convert line ends \n, \r\n and \r (of old Macs) to \n."""
     return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
 
 

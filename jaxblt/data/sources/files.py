@@ -20,10 +20,11 @@ class EmptyFileWarning(UserWarning):
 
 
 def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]:
-    """Return the files that paths and globs name: in the order given, each glob sorted, each file once.
+    """Return the files that paths and globs name, each once.
 
-    URLs (`https://`, `s3://`, `gs://`, `hf://`) become local copies, see `jaxblt.remote`, and so do pipes; `name_of`
-    tells what they were. A folder that `datasets` saved stands for its Arrow files.
+    They stand in the order given, those of each glob sorted. URLs (`https://`, `s3://`, `gs://`, `hf://`) become local
+    copies, see `jaxblt.remote`, and so do pipes; `name_of` tells what they were. A folder that `datasets` saved stands
+    for its Arrow files.
 
     Raises:
       FileNotFoundError: a path or glob names no file.
@@ -56,7 +57,7 @@ def expand_one(path: str | os.PathLike) -> Path:
 
 
 def _check_copies(files: Iterable[Path]) -> None:
-    """Raise ValueError for a file that is there plain and compressed, or compressed twice: it would be read twice."""
+    """Raise ValueError for a file in two forms, plain or compressed: it would be read twice."""
     found: dict[str, str] = {}
     for name in map(name_of, files):
         plain = os.path.splitext(name)[0] if is_compressed_name(Path(name)) else name
@@ -92,7 +93,10 @@ def _file(path: str) -> Path:
 
 
 def _glob(pattern: str) -> list[str]:
-    """Find what a glob names; its leading folders are taken by their names as far as they exist: `lr=[1e-3]/*.txt`."""
+    """Find what a glob names.
+
+    Its leading folders are taken by their names as far as they exist: `lr=[1e-3]/*.txt`.
+    """
     folder, rest = "", pattern
     while rest and os.path.isdir(longer := os.path.join(folder, rest.partition("/")[0] or "/")):
         folder, rest = longer, rest.partition("/")[2].lstrip("/")
@@ -100,7 +104,7 @@ def _glob(pattern: str) -> list[str]:
 
 
 def _without_empty(pattern: str, files: Sequence[Path]) -> list[Path]:
-    """Leave out files of a glob without a byte, which one broken download in a thousand leaves behind."""
+    """Leave out a glob's files without a byte, which failed downloads leave behind."""
     held: list[Path] = []
     left: list[str] = []
     for file in files:

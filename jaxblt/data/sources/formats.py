@@ -106,12 +106,15 @@ def format_of(head: bytes) -> Format | None:
 
 
 def mark_of(head: bytes) -> tuple[bytes, str]:
-    """Return the byte-order mark at the start of `head` and its encoding; b"" and UTF-8 without one."""
+    """Return the byte-order mark at the start of `head` and its encoding.
+
+    Without a mark: b"" and UTF-8.
+    """
     return next(((mark, encoding) for mark, encoding in MARKS if head.startswith(mark)), (b"", "utf-8"))
 
 
 def has_wide_letters(head: bytes) -> bool:
-    """Return whether every second byte is 0 and the others are not, as in UTF-16 without a mark."""
+    """Return whether exactly every second byte is 0, as in UTF-16 without a mark."""
     pairs = head[: len(head) // 2 * 2]
     even, odd = pairs[::2], pairs[1::2]
     return len(pairs) >= 4 and any(all(a) and not any(b) for a, b in ((even, odd), (odd, even)))

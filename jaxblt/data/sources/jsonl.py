@@ -77,7 +77,7 @@ class JsonlSource:
 
 
 def field_bytes(line: bytes, field: str, name: str) -> bytes:
-    """The text of one JSON line as UTF-8.
+    """Return the text of one JSON line as UTF-8.
 
     Raises:
       ValueError: names the line and what is wrong with it.

@@ -85,7 +85,9 @@ def ending(path: Path) -> str:
 def read_labelled(
     path: Path, columns: Columns, *, labels: str | None, genome: DocumentSource | None
 ) -> list[LabelledRecord]:
-    """Return the records of a file, known by its ending: .csv, .tsv, .jsonl, .bed, one of `ARROW` or of `FASTA`.
+    """Read the records of a file, known by its ending: a table, JSON lines, BED or FASTA.
+
+    Endings are .csv, .tsv, .jsonl, .bed, those of `ARROW` and those of `FASTA`.
 
     Args:
       path: of the file.
@@ -119,7 +121,7 @@ def read_labelled(
 
 
 def _check_different(path: Path, columns: Columns) -> None:
-    """Raise ValueError for one column in two roles: a label that is the sequence is only copied, not learned."""
+    """Raise ValueError for one column in two roles: the label would be copied, not learned."""
     roles = {columns.sequence: "the sequences"}
     for name, role in [*((name, "a label") for name in columns.labels), (columns.part, "the split")]:
         if name is not None and (other := roles.setdefault(name, role)) != role:
@@ -127,7 +129,7 @@ def _check_different(path: Path, columns: Columns) -> None:
 
 
 def _check_once(header: list[str], columns: Iterable[str], place: str) -> None:
-    """Raises ValueError for a column that is there twice: the last one would count."""
+    """Raise ValueError for a column that is there twice: the last one would count."""
     for column in columns:
         if header.count(column) > 1:
             raise ValueError(
@@ -192,7 +194,7 @@ def _from_fields(fields: dict[str, Any], sequence: bytes, columns: Columns, plac
 
 
 def _from_bed(path: Path, columns: Columns, genome: DocumentSource | None) -> list[LabelledRecord]:
-    """Intervals whose fourth column is their class; what lies outside a record of the genome is N."""
+    """Read intervals whose fourth column is their class; outside a record of the genome is N."""
     if columns.optional or columns.difficulty is not None:
         named = (*columns.labels, *filter(None, (columns.difficulty,)))
         raise ValueError(
@@ -242,7 +244,7 @@ def _from_fasta(path: Path, columns: Columns, labels: str | None) -> list[Labell
 
 
 def read_label_table(path: str, columns: Columns) -> dict[str, LabelledRecord]:
-    """What a table of ids and labels says of each id: records that lack their sequences.
+    """Read what a table of ids and labels says of each id: records without their sequences.
 
     A first row that holds the columns' names says which is which. Without one there are two columns: id, label. Labels
     of several tasks need one.

@@ -50,7 +50,10 @@ def empty(path: Path) -> ValueError:
 
 
 def is_empty(path: Path) -> bool:
-    """Return whether a file holds no byte of text: none, a byte-order mark alone, or these compressed."""
+    """Return whether a file holds no byte of text.
+
+    It is empty, has only a byte-order mark, or is one of these compressed.
+    """
     if path.stat().st_size > HEAD:
         return False
     head = _head(path)
@@ -61,7 +64,7 @@ def is_empty(path: Path) -> bool:
 
 
 def plain_start(path: Path) -> int | None:
-    """Return the byte at which the text of a file begins, or None if it cannot be read where it lies.
+    """Return the byte where the text of a file begins, or None if it is not read in place.
 
     A compressed file and UTF-16 cannot; `read_all` makes text of them.
 
@@ -77,9 +80,10 @@ def plain_start(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def open_text(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file as a stream of UTF-8 text: decompressed, without a byte-order mark, line ends as they are.
+    """Open a file as a stream of UTF-8 text, decompressed, without a byte-order mark.
 
-    Bytes that are not UTF-8 pass unchanged, unless the file's mark says that it is UTF-16 or UTF-32.
+    Line ends stay as they are. Bytes that are not UTF-8 pass unchanged, unless the file's mark says that it is UTF-16
+    or UTF-32.
 
     Raises:
       ValueError: the file is empty, damaged, truncated, or of a binary format.
@@ -131,7 +135,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def check_expansion(path: Path, held: int) -> None:
-    """Check that a compressed file does not hold far more bytes than its size tells, as decompression bombs do.
+    """Check that a compressed file is no bomb, which holds far more than its size tells.
 
     Raises:
       ValueError: it holds more than `FREE` bytes, and more than `EXPANSION` times its size or a quarter of the memory.
@@ -169,7 +173,10 @@ def _head(path: Path) -> bytes:
 
 
 def _checked_mark(path: Path, head: bytes, verb: str) -> tuple[bytes, str]:
-    """Return the mark and encoding of a text that begins with `head`; raise ValueError if it is none."""
+    """Return the mark and encoding of a text that begins with `head`.
+
+    Raises ValueError if it is no text.
+    """
     mark, encoding = mark_of(head)
     if head == mark:
         raise empty(path)
@@ -189,7 +196,7 @@ def _refuse(path: Path, head: bytes, verb: str) -> None:
 
 
 def _check_end_block(path: Path, head: bytes) -> None:
-    """Raise ValueError for a bgzip file without its last block: a download broke off between two blocks."""
+    """Raise ValueError for a bgzip file without its last block: its download broke off."""
     if not _has_block_sizes(head):
         return
     with open(path, "rb") as file:
@@ -203,7 +210,7 @@ def _check_end_block(path: Path, head: bytes) -> None:
 
 
 def _has_block_sizes(head: bytes) -> bool:
-    """Return whether the first member of a gzip file has the extra field BC, as those of bgzip have."""
+    """Return whether a gzip file's first member has the extra field BC, as bgzip writes it."""
     fields = head[12 : 12 + int.from_bytes(head[10:12], "little")] if head[3:4] and head[3] & 4 else b""
     while len(fields) >= 4:
         if fields.startswith(b"BC\x02\x00"):
@@ -214,7 +221,7 @@ def _has_block_sizes(head: bytes) -> bool:
 
 @contextlib.contextmanager
 def _told_as_damaged(path: Path, compression: str | None) -> Iterator[None]:
-    """Name the file in the errors of decompressors, which speak of no file; of OSErrors they lack a number."""
+    """Name the file in the errors of decompressors, which name none and lack a number."""
     try:
         yield
     except _DAMAGED as error:

@@ -26,7 +26,10 @@ class PipeCopy(Path):
 
 
 def is_pipe(path: str) -> bool:
-    """Return whether a path names a pipe or a device, whose bytes can be read once and in order."""
+    """Return whether a path names a pipe or a device.
+
+    Its bytes can be read once and in order.
+    """
     mode = os.stat(path).st_mode
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 

@@ -56,6 +56,6 @@ class Regions:
 
 
 def whole(source: DocumentSource, documents: np.ndarray | None = None) -> Regions:
-    """Whole documents of `source`, all of them or those numbered in `documents`."""
+    """Return whole documents of `source`, all of them or those numbered in `documents`."""
     chosen = np.arange(len(source)) if documents is None else np.asarray(documents, np.int64)
     return Regions(source, chosen, np.zeros(len(chosen), np.int64), source.lengths[chosen])

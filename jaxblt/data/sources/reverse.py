@@ -13,10 +13,11 @@ _TABLE = bytes.maketrans(_CODES + _CODES.lower(), _OTHER + _OTHER.lower())
 
 
 def reverse_complement(bases: bytes) -> bytes:
-    """The opposite strand, read 5' to 3'. RC(RC(x)) = x for every byte string.
+    """Return the opposite strand, read 5' to 3'.
 
-    A<->T, C<->G, R<->Y, K<->M, B<->V, D<->H; S, W, N and every byte that is no nucleotide code stay as they
-    are (IUPAC-IUB 1984). U stays too: complementing it would turn RNA into DNA and could not be undone.
+    RC(RC(x)) = x for every byte string. A<->T, C<->G, R<->Y, K<->M, B<->V, D<->H; S, W, N and every byte that is no
+    nucleotide code stay as they are (IUPAC-IUB 1984). U stays too: complementing it would turn RNA into DNA and could
+    not be undone.
     """
     return bases.translate(_TABLE)[::-1]
 

@@ -16,7 +16,7 @@ _LIMIT = threading.Lock()
 
 
 def read_table(path: Path, comma: str) -> Iterator[tuple[int, list[str]]]:
-    """Return line number and cells of each row that is not blank, of which there is one or more.
+    """Read line number and cells of each row that is not blank; there is at least one.
 
     Args:
       path: of the table.
@@ -48,7 +48,10 @@ def read_table(path: Path, comma: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
-    """Return the next row, or None; its cells may be longer than Python's limit, which other readers keep."""
+    """Return the next row, or None.
+
+    Lift Python's limit on cells meanwhile; other readers keep it.
+    """
     with _LIMIT:
         before = csv.field_size_limit(MOST)
         try:

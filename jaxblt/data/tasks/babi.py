@@ -73,7 +73,7 @@ class Babi:
         return self.max_words + 2
 
     def open(self, split: SplitName, *, seed: int = 0) -> LoadedExamples:
-        """The questions of a split, task after task; `groups` are indices of `tasks`.
+        """Open the questions of a split, task after task; `groups` are indices of `tasks`.
 
         Raises:
           FileNotFoundError: the subset, or a file of one of the tasks, is not there.
@@ -99,7 +99,7 @@ class Babi:
 def split_questions(
     files: dict[tuple[int, Part], str], task: int, split: SplitName, path: str, subset: str
 ) -> list[Question]:
-    """The questions of one task in a split, of files as `read_subset` gives them.
+    """Return the questions of one task in a split, of files as `read_subset` gives them.
 
     Raises:
       FileNotFoundError: the file with them is not there.
@@ -120,7 +120,7 @@ def split_questions(
 
 
 def read_subset(path: str, subset: str) -> dict[tuple[int, Part], str]:
-    """The text of each file of a subset, by task and part.
+    """Read the text of each file of a subset, by task and part.
 
     Raises:
       FileNotFoundError: there is no such path, or it holds no file of that subset.
@@ -181,7 +181,7 @@ def _key(name: str) -> tuple[int, Part] | None:
 
 
 def read_questions(text: str, where: str) -> Iterator[Question]:
-    """The questions of a file in order; what is told before a question in its story comes with it.
+    """Yield the questions of a file in order, each with what its story told before it.
 
     Args:
       text: lines "number sentence" or "number question TAB answer TAB facts"; numbers restart with each story.
@@ -235,12 +235,15 @@ class Vocabulary:
         self._sentences: dict[str, np.ndarray] = {}
 
     def sentence(self, said: str) -> np.ndarray:
-        """Int16, the ids of a sentence; few sentences are said only once."""
+        """Return the ids of a sentence, Int16.
+
+        Keep them: few sentences are said only once.
+        """
         if said not in self._sentences:
             self._sentences[said] = np.array([self.ids[word] for word in split_words(said)], np.int16)
         return self._sentences[said]
 
 
 def split_words(sentence: str) -> list[str]:
-    """Words, full stops and question marks, in lower case."""
+    """Split a sentence into words, full stops and question marks, in lower case."""
     return _WORD.findall(sentence.lower())

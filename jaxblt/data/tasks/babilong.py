@@ -59,7 +59,7 @@ class Babilong:
         return self.max_bytes + 2
 
     def open(self, split: SplitName, *, seed: int = 0) -> "BabilongExamples":
-        """The rows of a split; those for training have no end.
+        """Open the rows of a split; those for training have no end.
 
         Raises:
           FileNotFoundError: the subset, a file of the task, or books are not there.

@@ -21,17 +21,20 @@ MOST_TRIES = 2000
 
 
 def ids(symbols: np.ndarray) -> np.ndarray:
-    """Int32, the ids of symbols 0, 1, ...: behind the special ids, as bytes are."""
+    """Return Int32, the ids of symbols 0, 1, ...: behind the special ids, as bytes are."""
     return symbols.astype(np.int32) + OFFSET
 
 
 def vocab_size(symbols: int) -> int:
-    """Ids of rows of so many symbols, the special ones included; at least those of bytes."""
+    """Count the ids of rows of so many symbols, special ones included.
+
+    There are at least as many as of bytes.
+    """
     return max(VOCAB_SIZE, OFFSET + symbols)
 
 
 def part_of(example: Example) -> Literal["train", "validation", "test"]:
-    """The one split that may hold an example, by a hash of what its row shows."""
+    """Return the one split that may hold an example, by a hash of what its row shows."""
     digest = hashlib.blake2b(example.inputs.astype("<i4").tobytes(), digest_size=8).digest()
     share = int.from_bytes(digest, "little") % SHARES
     return ("validation", "test")[share] if share < 2 else "train"
@@ -68,10 +71,10 @@ class GeneratedTask(ABC):
 
     @abstractmethod
     def draw(self, draws: Draws) -> Example:
-        """An example, made of random numbers."""
+        """Make an example of random numbers."""
 
     def open(self, split: SplitName, *, seed: int = 0) -> "GeneratedExamples":
-        """The examples of a split; see `jaxblt.data.examples.TaskSource`.
+        """Open the examples of a split; see `jaxblt.data.examples.TaskSource`.
 
         Raises:
           ValueError: there is no such split, or the task has so few different examples that the split has none.

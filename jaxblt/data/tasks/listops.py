@@ -27,7 +27,7 @@ _BATCH = 512
 
 
 def parse(text: str) -> list[int]:
-    """The symbols of an expression's text, such as "( ( ( [MAX 2 ) 9 ) ] )"; round brackets are dropped.
+    """Parse an expression such as "( ( ( [MAX 2 ) 9 ) ] )"; round brackets are dropped.
 
     Raises:
       ValueError: a word is no symbol.
@@ -40,7 +40,7 @@ def parse(text: str) -> list[int]:
 
 
 def evaluate(symbols: Sequence[int]) -> int:
-    """The digit that an expression comes to.
+    """Return the digit that an expression evaluates to.
 
     MED is the median, truncated where it lies between two digits; SM is the sum modulo 10.
 
@@ -75,22 +75,23 @@ def _apply(operator: int, values: list[int]) -> int:
 
 
 def is_whole(symbols: np.ndarray) -> bool:
-    """Whether Int[q] symbols are a digit or one list whose brackets are balanced, with no empty list."""
+    """Return whether Int[q] symbols are a digit, or one balanced list without empty lists."""
     opens, closes, inside = _brackets(symbols)
     one = len(symbols) > 0 and inside[-1] == 0 and np.all(inside[:-1] > 0)
     return bool(one and not np.any(opens[:-1] & closes[1:]))
 
 
 def _brackets(symbols: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which symbols open a list and which close one, and how many lists are open behind each."""
+    """Return which symbols open a list, which close one, and how many are open behind each."""
     opens, closes = (symbols >= OPERATORS.start) & (symbols < CLOSE), symbols == CLOSE
     return opens, closes, np.cumsum(opens) - np.cumsum(closes)
 
 
 def reorder(symbols: np.ndarray, draws: Draws) -> np.ndarray:
-    """The same Int[q] expression with the arguments of every operator in random order: it comes to the same digit.
+    """Put the arguments of every operator of an Int[q] expression in random order.
 
-    A few passes over arrays: a loop over symbols would make batches slower than a GPU reads them.
+    It still evaluates to the same digit. A few passes over arrays: a loop over symbols would make batches slower than a
+    GPU reads them.
     """
     opens, closes, inside = _brackets(symbols)
     level = inside - opens  # of the list that it is an argument of; a bracket that closes has its operator's
@@ -120,12 +121,12 @@ def reorder(symbols: np.ndarray, draws: Draws) -> np.ndarray:
 
 
 def show(symbols: Sequence[int]) -> str:
-    """The text of an expression, without round brackets."""
+    """Write an expression as text, without round brackets."""
     return " ".join(SYMBOLS[s] if 0 <= s < len(SYMBOLS) else f"<{s}>" for s in symbols)
 
 
 def to_example(symbols: Sequence[int]) -> Example:
-    """An expression as a row whose answer is the digit that it comes to."""
+    """Return an expression as a row whose answer is the digit that it evaluates to."""
     return question_and_answer(ids(np.array(symbols)), ids(np.array([evaluate(symbols)])))
 
 
@@ -177,7 +178,7 @@ class ListOps(GeneratedTask):
         return to_example(self.expression(draws))
 
     def expression(self, draws: Draws) -> list[int]:
-        """The symbols of an expression of a length that is kept.
+        """Return the symbols of an expression of a length that is kept.
 
         Raises:
           ValueError: none of many that were drawn has such a length.
@@ -193,7 +194,7 @@ class ListOps(GeneratedTask):
         )
 
     def _node(self, numbers) -> list[int]:
-        """An expression of any length, cut off where it is too long to be kept."""
+        """Return an expression of any length, cut off where it is too long to be kept."""
         symbols: list[int] = []
         left = [1]  # nodes to come in each open list; the outermost holds the root
         while left:

@@ -67,7 +67,7 @@ class ListOpsFiles:
         return self.max_symbols + 2
 
     def open(self, split: SplitName, *, seed: int = 0) -> Examples:
-        """The expressions of a split.
+        """Open the expressions of a split.
 
         Raises:
           FileNotFoundError: the split's file is not there.
@@ -129,7 +129,7 @@ class Reordered:
 
 
 def read_tsv(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
-    """Ids of the expressions in a file, and of their answers; the header says which column is which.
+    """Read ids of the expressions in a file, and of their answers, by its header.
 
     Raises:
       ValueError: there is no header of "Source" and "Target", or a line does not hold an expression and a digit.
@@ -158,7 +158,7 @@ def read_tsv(file: Path) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def check_whole(file: Path, questions: list[np.ndarray]) -> None:
-    """Checks that each is one whole expression, which `reorder` takes for granted.
+    """Check that each is one whole expression, which `reorder` takes for granted.
 
     Raises:
       ValueError: one is not; the message names the line.
@@ -170,7 +170,9 @@ def check_whole(file: Path, questions: list[np.ndarray]) -> None:
 
 
 def check_answers(file: Path, questions: list[np.ndarray], answers: np.ndarray, most: int = CHECKED) -> None:
-    """Evaluates at most so many expressions of a file, as of `read_tsv`, and compares their answers.
+    """Evaluate at most so many expressions of a file, and compare their answers.
+
+    They are as `read_tsv` returns them.
 
     Raises:
       ValueError: an expression is not balanced, or its answer is another; the message names the line.
@@ -188,7 +190,7 @@ def check_answers(file: Path, questions: list[np.ndarray], answers: np.ndarray, 
 
 
 def write_files(task: ListOps, folder: Path, processes: int | None = None) -> None:
-    """Writes the three files of a task with a fixed training set; a file that is there stays.
+    """Write the three files of a task with a fixed training set; a file that is there stays.
 
     Args:
       task: what is drawn.

@@ -44,12 +44,12 @@ class LoadedExamples:
 
 
 def check_part(split: SplitName) -> None:
-    """Raises ValueError unless `split` is one that a task has."""
+    """Raise ValueError unless `split` is one that a task has."""
     if split not in PARTS:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(map(repr, PARTS))}")
 
 
 def check_any(questions: Sized, split: SplitName, path: str, why: str) -> None:
-    """Raises ValueError for a split without examples: a run on it would look for its first row without end."""
+    """Raise ValueError for a split without examples: a run would search for rows forever."""
     if not len(questions):
         raise ValueError(f"{path!r} gives no example for split {split!r}: {why}")

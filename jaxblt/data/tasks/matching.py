@@ -61,6 +61,6 @@ class PatternMatching(GeneratedTask):
 
 
 def is_within(pattern: np.ndarray, text: np.ndarray) -> bool:
-    """Whether `pattern` is a run of symbols of `text`."""
+    """Return whether `pattern` is a run of symbols of `text`."""
     runs = np.lib.stride_tricks.sliding_window_view(text, len(pattern))
     return bool((runs == pattern).all(1).any())

@@ -50,7 +50,7 @@ class TextPairs:
         return 2 * self.max_bytes + 3
 
     def open(self, split: SplitName, *, seed: int = 0) -> LoadedExamples:
-        """The pairs of a split.
+        """Open the pairs of a split.
 
         Raises:
           FileNotFoundError: the split's table is not there.

@@ -6,7 +6,9 @@ from jaxblt.data.config import DataConfig
 
 
 def pg19(folder: str, *, seq_len: int = 8192, batch_size: int = 8) -> DataConfig:
-    """Data of the layout train/*.txt, validation/*.txt and test/*.txt; each book is a document.
+    """Return data of the layout train/*.txt, validation/*.txt and test/*.txt.
+
+    Each book is a document.
 
     Args:
       folder: that holds the three.

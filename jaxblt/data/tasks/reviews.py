@@ -58,7 +58,7 @@ class TextLabels:
         return self.max_bytes + 2
 
     def open(self, split: SplitName, *, seed: int = 0) -> LoadedExamples:
-        """The texts of a split.
+        """Open the texts of a split.
 
         Raises:
           FileNotFoundError: the folder holds neither layout.

@@ -35,7 +35,7 @@ class Sentences:
         self.starts = np.cumsum([0, *map(len, found)], dtype=np.int64)
 
     def around(self, facts: Sequence[bytes], size: int, draws: Draws) -> bytes:
-        """Neighbouring sentences of at most `size` bytes, with the facts between them at random places, in order.
+        """Return neighbouring sentences of at most `size` bytes, with facts at random places.
 
         Raises:
           ValueError: there are fewer bytes than that.
@@ -54,7 +54,7 @@ class Sentences:
 
 
 def read_sentences(folder: str, split: SplitName) -> Sentences:
-    """The sentences of one split of books that lie in train/*.txt, validation/*.txt and test/*.txt.
+    """Read the sentences of one split of books in train/*.txt, validation/*.txt and test/*.txt.
 
     Raises:
       FileNotFoundError: that part holds no book.
