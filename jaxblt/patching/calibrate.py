@@ -32,7 +32,7 @@ def calibrate_threshold(
     config: PatcherConfig,
     segment_ids: np.ndarray | Array | None = None,
 ) -> float:
-    """The threshold, in nats, at which the sample's patches have a mean length nearest to the target.
+    """Return the threshold, in nats, whose mean patch length is nearest to the target.
 
     Bisection finds the place: the number of patches never grows with the threshold, in these modes and under
     any limits. The threshold is then the middle of the widest gap between neighbouring entropies (sums of
@@ -77,7 +77,7 @@ def threshold_margin(
     config: PatcherConfig,
     segment_ids: np.ndarray | Array | None = None,
 ) -> float:
-    """Largest error (nats) that every entropy of a sample may have without any boundary moving.
+    """Return the largest error (nats) that all entropies may have without moving a boundary.
 
     In mode entropy the distance of the threshold from the nearest entropy: see `boundary_margin`.
 
@@ -96,7 +96,9 @@ def threshold_margin(
 def calibrate_capacity(
     patches_per_block: np.ndarray | Array, *, block_size: int, quantile: float = 0.999, multiple: int = 8
 ) -> int:
-    """Slots that suffice for a share `quantile` of blocks, rounded up to a multiple and at most block_size.
+    """Return slots that suffice for a share `quantile` of blocks.
+
+    They are rounded up to a multiple, and at most block_size.
 
     Args:
       patches_per_block: counts in a sample, of any shape (see `patches_per_block`); blocks of padding (0) are
@@ -120,7 +122,10 @@ def calibrate_capacity(
 
 
 def patches_per_block(patches: Patches) -> Int[Array, "B N"]:
-    """Patches in each block, as `calibrate_capacity` takes them; refused boundaries counted as patches."""
+    """Count the patches in each block, as `calibrate_capacity` takes them.
+
+    Refused boundaries count as patches.
+    """
     return jnp.sum(patches.lengths > 0, -1, dtype=jnp.int32) + patches.overflow
 
 
@@ -143,7 +148,7 @@ def _sample(
 
 
 def _nearest(achieved: Callable[..., Array], target: float, low: np.float32, high: np.float32) -> np.float32:
-    """The threshold in low..high whose mean length is nearest to the target, by bisection."""
+    """Find the threshold in low..high whose mean length is nearest to the target, by bisection."""
     least, most = float(achieved(low)), float(achieved(high))
     while high - low > RESOLUTION * max(1.0, abs(low), abs(high)):
         middle = np.float32((low + high) / 2)
@@ -163,7 +168,10 @@ def _in_widest_gap(
     nearest: np.float32,
     target: float,
 ) -> float:
-    """The middle of the widest gap whose mean length is near enough to the target, or as near as can be."""
+    """Return the middle of the widest gap whose mean length is near enough to the target.
+
+    If none is near enough, it is as near as can be.
+    """
     # A short sample has few mean lengths: those of the nearest threshold are always allowed.
     allowed = max(NEAR * target, abs(float(achieved(nearest)) - target) * (1 + 1e-6))
     while True:
@@ -182,7 +190,10 @@ def _widest_gap(
     target: float,
     allowed: float,
 ) -> tuple[float, float]:
-    """Width and middle of the widest gap whose mean length is at most `allowed` bytes from the target."""
+    """Return width and middle of the widest gap near the target.
+
+    Its mean length is at most `allowed` bytes from the target.
+    """
     ends = [_edge(achieved, nearest, side, target, allowed) for side in (-1.0, 1.0)]
     tried = np.append(_tried(config, sample, segments, *ends), nearest)
     errors = np.abs(np.array([float(achieved(threshold)) for threshold in tried]) - target)
@@ -201,7 +212,7 @@ def _tried(
     low: np.float32,
     high: np.float32,
 ) -> np.ndarray:
-    """Thresholds in low..high that may lie in the widest gap."""
+    """Return thresholds in low..high that may lie in the widest gap."""
     if config.mode == "greedy":  # what is compared changes with the threshold
         return np.linspace(low, high, CANDIDATES, dtype=np.float32)
     compared, valid = (np.asarray(x) for x in _compared(config, sample, segments, jnp.float32(high)))
@@ -213,7 +224,7 @@ def _tried(
 def _edge(
     achieved: Callable[..., Array], nearest: np.float32, side: float, target: float, allowed: float
 ) -> np.float32:
-    """A threshold on one side just beyond which, or within twice the way, the mean length is not allowed."""
+    """Return a threshold on one side whose mean length is not allowed, by doubling steps."""
     step = 1e-5 * max(1.0, abs(float(nearest)))
     while step < MOST_NATS:
         threshold = np.float32(nearest + side * step)
@@ -229,7 +240,7 @@ def _gap(
     segments: Int[Array, "B T"],
     threshold: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Thresholds in [low, high) give the patches that this one gives."""
+    """Return low and high: thresholds in [low, high) give the patches that this one gives."""
     compared, valid = _compared(config, entropies, segments, threshold)
     low, high = _bracket(config)
     over = compared > threshold
@@ -245,7 +256,7 @@ def _compared(
     segments: Int[Array, "B T"],
     threshold: Float[Array, ""],
 ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
-    """What is compared with the threshold, and where it decides."""
+    """Return what is compared with the threshold, and where it decides."""
     valid = segments > 0
     if config.mode == "greedy":
         return budget_sums(config, entropies, segments, threshold), valid
@@ -255,7 +266,7 @@ def _compared(
 
 
 def _bracket(config: PatcherConfig) -> tuple[np.float32, np.float32]:
-    """Thresholds that every byte and no byte exceeds."""
+    """Return thresholds that every byte and no byte exceeds."""
     if config.mode == "greedy":
         return np.float32(0), np.float32(MOST_NATS * config.block_size)
     return np.float32(-MOST_NATS - 1), np.float32(MOST_NATS + 1)

@@ -111,7 +111,7 @@ class PatcherConfig:
         return -(-self.block_size // least)
 
     def known_threshold(self) -> float:
-        """The threshold.
+        """Return the threshold.
 
         Raises:
           ValueError: it was not set.

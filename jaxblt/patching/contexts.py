@@ -39,7 +39,7 @@ class ContextState:
 
 
 def init_contexts(init: Callable[[int, int], Any], rows: int, num_bytes: int, context: int | None) -> Any:
-    """The state of `next_entropies` before the first byte.
+    """Return the state of `next_entropies` before the first byte.
 
     Args:
       init: (rows, capacity) -> the model's state for documents of at most `capacity` bytes.
@@ -55,7 +55,7 @@ def init_contexts(init: Callable[[int, int], Any], rows: int, num_bytes: int, co
 
 
 def check_context(context: int) -> None:
-    """Raises ValueError unless the context has two halves."""
+    """Raise ValueError unless the context has two halves."""
     if context < 2 or context % 2:
         raise ValueError(f"a context of entropies is an even number of bytes, at least 2, got {context}")
 
@@ -69,7 +69,7 @@ def next_entropies(
     *,
     context: int | None,
 ) -> tuple[Float[Array, "B T"], Any]:
-    """Entropies in nats of the predictions made at each row's next bytes, and the state after them.
+    """Return entropies in nats of predictions at each row's next bytes, and the next state.
 
     Args:
       apply_with_state: see `ApplyWithState`.
@@ -99,7 +99,9 @@ def next_entropies(
 def entropies_in_windows(
     entropies: Callable[[Int[Array, "R C"]], Float[Array, "R C"]], ids: Int[Array, "B L"], *, context: int
 ) -> Float[Array, "B L"]:
-    """`next_entropies` of one document a row in one pass, for models without a state: every window as a row.
+    """Compute `next_entropies` of one document a row in one pass, every window as a row.
+
+    For models without a state.
 
     Args:
       entropies: of rows of `context` ids, each a document from its first byte.
@@ -120,7 +122,7 @@ def entropies_in_windows(
 def _advance(
     state: ContextState, segment_ids: Int[Array, "B T"]
 ) -> tuple[Int[Array, "B T"], tuple[Int[Array, "B"], Int[Array, "B"]]]:
-    """Each byte's position in its document, and position and document to go on from."""
+    """Return each byte's position in its document, and position and document to go on from."""
     live = segment_ids > 0
     index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
     latest = jax.lax.cummax(jnp.where(live, index, -1), axis=1)

@@ -23,7 +23,7 @@ def byte_entropies(
     segment_ids: Int[Array, "B T"] | None = None,
     positions: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:
-    """Entropy in nats of the prediction made at each byte, by a frozen model.
+    """Return the entropy in nats of the prediction made at each byte, by a frozen model.
 
     No gradient flows; padding gets 0.
 
@@ -53,7 +53,7 @@ def stream_entropies(
     chunk: int = 1024,
     context: int | None = None,
 ) -> Float[Array, "B T"]:
-    """`byte_entropies` of rows too long for one pass: chunk after chunk, the model's state carried along.
+    """Compute `byte_entropies` of long rows chunk by chunk, the model's state carried along.
 
     Logits of one chunk are held at a time. The last chunk is filled up with what is no token (segment 0).
 

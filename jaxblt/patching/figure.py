@@ -12,7 +12,7 @@ NOTEBOOK_DPI = 72
 
 
 def new_figure(**options: Any) -> "Figure":
-    """A matplotlib figure that a notebook shows when it is a cell's last value.
+    """Return a matplotlib figure that a notebook shows when it is a cell's last value.
 
     IPython draws a bare `Figure` only after pyplot was imported. This one draws itself.
 
@@ -24,7 +24,7 @@ def new_figure(**options: Any) -> "Figure":
 
 @cache
 def _shown_figure() -> type["Figure"]:
-    """The class, made on first use: matplotlib is an extra."""
+    """Make the class on first use: matplotlib is an extra."""
     from matplotlib.figure import Figure
 
     class ShownFigure(Figure):

@@ -18,7 +18,7 @@ from pallas_kernels.runtime import count_below
 def next_from_candidates(
     candidates: Bool[Array, "*R S"], *, shortest: int, longest: int
 ) -> Int[Array, "*R S"]:
-    """Start of the next patch after one at i: behind the first candidate within the limits of length."""
+    """Return the next patch's start after one at i: behind the first candidate in the limits."""
     size = candidates.shape[-1]
     at = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), candidates.shape)
     first_from = jax.lax.cummin(jnp.where(candidates, at, size - 1), axis=candidates.ndim - 1, reverse=True)
@@ -30,7 +30,10 @@ def next_from_candidates(
 def next_from_budget(
     spent: Int[Array, "*R S"], budget: Int[Array, ""], *, shortest: int, longest: int
 ) -> Int[Array, "*R S"]:
-    """Start of the next patch after one at i: behind the first t with spent[i] + ... + spent[t] > budget."""
+    """Return the next patch's start after one at i: behind the first t that exceeds the budget.
+
+    t is the first with spent[i] + ... + spent[t] > budget, within the limits of length.
+    """
     size = spent.shape[-1]
     total = jnp.concatenate([jnp.zeros_like(spent[..., :1]), jnp.cumsum(spent, -1, dtype=jnp.int32)], -1)
     # The minimum keeps the sum inside int32 when the budget is larger than what is left.
@@ -44,7 +47,7 @@ def next_from_budget(
 def chain(
     following: Int[Array, "*R n"], origin: Int[Array, "*R"], *, longest_chain: int
 ) -> Bool[Array, "*R n"]:
-    """Marks origin, following[origin], following[following[origin]], ...
+    """Mark origin, following[origin], following[following[origin]], ...
 
     Args:
       following: where each element leads; the chain's end leads to itself.
@@ -64,7 +67,10 @@ def chain(
 
 
 def closes_from_next(following: Int[Array, "*R S"], *, shortest: int) -> Bool[Array, "*R S"]:
-    """Last bytes of the patches that start at 0 and go on to `following`, up to the block's edge."""
+    """Mark last bytes of the patches that start at 0 and go on to `following`.
+
+    The last one ends at the block's edge.
+    """
     size = following.shape[-1]
     looped = jnp.concatenate([following, jnp.full_like(following[..., :1], size)], -1)
     origin = jnp.zeros(following.shape[:-1], jnp.int32)
@@ -73,7 +79,10 @@ def closes_from_next(following: Int[Array, "*R S"], *, shortest: int) -> Bool[Ar
 
 
 def cut_long(candidates: Bool[Array, "*R S"], longest: int) -> Bool[Array, "*R S"]:
-    """The candidates, and every `longest` bytes since the last one (the case without a least length)."""
+    """Mark the candidates, and every `longest` bytes since the last one.
+
+    This is the case without a least length.
+    """
     at = jnp.broadcast_to(jnp.arange(candidates.shape[-1], dtype=jnp.int32), candidates.shape)
     begins = jnp.concatenate([jnp.ones_like(candidates[..., :1]), candidates[..., :-1]], -1)
     start = jax.lax.cummax(jnp.where(begins, at, 0), axis=candidates.ndim - 1)

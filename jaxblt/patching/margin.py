@@ -18,7 +18,7 @@ from jaxblt.patching.segment import closes_at
 def boundary_margin(
     config: PatcherConfig, entropies: Float[Array, "B T"], segment_ids: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    """Largest error (nats) that every entropy may have without the rule deciding differently at t.
+    """Return the largest error (nats) of all entropies at which the rule decides alike at t.
 
     |H_t - threshold|, |H_t - H_{t-1} - threshold| / 2 (monotonic), the like for the conjunction (dual), and
     the distance of the sum from the budget over the number of its terms (greedy). Infinite where entropies
@@ -45,7 +45,7 @@ def boundary_margin(
 def decided(
     config: PatcherConfig, entropies: Float[Array, "B T"], segment_ids: Int[Array, "B T"], *, error: float
 ) -> Bool[Array, "B T"]:
-    """Where boundaries must agree between programs whose entropies differ by at most `error` nats.
+    """Mark boundaries that programs must agree on if entropies differ by at most `error` nats.
 
     A rule that remembers where the patch began (greedy, dual, a length limit) carries a flip on to the
     block's end. This is said of `closes`, before slots are counted.
@@ -62,7 +62,7 @@ def decided(
 def flip_rate(
     closed: Bool[Array, "*S"], other: Bool[Array, "*S"], segment_ids: Int[Array, "*S"]
 ) -> Float[Array, ""]:
-    """Share of bytes at which two programs disagree on whether a patch ends."""
+    """Return the share of bytes at which two programs disagree on whether a patch ends."""
     valid = segment_ids > 0
     flips = jnp.sum((closed != other) & valid, dtype=jnp.int32)
     return flips.astype(jnp.float32) / jnp.maximum(jnp.sum(valid, dtype=jnp.int32), 1).astype(jnp.float32)
@@ -85,7 +85,7 @@ def budget_sums(
     segment_ids: Int[Array, "B T"],
     threshold: Float[Array, ""],
 ) -> Float[Array, "B T"]:
-    """Sum of the entropies, in nats, from the first byte of each byte's patch to the byte (mode greedy)."""
+    """Sum the entropies, in nats, from each patch's first byte to the byte (mode greedy)."""
     since, _ = _spent_since_start(config, entropies, segment_ids, threshold)
     nats = since.astype(jnp.float32) / jnp.float32(2 ** fraction_bits(config.block_size))
     return nats.reshape(entropies.shape[0], -1)[:, : entropies.shape[1]]
@@ -97,7 +97,7 @@ def _spent_since_start(
     segment_ids: Int[Array, "B T"],
     threshold: Float[Array, ""],
 ) -> tuple[Int[Array, "B N S"], Int[Array, "B N S"]]:
-    """Fixed-point sums from each patch's first byte, and how many terms they have."""
+    """Return fixed-point sums from each patch's first byte, and how many terms they have."""
     spent = jnp.where(segment_ids > 0, quantise(entropies, fraction_bits(config.block_size)), 0)
     spent = to_blocks(spent, config.block_size)
     ends = closes_at(config, jnp.zeros_like(segment_ids), entropies, segment_ids, threshold)

@@ -30,7 +30,7 @@ def segment(
     valid: Bool[Array, "B N S"],
     threshold: Float[Array, ""],
 ) -> Bool[Array, "B N S"]:
-    """Last bytes of the cheapest patches of each block.
+    """Mark the last bytes of the cheapest patches of each block.
 
     Every length lies in min_length..max_length where the block's n bytes can be cut so; else the last patch
     alone is shorter. In mode length_constrained a block of n < block_size bytes gets num_patches or, if those
@@ -51,7 +51,7 @@ def segment(
 def segmentation_cost(
     config: PatcherConfig, patches: Patches, entropies: Float[Array, "B T"]
 ) -> Float[Array, "B N"]:
-    """Cost in nats of each block's patches, whichever mode made them.
+    """Return the cost in nats of each block's patches, whichever mode made them.
 
     sum over patches [i, j) of patch_cost + sum over i <= t <= j - 2 of max(0, H_t - threshold), by the
     config's patch_cost and threshold.
@@ -91,7 +91,10 @@ def _savings(
 def _free_count(
     config: PatcherConfig, saved: Int[Array, "R S"], count: Int[Array, "R"]
 ) -> Bool[Array, "R S+1"]:
-    """Starts (and the end, where it is a strict cut) of the cheapest patches, however many."""
+    """Mark starts of the cheapest patches, however many.
+
+    The end is marked too, where it is a strict cut.
+    """
     rows, size = saved.shape
     low, high = config.min_length, config.longest
     # Element i + high of `gain` holds g(i); those before hold nothing, so that windows need no bounds.
@@ -120,7 +123,7 @@ def _free_count(
 def _fixed_count(
     config: PatcherConfig, saved: Int[Array, "R S"], count: Int[Array, "R"]
 ) -> Bool[Array, "R S+1"]:
-    """Starts of the cheapest patches, num_patches of them where the bytes suffice."""
+    """Mark starts of the cheapest patches, num_patches of them where the bytes suffice."""
     rows, size = saved.shape
     low, high = config.min_length, config.longest
     assert config.num_patches is not None
@@ -149,14 +152,14 @@ def _fixed_count(
 
 
 def _cheapest(gain: Int[Array, "R n"], low: Int[Array, "R"], high: Int[Array, "R"]) -> Int[Array, "R"]:
-    """The first index in low..high with the least gain."""
+    """Return the first index in low..high with the least gain."""
     at = jnp.arange(gain.shape[-1], dtype=jnp.int32)[None]
     inside = (at >= low[:, None]) & (at <= high[:, None])
     return jnp.argmin(jnp.where(inside, gain, UNREACHED), -1).astype(jnp.int32)
 
 
 def _sliding_min(x: Int[Array, "R n"], low: int, high: int) -> Int[Array, "R n"]:
-    """Least of x[j - high], ..., x[j - low], by windows of doubling width."""
+    """Return the least of x[j - high], ..., x[j - low], by windows of doubling width."""
     size, width = x.shape[-1], high - low + 1
     x = jnp.pad(x, ((0, 0), (high, 0)), constant_values=UNREACHED)
     span = 1

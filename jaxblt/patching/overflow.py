@@ -11,7 +11,7 @@ class PatchOverflowWarning(UserWarning):
 
 
 def warn_overflow(refused: float, wanted: float, *, capacity: int, block_size: int) -> None:
-    """Warns, with the figures, if more than a share `QUIET` of boundaries was refused.
+    """Warn, with the figures, if more than a share `QUIET` of boundaries was refused.
 
     Args:
       refused: boundaries that found no slot.

@@ -55,7 +55,7 @@ class Patches:
 def from_closed(
     closed: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], *, block_size: int, capacity: int
 ) -> Patches:
-    """Groups bytes into patches, given after which bytes a patch closes.
+    """Group bytes into patches, given after which bytes a patch closes.
 
     A patch also starts at each block's edge and where the document changes. Boundaries are accepted left to
     right while the block has slots; afterwards bytes join the open patch and the refusal is counted in
@@ -96,9 +96,9 @@ def from_closed(
 
 
 def check_patches(patches: Patches, ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None) -> None:
-    """Raises ValueError unless patches are of as many bytes and rows as ids, and (outside of jit) of their documents.
+    """Raise ValueError unless patches have the bytes and rows of ids.
 
-    Without segment ids a row is one document, and has no padding.
+    Outside of jit, they must have the documents too. Without segment ids a row is one document, and has no padding.
     """
     check_rows("ids", ids)
     given = (patches.patch_ids.shape[0], patches.num_bytes)
@@ -125,8 +125,10 @@ def check_patches(patches: Patches, ids: Int[Array, "B T"], segment_ids: Int[Arr
 
 
 def _slots(patch_ids: Int[Array, "B N S"], segments: Int[Array, "B N S"], capacity: int) -> dict[str, Array]:
-    """Start, length and document of each slot; ids rise within a block, so bisection finds a slot's first
-    byte."""
+    """Return start, length and document of each slot.
+
+    Ids rise within a block, so bisection finds a slot's first byte.
+    """
     block_size = segments.shape[-1]
     slots = jnp.arange(capacity + 1, dtype=jnp.int32)
     edges = jnp.vectorize(lambda ids: count_below(ids, slots), signature="(s)->(p)")(patch_ids)
@@ -141,7 +143,7 @@ def _slots(patch_ids: Int[Array, "B N S"], segments: Int[Array, "B N S"], capaci
 
 
 def to_blocks(x: Shaped[Array, "B T"], block_size: int) -> Shaped[Array, "B N S"]:
-    """Cuts rows into blocks, the last one filled up with zeros (False)."""
+    """Cut rows into blocks, the last one filled up with zeros (False)."""
     return into_blocks(x, block_size)
 
 
@@ -153,6 +155,6 @@ def into_blocks(x: Shaped[Array, "B T ..."], block_size: int) -> Shaped[Array, "
 
 
 def bytes_per_patch(patches: Patches) -> Float[Array, ""]:
-    """Mean length of the patches, in bytes."""
+    """Return the mean length of the patches, in bytes."""
     count = jnp.sum(patches.lengths > 0, dtype=jnp.int32)
     return jnp.sum(patches.lengths, dtype=jnp.float32) / jnp.maximum(count, 1).astype(jnp.float32)

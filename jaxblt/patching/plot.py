@@ -22,7 +22,7 @@ def plot_entropies(
     row: int = 0,
     bytes_per_line: int = 80,
 ) -> "Figure":
-    """Entropy of each byte given those before it, in lines of text, with a rule wherever a patch starts.
+    """Plot each byte's entropy in lines of text, with a rule wherever a patch starts.
 
     Above byte t stands entropies[t - 1], the entropy of the prediction of t: a byte above the threshold
     starts a patch.

@@ -9,7 +9,7 @@ SPECIAL = {BOE: "⟨BOE⟩", BOS: "⟨BOS⟩", EOS: "⟨EOS⟩", PAD: "⟨PAD⟩
 
 
 def split_patches(ids: np.ndarray, patches: Patches, *, row: int = 0) -> list[np.ndarray]:
-    """The ids of each patch of one row, in order; padding is left out.
+    """Return the ids of each patch of one row, in order; padding is left out.
 
     Args:
       ids: [bytes], the row that was patched.
@@ -28,14 +28,14 @@ def split_patches(ids: np.ndarray, patches: Patches, *, row: int = 0) -> list[np
 
 
 def patch_spans(patches: Patches, row: int) -> list[tuple[int, int]]:
-    """First byte (in the row) and length of each patch of one row, in order."""
+    """Return first byte (in the row) and length of each patch of one row, in order."""
     lengths, starts = np.asarray(patches.lengths[row]), np.asarray(patches.starts[row])
     starts = starts + np.arange(len(starts))[:, None] * patches.block_size
     return list(zip(starts[lengths > 0].tolist(), lengths[lengths > 0].tolist(), strict=True))
 
 
 def render_patches(ids: np.ndarray, patches: Patches, *, row: int = 0, separator: str = "│") -> str:
-    """One row's text with a separator between patches.
+    """Return one row's text with a separator between patches.
 
     Bytes that are no UTF-8 within their patch show as \\xNN, special ids by name, line ends as ↵ and the break.
     """
@@ -43,7 +43,7 @@ def render_patches(ids: np.ndarray, patches: Patches, *, row: int = 0, separator
 
 
 def label_byte(token: int) -> str:
-    """Short label of one id: the printable ASCII character, ␣, ↵, ⇥, hexadecimal, or its name."""
+    """Return a short label of one id: an ASCII character, ␣, ↵, ⇥, hexadecimal, or its name."""
     if token < OFFSET:
         return SPECIAL[token]
     byte = token - OFFSET
@@ -52,7 +52,7 @@ def label_byte(token: int) -> str:
 
 
 def _show(patch: np.ndarray) -> str:
-    """Text of one patch: runs of bytes between special ids are decoded together."""
+    """Return the text of one patch: runs of bytes between special ids are decoded together."""
     cuts = np.flatnonzero((patch[1:] < OFFSET) | (patch[:-1] < OFFSET)) + 1
     return "".join(
         SPECIAL[int(run[0])] if run[0] < OFFSET else decode(run).decode("utf-8", "backslashreplace")

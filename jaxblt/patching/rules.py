@@ -20,7 +20,7 @@ def candidates(
     offset: Int[Array, "*S"],
     threshold: Float[Array, ""],
 ) -> Bool[Array, "*S"]:
-    """Where the rule would end a patch, length limits aside.
+    """Mark where the rule would end a patch, without limits of length.
 
     Args:
       config: of mode entropy, space, static or byte (greedy has a memory of its own).
@@ -41,7 +41,7 @@ def candidates(
 
 
 def lone_first(config: PatcherConfig, first: Bool[Array, "*S"]) -> Bool[Array, "*S"]:
-    """First bytes (BOS) that are a patch of their own, even where the dual rule asks for two."""
+    """Mark first bytes (BOS) that are a patch of their own, even if the dual rule asks for two."""
     return first if config.mode == "entropy" and config.min_length == 1 else jnp.zeros_like(first)
 
 
@@ -61,7 +61,7 @@ def _entropy_rule(
 
 
 def _in_word(ids: Int[Array, "*S"]) -> Bool[Array, "*S"]:
-    """ASCII letters and digits, and every byte (>= 0x80) of a multi-byte UTF-8 character."""
+    """Return True for ASCII letters and digits, and bytes (>= 0x80) of other characters."""
     byte = ids - OFFSET
     digit = (byte >= ord("0")) & (byte <= ord("9"))
     lower = byte | 0x20

@@ -20,7 +20,7 @@ def make_patches(
     segment_ids: Int[Array, "B T"] | None = None,
     entropies: Float[Array, "B T"] | None = None,
 ) -> Patches:
-    """Groups the bytes of each row into patches by the config's rule.
+    """Group the bytes of each row into patches by the config's rule.
 
     Args:
       config: the rule, its limits and the static shapes.
@@ -56,9 +56,10 @@ def closes(
     *,
     after: LastByte | None = None,
 ) -> Bool[Array, "B T"]:
-    """True where a patch is to end, block edges included; the slots that a block has are not yet counted.
+    """Mark where a patch is to end, block edges included.
 
-    Rows begin at a block's edge; those that go on with a document say what came before in `after`.
+    The slots that a block has are not yet counted. Rows begin at a block's edge; those that go on with a document say
+    what came before in `after`.
     """
     threshold = config.known_threshold() if config.needs_entropies else 0.0
     entropies = read_entropies(config, ids, entropies)
@@ -69,7 +70,7 @@ def closes(
 def read_entropies(
     config: PatcherConfig, ids: Int[Array, "B *T"], entropies: Float[Array, "B *T"] | None
 ) -> Float[Array, "B *T"]:
-    """The entropies that the rule reads: those given, or zeros if it reads none.
+    """Return the entropies that the rule reads: those given, or zeros if it reads none.
 
     Raises:
       ValueError: the mode needs entropies and there are none, or they have another shape.
@@ -91,7 +92,7 @@ def closes_at(
     *,
     after: LastByte | None = None,
 ) -> Bool[Array, "B T"]:
-    """`closes` with the threshold as an array, so that a search over thresholds compiles once."""
+    """Compute `closes` with the threshold as an array, so that a search compiles once."""
     entropies = entropies.astype(jnp.float32)
     if after is None:
         after = _before_stretch(ids, segment_ids, entropies)
@@ -110,7 +111,7 @@ def closes_at(
 def _before_stretch(
     ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"], entropies: Float[Array, "B T"]
 ) -> LastByte | None:
-    """What came before the rows in hand, if a `shard_map` has split them along the sequence."""
+    """Return what came before the rows, if a `shard_map` has split them along the sequence."""
     axis = seq_axis(ids)
     if axis is None or not axis.manual:
         return None
@@ -161,7 +162,7 @@ def _greedy(
 
 
 def _shift(x: Shaped[Array, "B T"], first: Shaped[Array, "B"] | None) -> Shaped[Array, "B T"]:
-    """Each position's predecessor; zero before the first one without a `first`."""
+    """Return each position's predecessor; zero before the first one without a `first`."""
     if first is None:
         return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
     return jnp.concatenate([first[:, None].astype(x.dtype), x[:, :-1]], 1)

@@ -42,7 +42,7 @@ class PatcherState:
 
 
 def init_patcher(config: PatcherConfig, batch_size: int) -> PatcherState:
-    """The state before the first byte.
+    """Return the state before the first byte.
 
     Raises:
       ValueError: the mode is not causal, or has no threshold and needs one.
@@ -66,7 +66,7 @@ def step_patcher(
     entropies: Float[Array, "B"],
     segment_ids: Int[Array, "B"],
 ) -> tuple[PatcherState, Bool[Array, "B"]]:
-    """Reads one byte a row and says whether its patch ends there.
+    """Read one byte a row and say whether its patch ends there.
 
     Args:
       config: a causal mode.
@@ -106,9 +106,10 @@ def prefill_patcher(
     entropies: Float[Array, "B T"],
     segment_ids: Int[Array, "B T"],
 ) -> tuple[PatcherState, Bool[Array, "B T"]]:
-    """Take `step_patcher` over T bytes in one parallel pass, for one document a row with 0s behind it.
+    """Take `step_patcher` over T bytes in one parallel pass.
 
-    Every row that goes on with the document of its state stands at a block's edge: it was fed whole blocks.
+    Each row has one document, with 0s behind it. Every row that goes on with the document of its state stands at a
+    block's edge: it was fed whole blocks.
     """
     size = config.block_size
     entropies = entropies.astype(jnp.float32)
@@ -120,7 +121,7 @@ def prefill_patcher(
     block, offset = last // size, last % size
 
     def final(x: Shaped[Array, "B T"]) -> Shaped[Array, "B S"]:
-        """Each row's last block."""
+        """Return each row's last block."""
         return jnp.take_along_axis(to_blocks(x, size), block[..., None], 1)[:, 0]
 
     index = jnp.arange(size, dtype=jnp.int32)[None]
@@ -164,7 +165,7 @@ def _rule_ends(
     entropies: Float[Array, "B"],
     first: Bool[Array, "B"],
 ) -> tuple[Bool[Array, "B"], Int[Array, "B"]]:
-    """Whether the rule and the length limits end the patch at this byte, and what the patch has spent."""
+    """Return whether rule and limits end the patch at this byte, and what the patch has spent."""
     threshold = jnp.float32(config.known_threshold() if config.needs_entropies else 0.0)
     length, spent = state.length + 1, state.spent
     if config.mode == "greedy":
