@@ -13,11 +13,12 @@ from jaxblt.parallel.sequence import SEQ_AXIS
 def exclusive_scan[C](
     join: Callable[[C, Any], C], start: C, summary: Any, *, reverse: bool = False, hops: int | None = None
 ) -> C:
-    """What the devices before this one carry into its stretch: join(...join(join(start, s_0), s_1)..., s_{i-1}).
+    """Return what the devices before this one carry into its stretch.
 
-    Only inside an island over the sequence. The summaries are gathered by all, a single exchange, and each device
-    folds those before it. A scan by doublings moves fewer bytes (log2 n summaries instead of n - 1) but waits for
-    log2 n exchanges one after another, and at a few hundred KB it is the wait that costs.
+    It is join(...join(join(start, s_0), s_1)..., s_{i-1}). Only inside an island over the sequence. The summaries are
+    gathered by all, a single exchange, and each device folds those before it. A scan by doublings moves fewer bytes
+    (log2 n summaries instead of n - 1) but waits for log2 n exchanges one after another, and at a few hundred KB it is
+    the wait that costs.
 
     Args:
       join: (carry, summary of the next device) -> carry; done n - 1 times, elementwise or a product of small matrices.
@@ -46,14 +47,16 @@ def exclusive_scan[C](
 
 
 def _from_behind(x: Any, hop: int, *, reverse: bool) -> Any:
-    """x of the device `hop` places before this one in reading order; zeros where there is none."""
+    """Fetch x of the device `hop` places before this one in reading order; zeros without one."""
     count, step = jax.lax.axis_size(SEQ_AXIS), -hop if reverse else hop
     pairs = [(i, i + step) for i in range(count) if 0 <= i + step < count]
     return jax.tree.map(lambda leaf: jax.lax.ppermute(leaf, SEQ_AXIS, pairs), x)
 
 
 def at_end[C](carry: C, takes: Bool[Array, "B"] | None, otherwise: C) -> C:
-    """Each row's carry behind the device that holds its last token, on all devices; `otherwise` for rows without any.
+    """Return each row's carry behind the device that holds its last token, on all devices.
+
+    Rows without any token get `otherwise`.
 
     Args:
       carry: behind this device's stretch.

@@ -16,7 +16,7 @@ from jaxblt.parallel.rules import DEFAULT_RULES, axes_of
 
 
 def by_token(x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B T ..."]:
-    """Keep rows of x on the devices of the batch, tokens on those of the sequence, and all channels together.
+    """Keep rows of x on the batch's devices, tokens on the sequence's, and channels together.
 
     An axis of the mesh that does not divide its axis of x is left out, and so are those of an island around this.
     """
@@ -28,9 +28,10 @@ def by_token(x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B T ..."]:
 
 
 def whole_weight(weight: Float[Array, "..."], names: Sequence[str | None]) -> Float[Array, "..."]:
-    """Gather a weight from the devices of the batch; its gradient is summed into the shares that it came from.
+    """Gather a weight from the devices of the batch.
 
-    Heads and columns that `tensor` splits stay where they are.
+    Its gradient is summed into the shares that it came from. Heads and columns that `tensor` splits stay where they
+    are.
 
     Args:
       weight: in the dtype of its product, so that no more bytes move than the product reads.
@@ -47,7 +48,7 @@ def whole_weight(weight: Float[Array, "..."], names: Sequence[str | None]) -> Fl
 
 
 def _spec(shape: tuple[int, ...], names: Sequence[str | None], free: Sequence[str]) -> PartitionSpec:
-    """Axes among `free` that `DEFAULT_RULES` give to the axes of a weight, each once."""
+    """Return the axes among `free` that `DEFAULT_RULES` give to a weight's axes, each once."""
     entries, left = [], list(free)
     for size, name in zip(shape, names, strict=True):
         wanted = axes_of(DEFAULT_RULES.get(name)) if name is not None else ()
@@ -58,7 +59,7 @@ def _spec(shape: tuple[int, ...], names: Sequence[str | None], free: Sequence[st
 
 
 def _dividing(size: int, axes: Sequence[str]) -> tuple[str, ...] | None:
-    """Those of `axes`, from the first on, whose devices together divide `size`."""
+    """Return those of `axes`, from the first on, whose devices together divide `size`."""
     mesh, kept = jax.sharding.get_abstract_mesh(), []
     for axis in axes:
         if size % math.prod(mesh.shape[other] for other in (*kept, axis)) == 0:

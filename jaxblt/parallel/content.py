@@ -18,23 +18,26 @@ class ContentFirst(NamedTuple):
     lengths: Int[Array, "B"]
 
     def sort(self, x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B T ..."]:
-        """x with its content first."""
+        """Return x with its content first."""
         return _take(x, self.order, self.back)
 
     def restore(self, x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B T ..."]:
-        """Undoes `sort`."""
+        """Undo `sort`."""
         return _take(x, self.back, self.order)
 
 
 def content_first(segment_ids: Int[Array, "B T"]) -> ContentFirst:
-    """Tokens, of segment ids > 0, stay in their order."""
+    """Return the order with tokens, of segment ids > 0, first.
+
+    Tokens stay in their order.
+    """
     order = jnp.argsort(segment_ids <= 0, axis=1, stable=True).astype(jnp.int32)
     back = jnp.argsort(order, axis=1).astype(jnp.int32)
     return ContentFirst(order, back, jnp.sum(segment_ids > 0, 1, dtype=jnp.int32))
 
 
 def backwards(x: Shaped[Array, "B T ..."], lengths: Int[Array, "B"]) -> Shaped[Array, "B T ..."]:
-    """x with the first lengths[b] tokens of row b in reverse order: it undoes itself."""
+    """Return x with the first lengths[b] tokens of row b in reverse order: it undoes itself."""
     place, ends = jnp.arange(x.shape[1], dtype=jnp.int32)[None], lengths[:, None]
     order = jnp.where(place < ends, ends - 1 - place, place)
     return _take(x, order, order)
@@ -43,7 +46,10 @@ def backwards(x: Shaped[Array, "B T ..."], lengths: Int[Array, "B"]) -> Shaped[A
 def _take(
     x: Shaped[Array, "B T ..."], order: Int[Array, "B T"], back: Int[Array, "B T"]
 ) -> Shaped[Array, "B T ..."]:
-    """x in a new order whose inverse is `back`: the gradient is a gather too, where JAX's own would scatter-add."""
+    """Take x in a new order whose inverse is `back`.
+
+    The gradient is a gather too, where JAX's own would scatter-add.
+    """
     return _gather(x, order, back) if has_reference_ops() else _permute(x, order, back)
 
 

@@ -23,7 +23,10 @@ class DistributedError(RuntimeError):
 
 
 def _within[T](seconds: float, call: Callable[[], T]) -> T:
-    """`call()`, or TimeoutError. What hangs in the network can only be left behind, in a thread."""
+    """Return `call()`, or raise TimeoutError.
+
+    What hangs in the network can only be left behind, in a thread.
+    """
     outcome: list[T] = []
     errors: list[Exception] = []
 
@@ -50,10 +53,10 @@ def init_distributed(
     process_id: int | None = None,
     timeout_s: int = 300,
 ) -> Launch | None:
-    """Joins the processes of a run; call it before any JAX computation. With one process it does nothing.
+    """Join the processes of a run; call it before any JAX computation.
 
-    What is not given comes from the environment, see `find_launch`. Ends with an exchange among all, so that
-    a network that cannot carry one shows now.
+    With one process it does nothing. What is not given comes from the environment, see `find_launch`. Ends with an
+    exchange among all, so that a network that cannot carry one shows now.
 
     Args:
       coordinator: "host:port" of process 0, reachable from all.
@@ -97,7 +100,7 @@ def init_distributed(
 
 
 def first_exchange(*, timeout_s: float = 300.0) -> list[tuple[str, int]]:
-    """Host name and number of devices of every process, gathered over the network that training will use.
+    """Gather host name and number of devices of every process, over the network of training.
 
     Raises:
       DistributedError: it failed, or took longer than `timeout_s`.
@@ -118,7 +121,7 @@ def first_exchange(*, timeout_s: float = 300.0) -> list[tuple[str, int]]:
 
 
 def process_table(*, timeout_s: float = 300.0) -> str:
-    """Processes, hosts and devices, one line a process; every process must call it."""
+    """Return processes, hosts and devices, one line a process; every process must call it."""
     kinds = {process: set[str]() for process in range(jax.process_count())}
     for device in jax.devices():
         kinds[device.process_index].add(device.device_kind)
@@ -130,7 +133,9 @@ def process_table(*, timeout_s: float = 300.0) -> str:
 
 
 def local_rows(sharding: NamedSharding, batch_size: int) -> tuple[int, int]:
-    """First and one-past-last row of a global batch that this process's devices hold (of their full length).
+    """Return the first row, and the one past the last, that this process's devices hold.
+
+    They hold these rows of a global batch at their full length.
 
     Raises:
       ValueError: the batch does not divide among the shards.
@@ -154,7 +159,7 @@ def local_rows(sharding: NamedSharding, batch_size: int) -> tuple[int, int]:
 
 
 def make_global(local: Any, sharding: NamedSharding, *, batch_size: int) -> Any:
-    """One global array for each NumPy array of `local`, whose rows are this process's.
+    """Make one global array for each NumPy array of `local`, whose rows are this process's.
 
     Args:
       local: pytree of arrays `[rows, ...]`, the rows that `local_rows(sharding, batch_size)` names, whole.

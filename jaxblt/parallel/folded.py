@@ -21,7 +21,7 @@ LAYER = re.compile(r"block_\d+")
 
 
 def short_table(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES, *, most: int = MOST_LINES) -> str:
-    """`sharding_table`, folded where it has more than `most` parameters.
+    """Write `sharding_table`, folded where it has more than `most` parameters.
 
     A line is a layer of a stack's period, or else a module at the top; layers of a stack whose parameters agree in
     names, shapes and shardings share a line. What the rules left out is named in either form.
@@ -50,7 +50,10 @@ def short_table(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES, *, most: i
 
 
 def layer_of(name: str) -> tuple[str, str]:
-    """A parameter's path in two: its layer "latent/periods/block_0", or the module at the top, and the rest."""
+    """Split a parameter's path into its layer, such as "latent/periods/block_0", and the rest.
+
+    A parameter outside of layers has the module at the top.
+    """
     parts = name.split("/")
     layers = [i for i, part in enumerate(parts) if LAYER.fullmatch(part)]
     end = layers[0] + 1 if layers else 1
@@ -58,7 +61,7 @@ def layer_of(name: str) -> tuple[str, str]:
 
 
 def _row(names: list[str], parts: dict[str, Placement], mesh: Mesh) -> tuple[str, ...]:
-    """Of layers that are alike: numbers are of all of them together."""
+    """Return a row of layers that are alike: numbers are of all of them together."""
     times = len(names)
     axes = sorted({str(axis) for part in parts.values() for axis in part.spec if axis is not None})
     notes = dict.fromkeys(note for part in parts.values() for note in part.notes)

@@ -11,13 +11,18 @@ from jaxblt.parallel.sequence import SEQ_AXIS, over_sequence, seq_axis
 
 
 def splits_sequence(x: Any) -> bool:
-    """Tell whether arrays such as x are a device's own stretch, inside an island or another `shard_map` over `seq`."""
+    """Return whether arrays such as x are a device's own stretch of the sequence.
+
+    They are inside an island or another `shard_map` over `seq`.
+    """
     axis = seq_axis(x)
     return axis is not None and axis.manual
 
 
 def by_stretch[T](fn: Callable[[Any], T], sequenced: Any) -> T:
-    """`fn(sequenced)` on each device's own stretch of the sequence; on whole rows if no `seq` axis splits them.
+    """Return `fn(sequenced)` on each device's own stretch of the sequence.
+
+    It gets whole rows if no `seq` axis splits them.
 
     Args:
       fn: asks its neighbours for what it needs of them if `splits_sequence(x)`; returns arrays `[B, T, ...]`.
@@ -29,10 +34,10 @@ def by_stretch[T](fn: Callable[[Any], T], sequenced: Any) -> T:
 
 
 def before(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, "..."]:
-    """The `size` positions before this device's, oldest first; zeros before the start of the sequence.
+    """Fetch the `size` positions before this device's, oldest first.
 
-    Only inside an island over the sequence. One exchange for each device that the halo reaches, of the positions
-    asked for alone; its gradient sends as much the other way.
+    There are zeros before the start of the sequence. Only inside an island over the sequence. One exchange for each
+    device that the halo reaches, of the positions asked for alone; its gradient sends as much the other way.
 
     Args:
       x: this device's positions.
@@ -43,7 +48,10 @@ def before(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, ".
 
 
 def behind(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, "..."]:
-    """The `size` positions behind this device's, in order; zeros behind the end. Otherwise as `before`."""
+    """Fetch the `size` positions behind this device's, in order.
+
+    There are zeros behind the end; otherwise see `before`.
+    """
     return _halo(x, size, axis, -1)
 
 

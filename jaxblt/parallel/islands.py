@@ -18,12 +18,15 @@ TENSOR_AXIS = "tensor"
 
 
 def batch_axes() -> tuple[str, ...]:
-    """Return the axes of the mesh in force that split the batch; none without a mesh, or inside an island."""
+    """Return the axes of the mesh in force that split the batch.
+
+    There are none without a mesh, or inside an island.
+    """
     return tuple(axis for axis in BATCH_AXES if axis in open_axes())
 
 
 def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = (), *, heads: Any = False) -> T:
-    """`fn(batched, shared)`, each device on its own rows of `batched`.
+    """Return `fn(batched, shared)`, each device on its own rows of `batched`.
 
     FFTs, custom calls and kernels know nothing of meshes, and the partitioner may gather the whole batch for them.
     Inside an island they see local arrays only. It leaves no axis of the mesh to the partitioner, as cuDNN's calls and
@@ -51,7 +54,7 @@ def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = (), *
 def island[**P, T](
     fn: Callable[P, T], in_specs: Any, out_specs: Any, *, apart: tuple[str, ...] = ()
 ) -> Callable[P, T]:
-    """Run `fn` on each device's share, manual in every axis of the mesh in force except those `apart`.
+    """Run `fn` on each device's share, manual in every axis of the mesh except those `apart`.
 
     In a `shard_map` of the caller's, arrays are shares along its axes already: specs that name them are taken as met.
     """
@@ -67,7 +70,7 @@ def island[**P, T](
 
 
 def _over(names: set[str], specs: Any) -> Any:
-    """The specs with the mesh axes `names` alone."""
+    """Return the specs with only the mesh axes `names`."""
 
     def kept(entry: Any) -> Any:
         axes = tuple(axis for axis in ((entry,) if isinstance(entry, str) else entry or ()) if axis in names)
@@ -86,7 +89,10 @@ class Placed(NamedTuple):
 
 
 def placed(lead: tuple[Any, ...], arrays: Any, heads: Any) -> Placed:
-    """Specs of arrays that begin with the mesh axes `lead`; those that `heads`, a prefix, calls [..., H, K] by head."""
+    """Return specs of arrays that begin with the mesh axes `lead`.
+
+    Arrays that `heads`, a prefix, calls [..., H, K] are split by head.
+    """
     by_head: list[Array] = []
     jax.tree.map(lambda yes, x: by_head.extend(jax.tree.leaves(x)) if yes else None, heads, arrays)
     whole = PartitionSpec(*lead)
@@ -101,7 +107,10 @@ def placed(lead: tuple[Any, ...], arrays: Any, heads: Any) -> Placed:
 
 
 def core_specs(core: Any, axis: str) -> Any:
-    """Specs of the arrays of a mixer's core, a dataclass: `axis` for those that its `per_head` names, [H, ...]."""
+    """Return specs of the arrays of a mixer's core, a dataclass.
+
+    Arrays that its `per_head` names, [H, ...], are split over `axis`.
+    """
     arrays = [f.name for f in dataclasses.fields(core) if f.metadata.get("pytree_node", True)]
     per_head = getattr(core, "per_head", ())
     specs = {name: PartitionSpec(axis) if name in per_head else PartitionSpec() for name in arrays}
@@ -109,20 +118,26 @@ def core_specs(core: Any, axis: str) -> Any:
 
 
 def head_devices(*counts: int) -> int:
-    """Among how many devices an island splits heads: those of `tensor` if they divide every count, else 1."""
+    """Return the number of devices that an island splits heads among.
+
+    It is that of `tensor` if it divides every count, else 1.
+    """
     size = jax.sharding.get_abstract_mesh().shape.get(TENSOR_AXIS, 1)
     divides = bool(counts) and all(count % size == 0 for count in counts)
     return size if divides and TENSOR_AXIS in open_axes() else 1
 
 
 def open_axes() -> tuple[str, ...]:
-    """Return the axes of the mesh in force that have several devices, except those of a `shard_map` around this."""
+    """Return the mesh's axes of several devices, except those of a `shard_map` around this."""
     mesh = jax.sharding.get_abstract_mesh()
     return tuple(axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in mesh.manual_axes)
 
 
 def check_rows(batched: Any, axes: tuple[str, ...]) -> None:
-    """Raises ValueError, naming the rows and the devices, unless leading axes divide among mesh axes `axes`."""
+    """Raise ValueError unless leading axes divide among mesh axes `axes`.
+
+    The message names rows and devices.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     count = math.prod(mesh.shape[axis] for axis in axes)
     rows = {leaf.shape[0] for leaf in jax.tree.leaves(batched)}

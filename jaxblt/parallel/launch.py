@@ -40,7 +40,7 @@ def _first(*values: str | int | None) -> str | int | None:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of a SLURM node list: "gpu[07-09,12],login1" gives "gpu07"."""
+    """Return the first host of a SLURM node list: "gpu[07-09,12],login1" gives "gpu07"."""
     match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodelist.strip())
     if match is None:
         raise ValueError(f"no host in the SLURM node list {nodelist!r}")
@@ -48,12 +48,15 @@ def first_host(nodelist: str) -> str:
 
 
 def _port_of_job(job: str) -> int:
-    """A port above 61440 that two jobs on one host are unlikely to share."""
+    """Return a port above 61440 that two jobs on one host are unlikely to share."""
     return 61440 + int(re.sub(r"\D", "", job) or 0) % 4096
 
 
 def _local_device(env: Mapping[str, str], index: str | None, count: str | None) -> int | None:
-    """A process with neighbours takes one GPU, unless the scheduler shows it only one anyway."""
+    """Return the index of the one GPU that a process with neighbours takes, or None.
+
+    It takes none by index if the scheduler shows it only one anyway.
+    """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if index is None or count is None or int(count) < 2 or (visible is not None and "," not in visible):
         return None
@@ -104,7 +107,7 @@ def find_launch(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> Launch | None:
-    """The launch that arguments and environment describe; None for a single process.
+    """Return the launch that arguments and environment describe; None for a single process.
 
     Each value comes from the first source that has it: the arguments; the variables `JAXBLT_COORDINATOR`,
     `JAXBLT_NUM_PROCESSES`, `JAXBLT_PROCESS_ID`; the scheduler, which is Open MPI, SLURM, or a Kubernetes

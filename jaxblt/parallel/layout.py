@@ -29,7 +29,9 @@ class SequenceLayout:
         check_fields(self)
 
     def order(self, length: int, devices: int) -> Int[np.ndarray, " T"]:
-        """The token at each place: `x[:, order]` lays rows out on the host, `y[:, np.argsort(order)]` undoes it.
+        """Return the token at each place.
+
+        `x[:, order]` lays rows out on the host, and `y[:, np.argsort(order)]` undoes it.
 
         Raises:
           ValueError: the length does not divide into equal stretches.
@@ -42,7 +44,7 @@ class SequenceLayout:
         return np.concatenate(pairs).reshape(-1)
 
     def check(self, length: int, devices: int) -> None:
-        """Raises ValueError, naming the length and the fix, unless it divides into equal stretches."""
+        """Raise ValueError, naming the length and the fix, unless it divides into equal stretches."""
         parts = devices * (2 if self.kind == "zigzag" else 1)
         if length % parts:
             raise ValueError(
@@ -59,7 +61,10 @@ ZIGZAG = SequenceLayout("zigzag")
 
 
 def to_zigzag(x: Shaped[Array, "B T ..."], axis: SeqAxis) -> Shaped[Array, "B T ..."]:
-    """Inside an island: the device's zig-zag tokens for its contiguous ones, by one pair of `ppermute`s."""
+    """Swap the device's contiguous tokens for its zig-zag ones, by one pair of `ppermute`s.
+
+    Call it inside an island.
+    """
     first, second = jnp.split(x, 2, axis=1)
     even_route, odd_route = _routes(axis.size)
     low = lax.ppermute(first, axis.name, even_route)
@@ -68,7 +73,7 @@ def to_zigzag(x: Shaped[Array, "B T ..."], axis: SeqAxis) -> Shaped[Array, "B T 
 
 
 def to_contiguous(x: Shaped[Array, "B T ..."], axis: SeqAxis) -> Shaped[Array, "B T ..."]:
-    """Undoes `to_zigzag`."""
+    """Undo `to_zigzag`."""
     early, late = jnp.split(x, 2, axis=1)
     low, high = _by_parity(early, late, axis)
     even_route, odd_route = ([(there, here) for here, there in route] for route in _routes(axis.size))
@@ -78,16 +83,16 @@ def to_contiguous(x: Shaped[Array, "B T ..."], axis: SeqAxis) -> Shaped[Array, "
 
 
 def _routes(devices: int) -> tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]:
-    """Where each device's first half (stretch 2i) and second half (2i + 1) live in the zig-zag order.
+    """Return where each device's first half (stretch 2i) and second half lie in zig-zag order.
 
-    Even stretches reach every device once, and so do odd ones: device m gets stretch m by the route of m's
-    parity and 2n - 1 - m, which is of the other parity, by the other.
+    The second half is stretch 2i + 1. Even stretches reach every device once, and so do odd ones: device m gets stretch
+    m by the route of m's parity and 2n - 1 - m, which is of the other parity, by the other.
     """
     home = [min(stretch, 2 * devices - 1 - stretch) for stretch in range(2 * devices)]
     return list(enumerate(home[0::2])), list(enumerate(home[1::2]))
 
 
 def _by_parity(a: Array, b: Array, axis: SeqAxis) -> tuple[Array, Array]:
-    """(a, b) on even devices, (b, a) on odd ones."""
+    """Return (a, b) on even devices, (b, a) on odd ones."""
     even = lax.axis_index(axis.name) % 2 == 0
     return jax.lax.select_n(even, b, a), jax.lax.select_n(even, a, b)

@@ -37,7 +37,7 @@ class MeshConfig:
         _check_sizes(dataclasses.asdict(self))
 
     def build(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """The mesh over `devices`, by default all of all processes."""
+        """Build the mesh over `devices`, by default all of all processes."""
         devices = jax.devices() if devices is None else list(devices)
         sizes = _fill(dataclasses.asdict(self), len(devices))
         return jax.make_mesh(
@@ -53,7 +53,9 @@ def make_mesh(
     tensor: int = 1,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A mesh with axes data, fsdp, seq, tensor, all present (of size 1 when unused) and all of type Auto.
+    """Make a mesh with axes data, fsdp, seq and tensor, all of type Auto.
+
+    All are present; an unused one has size 1.
 
     Args:
       data: size of the axis; at most one of the four is -1, which fills the rest.
@@ -81,7 +83,7 @@ def _shown(sizes: dict[str, int]) -> str:
 
 
 def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
-    """The sizes with -1 replaced, whose product is the number of devices."""
+    """Replace -1 among the sizes, so that their product is the number of devices."""
     free = [axis for axis, size in sizes.items() if size == -1]
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if free and count % fixed == 0:
@@ -97,5 +99,8 @@ def _fill(sizes: dict[str, int], count: int) -> dict[str, int]:
 
 
 def off_mesh() -> AbstractContextManager[Any]:
-    """A context in which no mesh is in force: modules take their local paths, for counting and for shapes alone."""
+    """Return a context in which no mesh is in force.
+
+    Modules take their local paths, to count or to get shapes.
+    """
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))

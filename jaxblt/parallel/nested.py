@@ -20,7 +20,10 @@ from pallas_kernels.runtime import OwnGradient
 def derived_inside(
     fn: Callable[..., Any], in_specs: Any, out_specs: Any, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Return `jax.shard_map(fn, ...)` whose backward pass runs `fn` again. Second derivatives are none of it."""
+    """Return `jax.shard_map(fn, ...)` whose backward pass runs `fn` again.
+
+    It has no second derivatives.
+    """
 
     def island(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
@@ -53,12 +56,12 @@ def derived_inside(
 
 
 def _for_each(specs: Any, tree: Any) -> Any:
-    """A spec for each leaf, from a prefix of the tree."""
+    """Return a spec for each leaf, from a prefix of the tree."""
     return jax.tree.broadcast(specs, tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def _by_kind(items: list[Any], floats: list[bool]) -> tuple[list[Any], list[Any]]:
-    """The items of floats, and the others."""
+    """Split the items into those of floats, and the others."""
     pairs = list(zip(items, floats, strict=True))
     return [x for x, yes in pairs if yes], [x for x, yes in pairs if not yes]
 
@@ -68,7 +71,7 @@ def _floats(tree: Any) -> list[Any]:
 
 
 def _as_one(fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)` as one operation."""
+    """Return `fn(*args)` as one operation."""
     jaxpr, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     return jax.tree.unflatten(jax.tree.structure(shape), _island.bind(*jax.tree.leaves(args), jaxpr=jaxpr))
 

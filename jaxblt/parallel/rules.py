@@ -62,7 +62,7 @@ def place(
     mesh: Mesh,
     rules: Rules = DEFAULT_RULES,
 ) -> tuple[PartitionSpec, tuple[str, ...]]:
-    """The spec of an array whose axes are called `logical`, and what had to be left out.
+    """Return the spec of an array whose axes are called `logical`, and what had to be left out.
 
     A mesh axis is left out where it does not divide the dimension, or splits an earlier axis of the array.
 
@@ -102,9 +102,9 @@ def _is_box(leaf: Any) -> bool:
 
 
 def placements(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> dict[str, Placement]:
-    """A placement for every parameter of `boxed` (as `module.init` or its `eval_shape` gives it), by path.
+    """Return a placement for every parameter of `boxed`, by path.
 
-    Parameters without logical names are replicated.
+    `module.init` or its `eval_shape` gives `boxed`. Parameters without logical names are replicated.
     """
     found = {}
     leaves, _ = jax.tree_util.tree_flatten_with_path(boxed, is_leaf=_is_box)
@@ -118,16 +118,16 @@ def placements(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> dict[str
 
 
 def param_shardings(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Any:
-    """The shardings of the parameters in `boxed`, as a tree like the unboxed parameters."""
+    """Return the shardings of the parameters in `boxed`, as a tree like the unboxed parameters."""
     shardings = [NamedSharding(mesh, found.spec) for found in placements(boxed, mesh, rules).values()]
     return jax.tree.unflatten(jax.tree.structure(nn.meta.unbox(boxed)), shardings)
 
 
 def state_shardings(state: Any, boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Any:
-    """Shardings for all of `state`: what mirrors a parameter is placed with it, the rest is replicated.
+    """Return shardings for all of `state`.
 
-    An array mirrors a parameter if its path ends in the parameter's and the shapes are the same: moments and
-    averages of any optimiser do, counters do not.
+    What mirrors a parameter is placed with it, the rest is replicated. An array mirrors a parameter if its path ends in
+    the parameter's and the shapes are the same: moments and averages of any optimiser do, counters do not.
 
     Args:
       state: abstract (or real) pytree without boxes, such as an optimiser state or a whole train state.
@@ -147,23 +147,26 @@ def state_shardings(state: Any, boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_R
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Of arrays `[B, T, ...]`: rows over data and fsdp, positions over seq."""
+    """Return the sharding of arrays `[B, T, ...]`: rows over data and fsdp, positions over seq."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, "seq"))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The whole array on every device."""
+    """Return the sharding that puts the whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def bytes_per_device(placement: Placement, mesh: Mesh) -> int:
-    """What each device holds of an array."""
+    """Return how many bytes of an array each device holds."""
     parts = math.prod(mesh.shape[axis] for entry in placement.spec for axis in axes_of(entry))
     return math.prod(placement.shape) * placement.dtype.itemsize // parts
 
 
 def sharding_table(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> str:
-    """Parameter, shape, spec and bytes per device, one line each, with what was left out; printable."""
+    """Write parameter, shape, spec and bytes per device, one line each, for printing.
+
+    What had to be left out stands there too.
+    """
     found = placements(boxed, mesh, rules)
     rows = [("parameter", "shape", "spec", "bytes/device", "")]
     for name, placement in found.items():

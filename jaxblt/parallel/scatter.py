@@ -23,10 +23,10 @@ def over_heads(
     *,
     time_axis: int,
 ) -> tuple[Any, Any]:
-    """`fn(core, streams, segment_ids, carry) -> (y, after)` with time split outside of it and heads split inside.
+    """Return `fn(core, streams, segment_ids, carry) -> (y, after)` with heads split inside.
 
-    Two all-to-alls, of the streams and of y, each a device's share of the numbers. Segment ids are gathered by all:
-    every device runs whole rows of its heads. A carry enters and leaves whole.
+    Outside of it time is split. Two all-to-alls, of the streams and of y, each a device's share of the numbers. Segment
+    ids are gathered by all: every device runs whole rows of its heads. A carry enters and leaves whole.
 
     Args:
       fn: sees whole rows of some heads.
@@ -82,7 +82,7 @@ class _Swap:
     head: int
 
     def there(self, x: Array, group: int) -> Array:
-        """[..., H, ..., t] -> the group's heads of this device, with all of time."""
+        """Swap [..., H, ..., t] for the group's heads of this device, with all of time."""
         shape = list(x.shape)
         shape[self.head : self.head + 1] = [self.devices, self.groups, -1]
         part = jax.lax.index_in_dim(x.reshape(shape), group, self.head + 1, keepdims=False)
@@ -90,18 +90,18 @@ class _Swap:
         return jax.lax.all_to_all(merged, SEQ_AXIS, self.head, self.time, tiled=True)
 
     def back(self, y: Array) -> Array:
-        """All of time of this device's heads -> its time of the group's heads of every device."""
+        """Swap all of time of this device's heads for its time of all devices' heads of the group."""
         return jax.lax.all_to_all(y, SEQ_AXIS, self.time, self.head, tiled=True)
 
     def joined(self, parts: tuple[Array, ...]) -> Array:
-        """The groups' results as one array, heads in their order."""
+        """Join the groups' results to one array, heads in their order."""
         split = [x.reshape(*x.shape[: self.head], self.devices, -1, *x.shape[self.head + 1 :]) for x in parts]
         joined = jnp.stack(split, self.head + 1)
         return joined.reshape(*parts[0].shape[: self.head], -1, *parts[0].shape[self.head + 1 :])
 
 
 def _of_device(core: Any, axis: SeqAxis) -> Any:
-    """The core with this device's heads, of a core that is whole on every device."""
+    """Cut this device's heads from a core that is whole on every device."""
     return _of_group(core, axis.size, jax.lax.axis_index(axis.name))
 
 

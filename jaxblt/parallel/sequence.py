@@ -30,10 +30,11 @@ class SeqAxis(NamedTuple):
 
 
 def seq_axis(x: Any = None) -> SeqAxis | None:
-    """Return the `seq` axis of the mesh in force if it splits rows such as x; None if there is none, or of one device.
+    """Return the mesh's `seq` axis if it splits rows such as x.
 
-    In a `shard_map` over `seq` rows are split if some array of the pytree x varies over it. With `check_vma=False` that
-    is not known, and all are taken to be split. Without x rows are whole there.
+    It is None without such an axis, or if it has one device. In a `shard_map` over `seq` rows are split if some array
+    of the pytree x varies over it. With `check_vma=False` that is not known, and all are taken to be split. Without x
+    rows are whole there.
     """
     mesh = jax.sharding.get_abstract_mesh()
     size = mesh.shape.get(SEQ_AXIS, 1)
@@ -46,7 +47,10 @@ def seq_axis(x: Any = None) -> SeqAxis | None:
 
 
 def check_whole_rows(x: Any, what: str) -> None:
-    """Raise ValueError if a `shard_map` over `seq` around this has split rows such as x, which `what` reads whole."""
+    """Raise ValueError if a `shard_map` over `seq` has split rows such as x.
+
+    `what` names the caller, which reads whole rows.
+    """
     axis = seq_axis(x)
     if axis is not None and axis.manual:
         raise ValueError(
@@ -65,7 +69,7 @@ def over_sequence[T](
     outputs: Any = True,
     heads: Any = False,
 ) -> T:
-    """`fn(sequenced, batched, shared)`, each device on its own rows and its own stretch of the sequence.
+    """Return `fn(sequenced, batched, shared)`, each device on its own rows and stretch.
 
     What `fn` needs of the other devices it exchanges itself, by collectives over the axis `seq_axis()` names.
 
@@ -98,7 +102,10 @@ def over_sequence[T](
 
 
 def as_stretches[T](sequenced: T, axis: SeqAxis) -> T:
-    """Mark all arrays as varying over `seq` if a `shard_map` around this has split it, as an island's arguments do."""
+    """Mark arrays as varying over `seq`, as an island's arguments do.
+
+    Only if a `shard_map` around this has split it.
+    """
     if not axis.manual:
         return sequenced
     leaves, tree = jax.tree.flatten(sequenced)
@@ -106,7 +113,7 @@ def as_stretches[T](sequenced: T, axis: SeqAxis) -> T:
 
 
 def made_split[T](make: Callable[[], T]) -> T:
-    """The arrays [B, T, ...] of `make()`, each device making its own rows and stretch; whole without a `seq` axis.
+    """Make arrays [B, T, ...], each device its own stretch; whole without a `seq` axis.
 
     Raises:
       ValueError: the rows or the stretches do not divide among the devices.
@@ -122,12 +129,15 @@ def made_split[T](make: Callable[[], T]) -> T:
 
 
 def whole_rows(x: Shaped[Array, "B T"]) -> Shaped[Array, "B T"]:
-    """x with every row whole on all devices of the sequence: for integers that are counted along it."""
+    """Gather every row of x whole on all devices, for integers counted along the sequence."""
     return jax.lax.with_sharding_constraint(x, PartitionSpec(batch_axes() or None))
 
 
 def check_divides(sequenced: Any, axis: SeqAxis, time_axis: int = 1) -> None:
-    """Raises ValueError, naming the length, the devices and the fix, unless time divides among the devices."""
+    """Raise ValueError unless time divides among the devices.
+
+    The message names the length, the devices and the fix.
+    """
     if axis.manual:
         return
     for length in dict.fromkeys(leaf.shape[time_axis] for leaf in jax.tree.leaves(sequenced)):

@@ -20,7 +20,10 @@ from jaxblt.parallel.sequence import as_stretches, check_divides, seq_axis
 
 
 def splits_heads(counts: tuple[int, ...]) -> bool:
-    """Whether `over_tensor` splits heads of these counts: `tensor` divides all but those of 1, which devices share."""
+    """Return whether `over_tensor` splits heads of these counts.
+
+    `tensor` must divide all of them, except those of 1, which devices share.
+    """
     size = jax.sharding.get_abstract_mesh().shape.get(TENSOR_AXIS, 1)
     several = [count for count in counts if count > 1]
     return TENSOR_AXIS in open_axes() and bool(several) and not any(count % size for count in several)
@@ -36,7 +39,7 @@ def over_tensor(
     time_axis: int,
     sequenced: bool,
 ) -> tuple[Any, Any]:
-    """`fn(core, streams, segment_ids, carry) -> (y, after)`, each device on its own rows and heads.
+    """Return `fn(core, streams, segment_ids, carry) -> (y, after)` on own rows and heads.
 
     Args:
       fn: sees local arrays.
