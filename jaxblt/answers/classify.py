@@ -62,7 +62,7 @@ class Predictions:
         return len(self.names)
 
     def summary(self) -> str:
-        """How many records have each class, or the range of numbers, in a few words."""
+        """Say in a few words how many records have each class, or the range of numbers."""
         if self.probabilities is None:
             return (
                 "labelled byte by byte"
@@ -73,12 +73,15 @@ class Predictions:
         return ", ".join(f"{counts[name]} {name}" for name in self.classes if counts[name])
 
     def to_tsv(self, path: str | os.PathLike[str]) -> None:
-        """Writes columns name, label (if known), one of probabilities a class, called as it is, and prediction."""
+        """Write columns: name, label (if known), a probability for each class, and prediction.
+
+        Each column of probabilities is named after its class.
+        """
         header, values = zip(("name", self.names), *self.columns(), strict=True)
         write_tsv(path, header, zip(*values, strict=True))
 
     def columns(self) -> list[tuple[str, Any]]:
-        """Names and values of the columns of `to_tsv` behind the name."""
+        """Return names and values of the columns of `to_tsv` behind the name."""
         columns: list[tuple[str, Any]] = []
         if self.labels is not None:
             columns.append(("label", self.labels))
@@ -90,7 +93,7 @@ class Predictions:
         return columns
 
     def with_labels(self, records: Iterable[LabelledRecord]) -> "Predictions":
-        """With what the data say of each record."""
+        """Return the predictions with what the data say of each record."""
         return replace(self, labels=tuple(record.label for record in records))
 
 
@@ -102,9 +105,10 @@ def classify(
     as_trained: bool = True,
     mesh: MeshConfig | Mesh | None = None,
 ) -> Predictions | TaskPredictions:
-    """Label each record by a run that was fine-tuned on labels; with each task, by one of several tasks.
+    """Label each record by a run that was fine-tuned on labels.
 
-    A record is read as in training: BOS and its bytes in a row of its own, whatever stands beside it.
+    A run of several tasks gives each record a label of each. A record is read as in training: BOS and its bytes in a
+    row of its own, whatever stands beside it.
 
     Args:
       run: trained on a `LabelledDataConfig`.
@@ -183,7 +187,7 @@ def _named(data: LabelledDataConfig | LabelTask, numbers: np.ndarray) -> str:
 def _answers(
     task: Task, params: Any, frozen: Any, batch: Batch
 ) -> tuple[Float[Array, "B *N"] | dict[str, Float[Array, "B _"]], Bool[Array, "B"]]:
-    """Logits or numbers of rows, or logits of their positions, and whether those of each row are finite.
+    """Return answers of rows or of their positions, and whether those of each row are finite.
 
     Of several tasks they are given by name. For a CRF they are 1 for each position's class in the likeliest row and 0
     for others.
@@ -211,5 +215,8 @@ def _answers(
 
 
 def _with_entropies(finite: Bool[Array, "B"], entropies: Float[Array, "B T"] | None) -> Bool[Array, "B"]:
-    """Whether a row's entropies are finite too: one of NaN cuts no patch, and the answers would hide it."""
+    """Return whether a row's entropies are finite too.
+
+    One of NaN cuts no patch, and the answers would hide it.
+    """
     return finite if entropies is None else finite & jnp.all(jnp.isfinite(entropies), 1)

@@ -125,7 +125,7 @@ def classify(
     overwrite: bool = False,
     step: Step | None = None,
 ) -> str:
-    """Write the label of each record of a file, with the probabilities of all classes, as tab-separated values.
+    """Write each record's label and the probabilities of all classes, as tab-separated values.
 
     Args:
       run_dir: folder of a run that was fine-tuned on labels.
@@ -165,7 +165,7 @@ def variants(
     step: Step | None = None,
     weights: Weights | None = None,
 ) -> str:
-    """Write log p(alt) - log p(ref) of each variant of a VCF file, in nats, as tab-separated values.
+    """Write log p(alt) - log p(ref) in nats of a VCF file's variants, as tab-separated values.
 
     Args:
       run_dir: folder of a run that predicts the next byte.
@@ -222,7 +222,9 @@ def index(
     step: Step | None = None,
     trust_sources: bool = False,
 ) -> str:
-    """Write base vectors of the chunks of a run's documents, which a router over this run as its base can search.
+    """Write base vectors of the chunks of a run's documents, which a router can search.
+
+    The router is trained over this run as its base.
 
     Args:
       run_dir: folder of a run without adapters.

@@ -29,7 +29,9 @@ def continuations(
     as_trained: bool = True,
     mesh: MeshConfig | Mesh | None = None,
 ) -> Iterator[list[bytes]]:
-    """Return the next bytes of each prompt as they come; see `jaxblt.inference.generate` with `stream=True`.
+    """Yield the next bytes of each prompt as they come.
+
+    See `jaxblt.inference.generate` with `stream=True`.
 
     Args:
       run: a causal one.

@@ -62,10 +62,11 @@ class Embeddings:
         return len(self.names)
 
     def to_npz(self, path: str | os.PathLike[str]) -> None:
-        """Writes `names`, `lengths` and `states`, and for bytes and patches `offsets` and `patch_lengths`.
+        """Write `names`, `lengths` and `states`.
 
-        `states` is Float32[N, D] for "mean" and "last". Otherwise the records' states lie one behind the other, and
-        those of record i are `states[offsets[i] : offsets[i + 1]]`.
+        For bytes and patches also `offsets` and `patch_lengths`. `states` is Float32[N, D] for "mean" and "last".
+        Otherwise the records' states lie one behind the other, and those of record i are `states[offsets[i] : offsets[i
+        + 1]]`.
         """
         fields: dict[str, Any] = {"names": np.array(self.names), "lengths": self.lengths}
         if self.pool in POOLED:
@@ -90,10 +91,11 @@ def embed(
     as_trained: bool = True,
     mesh: MeshConfig | Mesh | None = None,
 ) -> Embeddings:
-    """Hidden states of each record: BOS and its bytes are read, and the states of BOS left out.
+    """Return hidden states of each record.
 
-    Layer i is the residual stream behind block i. A BLT's blocks are those of its encoder, of its latent stack, whose
-    states are of patches, and of its decoder. "final" is what the head reads logits off, behind its norm.
+    BOS and the record's bytes are read, and the states of BOS left out. Layer i is the residual stream behind block i.
+    A BLT's blocks are those of its encoder, of its latent stack, whose states are of patches, and of its decoder.
+    "final" is what the head reads logits off, behind its norm.
 
     A record is a document of its own and is read by the same program whatever stands beside it. Records longer than
     `window` are read as `jaxblt.answers.score` reads them; layers of patches take records of one row only.
@@ -138,7 +140,7 @@ def embed(
 
 
 def default_layer(model: Any, pool: Pool) -> int | Literal["final"]:
-    """The layer that a pool is of where none is named."""
+    """Return the layer that a pool is of where none is named."""
     if pool != "per_patch":
         return "final"
     latent = [i for i, layer in enumerate(layers_of(model)) if layer.of_patches]
@@ -150,7 +152,7 @@ def default_layer(model: Any, pool: Pool) -> int | Literal["final"]:
 
 
 def check_pool(layer: Layer, number: int | str, pool: Pool) -> None:
-    """Raises ValueError if a layer of bytes is asked for patches, or the other way round."""
+    """Raise ValueError if a layer of bytes is asked for patches, or the other way round."""
     kind = "patches" if layer.of_patches else "bytes"
     if (pool == "per_patch" and kind == "bytes") or (pool == "per_byte" and kind == "patches"):
         other = "per_byte" if kind == "bytes" else "per_patch"
@@ -173,7 +175,7 @@ def _check_one_row(source: DocumentSource, pairs: np.ndarray, reader: Reader) ->
 def _collect(
     reader: Reader, source: DocumentSource, pairs: np.ndarray, layer: Layer, pool: Pool
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...] | None]:
-    """Every record's states, and with "per_patch" the lengths of its patches."""
+    """Return every record's states, and with "per_patch" the lengths of its patches."""
     parts: list[list[np.ndarray]] = [[] for _ in range(len(source))]
     sizes: list[np.ndarray] = [np.zeros(0, np.int32)] * len(source)
     call = partial(_row_states, reader.task, layer, pool, letters=reader.letters)
@@ -196,7 +198,7 @@ def _collect(
 
 
 def _joined(parts: list[np.ndarray], count: int, pool: Pool) -> np.ndarray:
-    """One record's states, of the windows that it was read in."""
+    """Join the windows that a record was read in to its states."""
     if pool == "mean":
         return (np.sum(parts, 0, np.float64) / count).astype(np.float32)
     return parts[-1] if pool == "last" else np.concatenate(parts)
@@ -261,7 +263,7 @@ _row_states = partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="letter
 
 
 def _bytes_held(batch: Batch, patches: Patches | None) -> Int[Array, "B S"]:
-    """The bytes to be answered for in each state of a row, BOS not counted."""
+    """Count the bytes to be answered for in each state of a row, without BOS."""
     if patches is None:
         return batch.loss_mask.astype(jnp.int32) * (batch.inputs != BOS).astype(jnp.int32)
     lengths = patches.lengths.reshape(len(batch.inputs), -1)

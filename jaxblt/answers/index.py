@@ -51,11 +51,12 @@ def build_index(
     mesh: MeshConfig | Mesh | None = None,
     trust_sources: bool = False,
 ) -> Index:
-    """Return base vectors of the whole chunks of documents, for a router of the same chunk over this run as its base.
+    """Return base vectors of whole chunks of documents, for a router over this run as its base.
 
-    Documents are read in rows of the run's length, one piece of a document a row, as training rows hold them. A chunk
-    is `chunk` steps of a row from its beginning; what is left at its end is not indexed. Of more chunks than `most`,
-    that many at about equal distances are kept. The host holds twice as many while it reads.
+    The router has chunks of the same size. Documents are read in rows of the run's length, one piece of a document a
+    row, as training rows hold them. A chunk is `chunk` steps of a row from its beginning; what is left at its end is
+    not indexed. Of more chunks than `most`, that many at about equal distances are kept. The host holds twice as many
+    while it reads.
 
     Args:
       run: the base; its raw parameters, without adapters.
@@ -131,9 +132,10 @@ def _documents(
 def _collect(
     reader: Reader, documents: Regions, stack: str, chunk: int, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Base vectors of whole chunks, in the order of rows, and the keys of their documents: `most` or up to twice it.
+    """Return base vectors of whole chunks, in the order of rows, and their documents' keys.
 
-    Every chunk is kept at first, and every second one of those whenever there are more than twice as many as `most`.
+    They are `most`, or up to twice as many. Every chunk is kept at first, and every second one of those whenever there
+    are more than twice as many as `most`.
     """
     width = stacks_of(reader.task.model.config)[stack].dim
     kept, distance, number = [], 1, 0
@@ -155,7 +157,7 @@ def _collect(
 def _row_vectors(
     task: Task, stack: str, chunk: int, params: Any, frozen: Any, batch: Batch
 ) -> tuple[Float[Array, "B N D"], Bool[Array, "B N"]]:
-    """Base vectors of a row's chunks, and which of them are whole."""
+    """Return base vectors of a row's chunks, and which of them are whole."""
     entropies, heard = find_entropies(task, frozen, batch), []
 
     def listen(call: Any, args: Any, options: Any, context: Any) -> Any:
@@ -179,9 +181,9 @@ def _row_vectors(
 def chunk_vectors(
     x: Float[Array, "B T D"], segment_ids: Int[Array, "B T"], chunk: int
 ) -> tuple[Float[Array, "B N D"], Bool[Array, "B N"]]:
-    """Mean of x / RMS(x) over the tokens of each chunk of rows that hold one document from their beginning.
+    """Return the mean of x / RMS(x) over the tokens of each chunk, and which chunks are whole.
 
-    Holes are steps of a chunk and no tokens, as for a router.
+    Rows hold one document from its beginning. Holes are steps of a chunk and no tokens, as for a router.
 
     Returns:
       The means, and whether a chunk is whole and has a token.

@@ -127,7 +127,10 @@ def make_reader(
 
 
 def _history(run: "Run") -> History | None:
-    """As in training on windows (`jaxblt.training.start.setup.entropy_history`), whatever the packing was."""
+    """Return the history that entropies are read with, as in training on windows.
+
+    See `jaxblt.training.start.setup.entropy_history`. The packing of training plays no part.
+    """
     patcher, model = run.patcher, run.recipe.entropy_model
     if patcher is None or not patcher.needs_entropies or model is None:
         return None
@@ -166,7 +169,7 @@ def answer[T](
 def read(
     reader: Reader, source: DocumentSource, pairs: np.ndarray
 ) -> Iterator[tuple[tuple[Span, ...], Batch]]:
-    """Yield batches of rows, as NumPy arrays, and the span of a record in each row that is not empty.
+    """Yield batches of NumPy rows, and the record's span in each row that is not empty.
 
     Args:
       reader: see `make_reader`.
@@ -185,7 +188,7 @@ def read(
 
 
 def bucket_lengths(window: int) -> list[int]:
-    """Lengths of rows: 128, 256, ... below the window, and the window."""
+    """Return lengths of rows: 128, 256, ... below the window, and the window."""
     lengths = [window]
     size = SHORTEST
     while size < window:
@@ -195,7 +198,7 @@ def bucket_lengths(window: int) -> list[int]:
 
 
 def _windows(reader: Reader, pairs: np.ndarray) -> Iterator[Span]:
-    """The windows of the records that are longer than a row."""
+    """Yield the windows of the records that are longer than a row."""
     long = np.flatnonzero(pairs > reader.window)
     index = WindowIndex(pairs[long], reader.window, reader.stride, score="new")
     for row in range(len(index)):
@@ -221,7 +224,10 @@ def _fill(
 
 
 def ahead[T](results: Iterable[T]) -> Iterator[T]:
-    """Yield the same results, each asked for a few before it is used: the device works while the host looks at it."""
+    """Yield results, each asked for a few before its use.
+
+    The device works on the next ones while the host looks at one.
+    """
     waiting: deque[T] = deque()
     for result in results:
         waiting.append(result)

@@ -62,7 +62,10 @@ class Scores:
         return len(self.names)
 
     def to_tsv(self, path: str | os.PathLike[str]) -> None:
-        """Writes columns name, length, scored, log_likelihood, bits_per_byte, and per_byte (with commas)."""
+        """Write columns name, length, scored, log_likelihood, bits_per_byte and per_byte.
+
+        Commas stand between the values of per_byte.
+        """
         header = ["name", "length", "scored", "log_likelihood", "bits_per_byte"]
         columns = [self.names, *(getattr(self, name).tolist() for name in ("lengths", *header[2:]))]
         if self.per_byte is not None:
@@ -82,7 +85,7 @@ def score(
     as_trained: bool = True,
     mesh: MeshConfig | Mesh | None = None,
 ) -> Scores:
-    """Log-likelihood of each record in nats: Σ_t log p(byte t | BOS, bytes before t).
+    """Return each record's log-likelihood in nats: Σ_t log p(byte t | BOS, bytes before t).
 
     Every byte is scored once. EOS is scored behind the last byte if the run's data ends documents with it
     (`run.recipe.data.ends_with_eos`: True for text, False for FASTA, unless `eos` says otherwise) and the record ends
@@ -160,7 +163,10 @@ def scoring_reader(run: "Run", **options: Any) -> Reader:
 
 
 def target_counts(source: DocumentSource, data: RowsConfig) -> np.ndarray:
-    """Return Int64[N], targets of each record: its bytes, and EOS where it ends and the run's data has it."""
+    """Count targets of each record, Int64[N]: its bytes, and EOS.
+
+    EOS counts where the record ends, if the run's data has it.
+    """
     lengths = np.asarray(source.lengths, np.int64)
     return pair_counts(lengths, document_ends(source), eos=getattr(data, "ends_with_eos", False))
 
@@ -168,7 +174,7 @@ def target_counts(source: DocumentSource, data: RowsConfig) -> np.ndarray:
 def log_likelihoods(
     reader: Reader, source: DocumentSource, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return Float64[N], nats of each record, and Int64[N], how many of its `pairs` targets they are the sum of."""
+    """Return nats of each record, Float64[N], and the number of targets they sum, Int64[N]."""
     sums, counts = np.zeros(len(source), np.float64), np.zeros(len(source), np.int64)
     for span, nats in _pieces(reader, source, pairs):
         sums[span.document] += np.nansum(nats)
@@ -186,7 +192,7 @@ def _every_target(reader: Reader, source: DocumentSource, pairs: np.ndarray) -> 
 def _mean_of_strands(
     forward: list[np.ndarray], reverse: list[np.ndarray], lengths: list[int]
 ) -> list[np.ndarray]:
-    """Byte by byte in the order of the forward strand; EOS, where it was scored, stays last."""
+    """Return the mean byte by byte in forward order; EOS, where it was scored, stays last."""
     turned = [np.append(r[:n][::-1], r[n:]) for r, n in zip(reverse, lengths, strict=True)]
     return [(f + r) / 2 for f, r in zip(forward, turned, strict=True)]
 

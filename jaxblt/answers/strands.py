@@ -11,7 +11,7 @@ CHUNK = 1 << 20
 
 
 def check_strands(source: DocumentSource, letters: Letters) -> None:
-    """Check that both strands of records have a reading, and the same number of targets that count.
+    """Check that both strands have a reading, and equally many targets that count.
 
     Raises:
       ValueError: a byte has no complement, or a scored character's complement is not scored.
@@ -26,7 +26,10 @@ def check_strands(source: DocumentSource, letters: Letters) -> None:
 
 
 def check_nucleotides(source: DocumentSource) -> None:
-    """Raise ValueError for the first byte without a complement; names record, position (from 0) and byte."""
+    """Raise ValueError for the first byte without a complement.
+
+    The message names record, position (from 0) and byte.
+    """
     for i in range(len(source)):
         length = int(source.lengths[i])
         for start in range(0, length, CHUNK):

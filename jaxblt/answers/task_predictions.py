@@ -34,11 +34,11 @@ class TaskPredictions:
         return self.tasks[task]
 
     def summary(self) -> str:
-        """The summary of each task, in a few words."""
+        """Say the summary of each task, in a few words."""
         return "; ".join(f"{name}: {found.summary()}" for name, found in self.tasks.items())
 
     def with_labels(self, records: Sequence[LabelledRecord]) -> "TaskPredictions":
-        """With what the data say of each record; "" where they say nothing."""
+        """Return the predictions with what the data say of each record; "" where they say nothing."""
         return replace(
             self,
             tasks={
@@ -48,7 +48,7 @@ class TaskPredictions:
         )
 
     def to_tsv(self, path: str | os.PathLike[str]) -> None:
-        """Writes a column name, and those of each task with "task/" in front of what they are called."""
+        """Write a column name, and those of each task with "task/" in front of their names."""
         columns: list[tuple[str, Any]] = [("name", self.names)]
         for name, found in self.tasks.items():
             columns += [(f"{name}/{column}", values) for column, values in found.columns()]

@@ -80,13 +80,16 @@ class VariantScores:
         return (*Variant._fields[:FIRST], *FIGURES, *self.columns)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Return a row for each allele: the variant, its scores, and what else the VCF file says of it."""
+        """Yield a row for each allele: the variant, its scores, and the VCF file's other columns."""
         figures = zip(*(getattr(self, name).tolist() for name in FIGURES), strict=True)
         for variant, numbers in zip(self.variants, figures, strict=True):
             yield *variant[:FIRST], *numbers, *variant.rest
 
     def to_tsv(self, path: str | os.PathLike[str]) -> None:
-        """Write columns chrom, pos, id, ref, alt, score_forward, score_reverse, score, and the VCF file's others."""
+        """Write columns chrom, pos, id, ref, alt, the scores, and the VCF file's others.
+
+        The scores are score_forward, score_reverse and score.
+        """
         write_tsv(path, self.header, self.rows())
 
 
@@ -101,7 +104,7 @@ def variants(
     as_trained: bool = True,
     mesh: MeshConfig | Mesh | None = None,
 ) -> VariantScores:
-    """Return log-likelihood ratios log p(alt) - log p(ref) of the variants of a VCF file, in nats.
+    """Return log-likelihood ratios log p(alt) - log p(ref) of a VCF file's variants, in nats.
 
     Both windows begin at the same base and have the same number of bytes, `context`. The longer allele stands in their
     middle; where the alleles differ in length, the window of the shorter one ends further to the right. At the ends of
@@ -149,9 +152,10 @@ def stream_variants(
     as_trained: bool = True,
     mesh: MeshConfig | Mesh | None = None,
 ) -> Iterator[VariantScores]:
-    """Return what `variants` does a few hundred alleles at a time, so that no file is held in memory.
+    """Yield the results of `variants` for a few hundred alleles each.
 
-    The whole file is checked first. Each part has the counts of skipped alleles of the whole file.
+    No file is held in memory. The whole file is checked first. Each part has the counts of skipped alleles of the whole
+    file.
     """
     size = min(run.recipe.data.seq_len, LONGEST_DEFAULT) if context is None else context
     whole("context", size, least=2)
@@ -171,7 +175,7 @@ def stream_variants(
 
 
 def allele_windows(source: DocumentSource, number: int, variant: Variant, size: int) -> tuple[bytes, bytes]:
-    """The windows with the reference allele and with the alternate one, of equal length.
+    """Return the windows with the reference allele and with the alternate one, equally long.
 
     Args:
       source: the reference.
@@ -216,7 +220,10 @@ class Reference:
         return "allele longer than the windows" if max(map(len, variant[3:FIRST])) > self.size else None
 
     def check(self, where: str, variant: Variant) -> None:
-        """Raise ValueError unless the FASTA file holds the reference allele, or a code that stands for its base."""
+        """Raise ValueError unless the FASTA file holds the reference allele.
+
+        A code that stands for its base counts as the base.
+        """
         number = self.numbers[variant.chrom]
         length, place = int(self.source.lengths[number]), f"{where}, {variant.chrom}:{variant.pos}"
         if variant.pos > length:
@@ -238,7 +245,10 @@ def _stands_for(held: str, base: str) -> bool:
 
 
 def _check_variants(file: VcfFile, reference: Reference, *, skip: bool) -> Mapping[str, int]:
-    """Return how many alleles of each kind have no score; raise ValueError for the first one without `skip`."""
+    """Count alleles of each kind that have no score.
+
+    Without `skip`, raises ValueError for the first one.
+    """
     count, skipped = 0, Counter()
     for where, variant in file.alleles():
         kind = reference.unscored_kind(variant)
@@ -262,7 +272,7 @@ def told_kinds(skipped: Mapping[str, int]) -> str:
 
 
 def _ratios(reader: Reader, group: Sequence[Variant], windows: Sequence[tuple[bytes, bytes]]) -> np.ndarray:
-    """Float64[2, N]: log p(alt) - log p(ref) forward, and of the reverse complements."""
+    """Return log p(alt) - log p(ref), Float64[2, N]: forward, and of the reverse complements."""
     names = [f"{variant}, {kind} window" for variant in group for kind in ("reference", "alternate")]
     source = BytesSource([window for pair in windows for window in pair], names)
     check_nucleotides(source)

@@ -119,7 +119,7 @@ def read_vcf(path: str | os.PathLike[str]) -> Iterator[Variant]:
 
 
 def unscored_kind(variant: Variant) -> str | None:
-    """Return the kind of an allele that has no sequence to score beside the reference, or None for one that has."""
+    """Return the kind of an allele without a sequence to score, or None if it has one."""
     alt = variant.alt
     if alt == "*":
         return "spanning deletion (*)"

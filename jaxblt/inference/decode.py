@@ -52,23 +52,23 @@ class Decoder:
         return self.patcher is not None and self.patcher.needs_entropies
 
     def build(self) -> LanguageModel:
-        """The model, which closes its patches itself."""
+        """Build the model, which closes its patches itself."""
         return self.model.build(dtype=self.dtype, patcher=self.patcher)
 
     def reader(self) -> LanguageModel:
-        """The entropy model."""
+        """Build the entropy model."""
         assert self.entropy is not None
         return self.entropy.build(dtype=self.dtype)
 
     def variables(self, params: dict[str, Any], name: str) -> dict[str, Any]:
-        """What `apply` of the "model" or the "entropy" model takes."""
+        """Return what `apply` of the "model" or the "entropy" model takes."""
         found = {"params": params[name], PREPARED: params.get(PREPARED, {}).get(name, {})}
         return {**found, CHOSEN: params.get(CHOSEN, {})} if name == "model" else found
 
     def next_entropies(
         self, params: dict[str, Any], ids: Int[Array, "B T"], state: Any, segment_ids: Int[Array, "B T"]
     ) -> tuple[Float[Array, "B T"] | None, Any]:
-        """Entropies of the entropy model's predictions at the next bytes of each row, and its state after them.
+        """Return entropies of predictions at each row's next bytes, and the entropy model's state.
 
         None without an entropy model.
         """
@@ -92,7 +92,7 @@ class DecoderState:
 
 
 def init_decoder(decoder: Decoder, batch_size: int, *, num_bytes: int) -> DecoderState:
-    """The state before the first byte, for documents of at most `num_bytes` bytes."""
+    """Return the state before the first byte, for documents of at most `num_bytes` bytes."""
     model, entropy = decoder.build().init_state(batch_size, num_bytes=num_bytes), None
     if decoder.needs_entropies:
         assert decoder.patcher is not None
@@ -109,7 +109,7 @@ def decode_step(
     state: DecoderState,
     segment_ids: Int[Array, "B"],
 ) -> tuple[Float[Array, "B V"], Bool[Array, "B"], DecoderState]:
-    """Logits of the byte after each row's next byte.
+    """Return logits of the byte after each row's next byte.
 
     Args:
       decoder: models and patcher.
@@ -137,7 +137,10 @@ def decode_step(
 
 
 def are_sound(entropies: Float[Array, "B T"] | None, segment_ids: Int[Array, "B T"]) -> Bool[Array, "B"]:
-    """False for rows with an entropy that is not finite: it cuts no patch, so the model's logits would hide it."""
+    """Return False for rows with an entropy that is not finite.
+
+    It cuts no patch, so the model's logits would hide it.
+    """
     if entropies is None:
         return jnp.ones(segment_ids.shape[:1], bool)
     return jnp.all(jnp.isfinite(entropies) | (segment_ids == 0), 1)

@@ -45,7 +45,7 @@ def generate(
     adapters: Adapter | Sequence[Adapter] = ...,
     alphabet: bytes | Sequence[bytes | None] | None = ...,
 ) -> list[bytes]:
-    """All bytes at once."""
+    """Return all bytes at once."""
 
 
 @overload
@@ -61,7 +61,7 @@ def generate(
     adapters: Adapter | Sequence[Adapter] = ...,
     alphabet: bytes | Sequence[bytes | None] | None = ...,
 ) -> Iterator[list[bytes]]:
-    """Bytes as they come."""
+    """Yield bytes as they come."""
 
 
 def generate(
@@ -76,7 +76,7 @@ def generate(
     adapters: Adapter | Sequence[Adapter] = None,
     alphabet: bytes | Sequence[bytes | None] | None = None,
 ) -> list[bytes] | Iterator[list[bytes]]:
-    """The bytes that follow each prompt, until EOS or `max_new_bytes`.
+    """Return the bytes that follow each prompt, until EOS or `max_new_bytes`.
 
     The byte at position p behind prompt i is drawn by fold_in(fold_in(key(seed), i), p), where the BOS has position 0.
     With a seed for each prompt it is fold_in(fold_in(key(seed[i]), 0), p): the prompt's place in the list no longer
@@ -122,7 +122,7 @@ def generate(
 def _pieces(
     decoder: Decoder, params: dict[str, Any], table: Int[Array, "B L"], requests: Requests
 ) -> Iterator[list[bytes]]:
-    """The next bytes of each row, piece after piece, until all rows have ended."""
+    """Yield the next bytes of each row, piece after piece, until all rows have ended."""
     _refuse_inside()
     most, lengths = int(np.max(requests.limits)), np.asarray(requests.lengths)
     steps = min(PIECE, 1 << (most - 1).bit_length())
@@ -151,7 +151,10 @@ def _refuse_inside() -> None:
 
 
 def _check_finite(finite: np.ndarray, lengths: np.ndarray, start: int, params: dict[str, Any]) -> None:
-    """Raise for the first prompt with logits that are not finite, `start` bytes and more behind the prompts."""
+    """Raise for the first prompt with logits that are not finite.
+
+    They stand `start` bytes and more behind the prompts.
+    """
     if finite.all():
         return
     prompt = int(np.argmin(finite.all(1)))
@@ -203,7 +206,7 @@ def _begin(
 
 
 def _advancing(place: Place) -> Callable[..., tuple[Place, Piece]]:
-    """`_advance`, compiled so that a place leaves it laid out over the devices as it came.
+    """Compile `_advance` so that a place leaves it laid out over the devices as it came.
 
     XLA would choose another layout for it, and compile the next piece anew.
     """
@@ -227,7 +230,7 @@ def _advance(
     place: Place,
     start: Int[Array, ""],
 ) -> tuple[Place, Piece]:
-    """`steps` more bytes a row, of which the first is number `start` behind its prompt."""
+    """Add `steps` bytes to each row, of which the first is number `start` behind its prompt."""
     keys = _request_keys(requests.seeds, requests.indices)
 
     def body(place: Place, step: Array) -> tuple[Place, tuple[Array, ...]]:

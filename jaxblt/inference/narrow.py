@@ -14,7 +14,7 @@ from jaxblt.models.products import products_in
 
 @partial(jax.jit, static_argnums=(0, 1))
 def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: DecoderState) -> dict[str, Any]:
-    """The parameters with kernels in `decoder.dtype` where a step multiplies by them in it.
+    """Cast kernels to `decoder.dtype` where a step multiplies by them in it.
 
     Logits are the same. Matrices of adapters come joined (`update.side_by_side`), if those are in 16 bits: logits
     are the same within rounding then.
@@ -47,7 +47,7 @@ def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: De
 
 
 def _narrowed(params: Any, dtype: Any, products: set[str]) -> Any:
-    """The parameters, with kernels of these products in `dtype`."""
+    """Return the parameters, with kernels of these products in `dtype`."""
 
     def cast(path: tuple[Any, ...], leaf: Any) -> Any:
         *above, own = (entry.key for entry in path)

@@ -15,7 +15,7 @@ from jaxblt.patching import ContextState
 def prepare_decoding(
     decoder: Decoder, params: dict[str, Any], *, rows: int, num_bytes: int
 ) -> dict[str, Any]:
-    """Parameters for `prefill` and `decode_step`, with the arrays that these would make again at each call.
+    """Add the arrays that `prefill` and `decode_step` would make at each call to parameters.
 
     Logits are the same without, and later: at 32,768 taps the implicit filters are most of the work of a byte. Prepare
     again when parameters change. The arrays are fp32 and shared by all rows: D times min(filter_len, num_bytes) numbers
@@ -34,7 +34,10 @@ def prepare_decoding(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _made(decoder: Decoder, rows: int, num_bytes: int, params: dict[str, Any]) -> dict[str, Any]:
-    """The prepared arrays of each model; the compiler drops the state and the bytes that they are made with."""
+    """Make the prepared arrays of each model.
+
+    The compiler drops the state and the bytes that they are made with.
+    """
     state, made = init_decoder(decoder, rows, num_bytes=num_bytes), {}
     if prepares(decoder.model):
         # A whole block: a step takes its latent stack under a condition, from which arrays cannot be stored.

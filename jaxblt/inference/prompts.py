@@ -26,7 +26,7 @@ def prefill(
     *,
     num_bytes: int,
 ) -> tuple[Float[Array, "B V"], DecoderState]:
-    """Logits of the byte after each prompt, and the state from which `decode_step` goes on.
+    """Return logits of the byte after each prompt, and the state for `decode_step`.
 
     Args:
       decoder: models and patcher.
@@ -63,7 +63,10 @@ def prefill(
 def _fitted(
     grid: int, ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"]
 ) -> tuple[int, Int[Array, "B L"], Int[Array, "B L"]]:
-    """Bytes of a chunk, on the model's grid, and the rows; under a `seq` axis both divide among its devices."""
+    """Return the bytes of a chunk, on the model's grid, and the rows.
+
+    Under a `seq` axis both divide among its devices.
+    """
     axis = seq_axis()
     if axis is not None:
         grid *= axis.size
@@ -72,7 +75,7 @@ def _fitted(
 
 
 def _in_chunks[C](call: Callable[..., C], carry: C, arrays: tuple[Array, ...], size: int) -> C:
-    """`call(carry, *chunk)` over chunks of `size` along axis 1 in one loop, then over the rest."""
+    """Loop `call(carry, *chunk)` over chunks of `size` along axis 1, then call it on the rest."""
     length = arrays[0].shape[1]
     whole = length // size * size
     if whole:

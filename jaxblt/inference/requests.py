@@ -79,7 +79,10 @@ def lay_out(
 
 
 def bucket(count: int) -> int:
-    """Room in caches for `count` bytes: up to 63 bytes or a quarter more, so that few programs serve all lengths."""
+    """Round `count` bytes up to room in caches: by up to 63 bytes, or a quarter.
+
+    Then few programs serve all lengths.
+    """
     step = max(ROUND, (1 << count.bit_length()) // 8)
     return -(-count // step) * step
 
@@ -97,7 +100,7 @@ def _checked_prompts(prompts: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def each_of(name: str, given: Any, count: int) -> list[Any]:
-    """One item for each prompt, where one for all or one for each was given."""
+    """Return one item for each prompt, where one for all or one for each was given."""
     own = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
     items = list(given) if own else [given] * count
     if len(items) != count:
@@ -111,7 +114,7 @@ def each_of(name: str, given: Any, count: int) -> list[Any]:
 
 
 def _seeds(seed: int | Sequence[int], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each prompt's seed, and its index: 0 for prompts that have their own seed."""
+    """Return each prompt's seed, and its index: 0 for prompts that have their own seed."""
     own, seeds = isinstance(seed, Sequence | np.ndarray), each_of("seed", seed, count)
     for each in seeds:
         if not isinstance(each, int | np.integer) or not 0 <= each < SEEDS:

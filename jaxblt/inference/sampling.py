@@ -53,7 +53,7 @@ class SamplingArrays:
 
 
 def sampling_arrays(configs: Sequence[SamplingConfig]) -> SamplingArrays:
-    """The settings of each row, side by side."""
+    """Return the settings of each row, side by side."""
     return SamplingArrays(
         temperature=jnp.asarray([config.temperature for config in configs], jnp.float32),
         top_k=jnp.asarray([config.top_k for config in configs], jnp.int32),

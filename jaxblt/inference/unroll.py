@@ -18,7 +18,7 @@ PERIODS = "periods"
 def unroll(
     decoder: Decoder, params: dict[str, Any], state: DecoderState, *, rows: int
 ) -> tuple[Decoder, dict[str, Any], DecoderState]:
-    """What many calls of `decode_step` are faster with: layers one by one, and weights in the decoder's dtype.
+    """Prepare many calls of `decode_step`: layers one by one, weights in the decoder's dtype.
 
     Logits are the same; with adapters in 16 bits, whose matrices are joined, they are within rounding. Donate the
     state, and its caches stay where they are. `generate` decodes so.
@@ -34,7 +34,7 @@ def unroll(
 
 
 def unrolled(decoder: Decoder) -> Decoder:
-    """The decoder whose stacks are unrolled; it takes what `unroll_params` and `unroll_state` make."""
+    """Return the decoder with unrolled stacks, for `unroll_params` and `unroll_state`."""
     entropy = None if decoder.entropy is None else _unrolled(decoder.entropy)
     return dataclasses.replace(decoder, model=_unrolled(decoder.model), entropy=entropy)
 
@@ -46,7 +46,7 @@ def _unrolled(config: ModelConfig) -> Any:
 
 @jax.jit
 def unroll_params(params: Any) -> Any:
-    """Parameters, and arrays of `prepare_decoding`, with those of scanned blocks apart."""
+    """Take scanned blocks apart in parameters, or in arrays of `prepare_decoding`."""
     if not isinstance(params, dict):
         return params
     apart = unstack_periods(params) if isinstance(params.get(PERIODS), dict) else params
@@ -54,6 +54,6 @@ def unroll_params(params: Any) -> Any:
 
 
 def unroll_state(state: DecoderState) -> DecoderState:
-    """The state of a decoder as that of `unrolled`."""
+    """Convert the state of a decoder to that of `unrolled`."""
     is_stack = lambda x: isinstance(x, StackState)  # noqa: E731
     return jax.tree.map(lambda x: unstack_state(x) if is_stack(x) else x, state, is_leaf=is_stack)
