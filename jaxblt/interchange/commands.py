@@ -33,10 +33,11 @@ def export(
     pool: Pool | None = None,
     platforms: tuple[Platform, ...] | None = None,
 ) -> str:
-    """Write a run to one file for other programs: parameters and recipe as safetensors, or a StableHLO program.
+    """Write a run to one file for other programs.
 
-    In a safetensors file entries are named by their paths, such as model.embedding.bytes; frozen trees, such as the
-    entropy model, begin with frozen.NAME. The recipe and the step are in the file's metadata. There is no optimiser.
+    The file holds parameters and recipe as safetensors, or a StableHLO program. In a safetensors file entries are named
+    by their paths, such as model.embedding.bytes; frozen trees, such as the entropy model, begin with frozen.NAME. The
+    recipe and the step are in the file's metadata. There is no optimiser.
 
     A StableHLO program answers what jaxblt score or jaxblt embed does, for any number of records of one row.
 
@@ -83,7 +84,7 @@ def export(
 
 
 def import_run(source: Path, /, *, out: Path, part: Literal["patcher"] | None = None) -> str:
-    """Make a run folder of a file that jaxblt export wrote, or of a part of a Hugging Face BltForCausalLM.
+    """Make a run folder of an exported file, or of part of a Hugging Face BltForCausalLM.
 
     Everything is checked before anything is written. The folder holds no optimiser: train from it with --init-from.
 
@@ -117,7 +118,7 @@ def _import_part(source: Path, out: Path, part: str | None) -> str:
 
 
 def _refuse(given: dict[str, object], why: str) -> None:
-    """Raises ValueError, naming the option, if one of those given is not None."""
+    """Raise ValueError, naming the option, if one of those given is not None."""
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"{name} {why}: leave it out")

@@ -57,7 +57,7 @@ class StackPart(NamedTuple):
 
 
 def read_patcher(folder: str | os.PathLike[str], *, name: str = "patcher") -> PatcherPart:
-    """The entropy model as a byte language model, with the threshold that its patches are cut at.
+    """Read the entropy model as a byte language model, and the threshold that cuts its patches.
 
     Args:
       folder: with `config.json` and safetensors weights, as `save_pretrained` writes it.
@@ -88,7 +88,9 @@ def read_patcher(folder: str | os.PathLike[str], *, name: str = "patcher") -> Pa
 
 
 def read_global(folder: str | os.PathLike[str]) -> StackPart:
-    """The transformer over patches, as the latent stack of a `BLTConfig`; vectors in and out are those of the stack.
+    """Read the transformer over patches as the latent stack of a `BLTConfig`.
+
+    Vectors in and out are those of the stack.
 
     Args:
       folder: as of `read_patcher`.
@@ -109,7 +111,7 @@ def read_global(folder: str | os.PathLike[str]) -> StackPart:
 
 
 def refuse_whole(folder: str | os.PathLike[str]) -> None:
-    """Raises ValueError that says why no `BLT` is the whole model, and which part can be had."""
+    """Raise ValueError that says why no `BLT` is the whole model, and which part can be had."""
     _read_config(folder)
     raise ValueError(
         f"{folder} holds a BltForCausalLM, which no BLTConfig describes: {'; '.join(DIFFERENCES)}. Its entropy model "
@@ -143,7 +145,7 @@ def _whole(part: Mapping[str, Any], field: str, where: str) -> int:
 
 
 def _stack(part: Mapping[str, Any], name: str) -> StackConfig:
-    """Blocks of attention and SwiGLU, as the settings of a part say.
+    """Return blocks of attention and SwiGLU, as the settings of a part say.
 
     The patcher's window is 512 where its settings name none, as transformers has it; the global transformer has none.
     """
@@ -173,7 +175,10 @@ def _stack(part: Mapping[str, Any], name: str) -> StackConfig:
 
 
 def _rope_theta(part: Mapping[str, Any], where: str, default: float) -> float:
-    """The base, from `rope_parameters` or, of older versions, `rope_theta`. Raises ValueError for scaled positions."""
+    """Return the base of positions from `rope_parameters` or, of older versions, `rope_theta`.
+
+    Raises ValueError for scaled positions.
+    """
     told = part.get("rope_parameters") or part.get("rope_scaling") or {}
     kind = told.get("rope_type", told.get("type", "default"))
     if kind != "default":
@@ -184,7 +189,7 @@ def _rope_theta(part: Mapping[str, Any], where: str, default: float) -> float:
 
 
 def _patcher(config: Mapping[str, Any]) -> PatcherConfig:
-    """How the whole model cuts bytes: H_t > threshold in nats, and patches of at most so many bytes."""
+    """Return how the whole model cuts bytes: H_t > threshold in nats, and a longest patch."""
     mode = config.get("patching_mode", "entropy")
     if mode != "entropy":
         raise ValueError(f"patching_mode is {mode!r:.40}, expected 'entropy': only it reads the patcher")
@@ -200,7 +205,7 @@ def _patcher(config: Mapping[str, Any]) -> PatcherConfig:
 
 
 def _layer_shapes(stack: StackConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of a part's layers, by the names that follow the part's."""
+    """Return shapes of a part's layer weights, by the names that follow the part's."""
     mixer = stack.mixer(stack.pattern[0])
     assert isinstance(mixer, AttentionConfig)
     queries, keys = mixer.num_heads * mixer.width, mixer.groups * mixer.width
@@ -222,7 +227,7 @@ def _layer_shapes(stack: StackConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _stack_params(stack: StackConfig, found: Arrays) -> dict[str, Any]:
-    """Parameters of a scanned `Stack`: the layers' stacked [layers, ...]."""
+    """Return parameters of a scanned `Stack`: the layers' stacked [layers, ...]."""
     mixer: Any = stack.mixer(stack.pattern[0])
 
     def stacked(name: str, turn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -251,7 +256,10 @@ def _stack_params(stack: StackConfig, found: Arrays) -> dict[str, Any]:
 def _read_part(
     folder: str | os.PathLike[str], prefix: str, expected: Mapping[str, tuple[int, ...]]
 ) -> Arrays:
-    """A part's weights in fp32, by the names that follow its prefix; others in the files are not read."""
+    """Read a part's weights in fp32, by the names that follow its prefix.
+
+    Others in the files are not read.
+    """
     where = {name: file for file in _weight_files(folder) for name in read_header(file).arrays}
     headers = {file: read_header(file).arrays for file in set(where.values())}
     found = {n.removeprefix(prefix): headers[file][n] for n, file in where.items() if n.startswith(prefix)}
@@ -271,7 +279,7 @@ def _read_part(
 
 
 def _weight_files(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """The safetensors files of a model: one, or those that an index names."""
+    """Yield the safetensors files of a model: one, or those that an index names."""
     one, index = Path(folder) / "model.safetensors", Path(folder) / "model.safetensors.index.json"
     if one.is_file() or not index.is_file():
         yield one

@@ -53,7 +53,9 @@ class Program:
     __repr__ = show
 
     def __call__(self, records: Sequence[bytes]) -> dict[str, np.ndarray]:
-        """What the program answers, a row a record; it compiles once for each number of records.
+        """Answer with a row for each record.
+
+        It compiles once for each number of records.
 
         Raises:
           ValueError: there is no record; one is empty, or longer than a row; or an answer is not finite.

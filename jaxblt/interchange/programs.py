@@ -55,7 +55,7 @@ class Made:
 
 
 def make_score_program(run: "Run", length: int, *, platforms: Sequence[Platform] = PLATFORMS) -> Made:
-    """The program of `run.score` for records of one row.
+    """Make the program of `run.score` for records of one row.
 
     It returns `nats` Float32[rows, length], log p of every target in order, 0 for one that does not count and behind
     the last; `scored` Int32[rows], targets that count; and `refused` and `wanted` Int32[rows], patch boundaries that
@@ -94,7 +94,7 @@ def make_embed_program(
     pool: Pool = "mean",
     platforms: Sequence[Platform] = PLATFORMS,
 ) -> Made:
-    """The program of `run.embed` for records of one row.
+    """Make the program of `run.embed` for records of one row.
 
     It returns `states`, Float32[rows, D] for "mean" and "last" and [rows, S, D] for the others, and `held`
     Int32[rows, S], bytes of the record in each state: one that holds none does not count.
@@ -136,7 +136,9 @@ def make_embed_program(
 def record_row(
     data: UInt8[Array, "L"], size: Int[Array, ""], length: int, letters: Letters, *, eos: bool, every: bool
 ) -> Batch:
-    """Return one record as the row that `jaxblt.answers` reads: BOS and its bytes, each with the next one as target.
+    """Return one record as the row that `jaxblt.answers` reads.
+
+    It has BOS and the record's bytes, each with the next one as target.
 
     Args:
       data: the record's bytes, and anything behind them.
@@ -161,7 +163,7 @@ def record_row(
 
 
 def _export(run: "Run", answer: Answer, about: dict[str, Any], platforms: Sequence[Platform]) -> Made:
-    """Lowers an answer for any number of rows."""
+    """Lower an answer for any number of rows."""
     if not platforms or set(platforms) - set(PLATFORMS):
         raise ValueError(f"platforms are {tuple(platforms)}, expected some of {PLATFORMS}")
     arrays, trees = _arguments(run)
@@ -191,7 +193,7 @@ def _export(run: "Run", answer: Answer, about: dict[str, Any], platforms: Sequen
 
 
 def _arguments(run: "Run") -> tuple[dict[str, Array], Callable[[dict[str, Array]], tuple[Any, Any]]]:
-    """All parameters of a run by name, and a function that makes its trees of them again."""
+    """Return all parameters of a run by name, and a function that makes trees of them again."""
     params = run.params
     trees: dict[str, Any] = {MODEL: params} | {
         f"{FROZEN}.{name}": tree.params for name, tree in run.frozen.items()

@@ -59,9 +59,10 @@ class Exported(NamedTuple):
 
 
 def alone(recipe: Recipe) -> Recipe:
-    """The recipe of a file, which holds the whole model once: no average beside the parameters, no base below them.
+    """Return the recipe of a file, which holds the whole model once.
 
-    Nor does it hold what training compared predictions with, or weighed.
+    It has no average beside the parameters, and no base below them. Nor does it hold what training compared predictions
+    with, or weighed.
     """
     started = {"also_train": (), "experts": (), "fresh": (), "freeze": ()}
     learned = {"train": replace(recipe.train, ema=None), "reference": None, "hybrid": None}
@@ -133,7 +134,7 @@ def read_run(file: str | os.PathLike[str], run_dir: str | os.PathLike[str]) -> E
 def write_run_folder(
     run_dir: str | os.PathLike[str], recipe: Recipe, params: Any, frozen: dict[str, Frozen], *, step: int
 ) -> None:
-    """Write config, one checkpoint of parameters and the frozen trees as a run folder, whole or not at all.
+    """Write config, one checkpoint and the frozen trees as a run folder, whole or not at all.
 
     Raises:
       FileExistsError: the folder holds something.
@@ -147,7 +148,7 @@ def write_run_folder(
 
 
 def by_name(tree: Any, prefix: str) -> dict[str, Any]:
-    """Leaves by path, such as "model.head.norm.scale"."""
+    """Return leaves by path, such as "model.head.norm.scale"."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {f"{prefix}.{jax.tree_util.keystr(path, simple=True, separator='.')}": x for path, x in leaves}
 
@@ -183,14 +184,14 @@ def _read_text(file: Any, header: Header) -> _Text:
 
 
 def _model_shapes(told: _Text) -> tuple[dict[str, jax.ShapeDtypeStruct], Any]:
-    """Shapes of the model's entries by name, as stored, and the tree that they are leaves of."""
+    """Return shapes of the model's entries by name, as stored, and their tree."""
     shapes = _shapes("model", lambda: nn.meta.unbox(boxed_params(make_task(told.recipe), told.recipe)))
     stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, _stored(x, told.dtype)), shapes)
     return by_name(stored, MODEL), jax.tree.structure(shapes)
 
 
 def _shapes(what: str, make: Callable[[], Any]) -> Any:
-    """What `make` makes of the recipe's configs; a file may hold any."""
+    """Return what `make` makes of a recipe's configs, or raise an error of one line."""
     try:
         return make()
     except Exception as error:
@@ -198,7 +199,10 @@ def _shapes(what: str, make: Callable[[], Any]) -> Any:
 
 
 def _frozen_shapes(told: _Text, header: Header) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the frozen trees' entries: the entropy model's are its config's, others are known by their hash."""
+    """Return shapes of the frozen trees' entries.
+
+    The entropy model's come from its config, others are known by their hash.
+    """
     expected = {}
     for name in told.frozen:
         prefix = f"{FROZEN}.{name}"
@@ -224,7 +228,7 @@ def _frozen_tree(file: str, name: str, told: _Text, arrays: Arrays) -> Frozen:
 
 
 def _stored(leaf: Any, dtype: Any) -> Any:
-    """The dtype in a file: `dtype` for floats, their own for other arrays."""
+    """Return the dtype in a file: `dtype` for floats, their own for other arrays."""
     return jnp.dtype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
 
 
@@ -234,7 +238,7 @@ def _widened(array: np.ndarray) -> Any:
 
 @contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` to write to; it becomes `folder` once the block has ended without an error."""
+    """Yield a folder beside `folder`, renamed to `folder` once the block ends without an error."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is there already, and nothing is overwritten: choose another folder")
     folder = folder.absolute()

@@ -63,7 +63,7 @@ def check_new(
 def write_tensors(
     file: str | os.PathLike[str], arrays: Mapping[str, Any], metadata: Mapping[str, str]
 ) -> int:
-    """Write arrays by name and text by name, sealed, whole or not at all. Returns the file's bytes.
+    """Write arrays and text by name, sealed, whole or not at all, and return the file's bytes.
 
     Raises:
       ValueError: an array has a dtype that is not in `DTYPES`, or a number that is not finite.
@@ -76,12 +76,15 @@ def write_tensors(
 
 
 def pack_tensors(arrays: Mapping[str, Any]) -> bytes:
-    """Arrays by name as the bytes of a safetensors file; errors as of `write_tensors`."""
+    """Return arrays by name as the bytes of a safetensors file.
+
+    Errors are those of `write_tensors`.
+    """
     return save(_ready(arrays))
 
 
 def unpack_tensors(data: bytes) -> Arrays:
-    """The inverse of `pack_tensors`."""
+    """Undo `pack_tensors`."""
     return {
         name: np.frombuffer(told["data"], DTYPES[told["dtype"]]).reshape(told["shape"])
         for name, told in deserialize(data)
@@ -99,7 +102,7 @@ def _ready(arrays: Mapping[str, Any]) -> Arrays:
 
 
 def read_header(file: str | os.PathLike[str]) -> Header:
-    """What a file says of itself; no array is read.
+    """Read what a file says of itself; no array is read.
 
     Raises:
       FileNotFoundError: it is not there.
@@ -125,7 +128,10 @@ def read_header(file: str | os.PathLike[str]) -> Header:
 
 
 def check_entries(where: str, found: Shapes, expected: Shapes) -> None:
-    """Raises ValueError unless names, shapes and dtypes are those expected; one line names all that differ."""
+    """Raise ValueError unless names, shapes and dtypes are those expected.
+
+    One line names all that differ.
+    """
     problems = []
     if missing := [name for name in expected if name not in found]:
         problems.append(f"missing {listed(missing)}")
@@ -141,13 +147,13 @@ def check_entries(where: str, found: Shapes, expected: Shapes) -> None:
 
 
 def read_tensors(file: str | os.PathLike[str], names: Iterable[str]) -> Arrays:
-    """Arrays by name, in this process's own memory."""
+    """Read arrays by name into this process's own memory."""
     with safe_open(file, framework="np") as opened:
         return {name: np.array(opened.get_tensor(name)) for name in names}
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names with commas between them, the first twenty and how many more there are."""
+    """Join names by commas: the first twenty, and how many more there are."""
     every = list(names)
     more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
     return ", ".join(every[:SHOWN]) + more

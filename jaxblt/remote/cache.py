@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def user_cache(name: str) -> Path:
-    """Return jaxblt's folder of this name in the user's cache: below `XDG_CACHE_HOME`, else ~/.cache.
+    """Return jaxblt's folder of this name in the user's cache.
 
-    In a container the user may have no home, or none to write to. Then it lies in a temporary folder, which the end of
-    the process removes.
+    It is below `XDG_CACHE_HOME`, else ~/.cache. In a container the user may have no home, or none to write to. Then it
+    lies in a temporary folder, which the end of the process removes.
     """
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(root) / "jaxblt" / name
@@ -54,9 +54,10 @@ class RemoteCopy(Path):
 
 
 def cached_copies(pattern: str) -> list[RemoteCopy]:
-    """Local copies of the files that a URL or a glob names (of an object store), in the order of their names.
+    """Return local copies of the files that a URL or a glob names, in the order of names.
 
-    A copy lies in a folder named by the hash of URL, size and version. A file that changes is downloaded anew.
+    Globs are of object stores. A copy lies in a folder named by the hash of URL, size and version. A file that changes
+    is downloaded anew.
 
     Raises:
       FileNotFoundError: there is no such file.

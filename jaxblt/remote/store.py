@@ -71,7 +71,7 @@ def _object_store(scheme: str) -> Any:
 
 @contextlib.contextmanager
 def _told(url: str) -> Iterator[None]:
-    """Errors of many libraries as one line that names the URL."""
+    """Turn errors of many libraries into one line that names the URL."""
     try:
         yield
     except FileNotFoundError as error:
@@ -89,7 +89,7 @@ def _told(url: str) -> Iterator[None]:
 
 
 def list_files(url: str) -> dict[str, RemoteFile]:
-    """The files in a folder and below it, by name relative to it; empty if there is none.
+    """List the files in a folder and below it, by name relative to it; none if it is missing.
 
     Raises:
       ValueError: a web server lists no files, or nothing knows the scheme.
@@ -117,7 +117,7 @@ def _described(url: str, info: dict[str, Any]) -> RemoteFile:
 
 
 def matching(pattern: str) -> list[str]:
-    """The URLs that a glob names, sorted."""
+    """Return the URLs that a glob names, sorted."""
     scheme, _, path = pattern.partition("://")
     with _told(pattern):
         # Without the scheme, which obstore's file system takes for the name of a bucket here.
@@ -127,7 +127,7 @@ def matching(pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def opened(url: str) -> Iterator[tuple[RemoteFile, Any]]:
-    """What is known of a file, and the file opened for reading from its beginning.
+    """Open a file for reading from its beginning; also yields what is known of it.
 
     Raises:
       FileNotFoundError: it is not there.
@@ -150,13 +150,13 @@ def opened(url: str) -> Iterator[tuple[RemoteFile, Any]]:
 
 
 def download(url: str, target: Path) -> None:
-    """Copies a file here; it appears under its name once it is whole."""
+    """Copy a file here; it appears under its name once it is whole."""
     with opened(url) as (file, stream):
         save(stream, target, size=file.size)
 
 
 def save(stream: Any, target: Path, *, size: int | None) -> None:
-    """Writes what a stream holds, whole or not at all.
+    """Write what a stream holds, whole or not at all.
 
     Raises:
       OSError: it ends before `size` bytes.
@@ -175,7 +175,7 @@ def save(stream: Any, target: Path, *, size: int | None) -> None:
 
 
 def upload(file: Path, url: str) -> None:
-    """Copies a local file to a URL; object stores show it once it is whole.
+    """Copy a local file to a URL; object stores show it once it is whole.
 
     Raises:
       FileNotFoundError: the local file does not exist.
@@ -188,6 +188,6 @@ def upload(file: Path, url: str) -> None:
 
 
 def remove(url: str) -> None:
-    """Removes a file; nothing happens where it is gone already."""
+    """Remove a file; nothing happens where it is gone already."""
     with contextlib.suppress(FileNotFoundError), _told(url):
         _filesystem(url).rm_file(url)

@@ -8,7 +8,12 @@ URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
-    """The URL that a path is, with both of its slashes (`file:///` with three); None for a local path."""
+    """Return the URL that a path is; None for a local path.
+
+    Both slashes are put back (`file:
+
+    /` has three).
+    """
     found = URL.fullmatch(os.fspath(path))
     if found is None:
         return None
@@ -18,12 +23,18 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def scheme_of(url: str) -> str:
-    """What stands before `://`."""
+    """Return what stands before `:
+
+    `.
+    """
     return url.partition("://")[0]
 
 
 def refuse_remote(what: str, path: str | os.PathLike[str]) -> None:
-    """Raises ValueError if a path that is to be local is a URL: written to, it would make a folder named `s3:`."""
+    """Raise ValueError if a path that must be local is a URL.
+
+    Writing to it would make a folder named `s3:`.
+    """
     url = url_of(path)
     if url is not None:
         raise ValueError(
