@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 
 def bits_per_byte(nats: float, num_bytes: int) -> float:
-    """nats / (ln 2 * num_bytes): a summed negative log-likelihood as bits per byte.
+    """Return nats / (ln 2 * num_bytes): a summed negative log-likelihood as bits per byte.
 
     Count the bytes of the text itself: the loss of BOS and EOS belongs in `nats` if the model predicts them,
     but they are no bytes.
@@ -44,7 +44,7 @@ def document_bits_per_byte(
     resamples: int = 2000,
     seed: int = 0,
 ) -> BitsPerByte:
-    """Bits per byte of a set of documents and its bootstrap interval over them.
+    """Return bits per byte of a set of documents, and the bootstrap interval over them.
 
     value = sum(nats) / (ln 2 * sum(bytes)): long documents weigh more, as in one long text. Documents, not
     bytes, are resampled: bytes of one document are not independent, and an interval over bytes would be far
@@ -80,7 +80,7 @@ def ratio_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Ends of the percentile bootstrap interval of sum(tops) / sum(bottoms), documents resampled.
+    """Return the percentile bootstrap interval of sum(tops) / sum(bottoms) over documents.
 
     A document's top and bottom are drawn together: what one model saves of another's nats is paired.
 

@@ -17,7 +17,7 @@ _COMPRESS: dict[Compressor, Callable[[bytes], bytes]] = {
 
 
 def compressor_bits_per_byte(data: bytes, compressor: Compressor, *, primer: bytes = b"") -> float:
-    """8 * compressed bytes / bytes of `data`, at the compressor's strongest setting.
+    """Return 8 * compressed bytes / bytes of `data`, at the compressor's strongest setting.
 
     The convention (no `primer`) is to compress the held-out bytes alone: the compressor has seen nothing
     before, whereas a trained model has. With a primer, usually the training bytes, the figure is
@@ -40,7 +40,7 @@ def compressor_bits_per_byte(data: bytes, compressor: Compressor, *, primer: byt
 def compressor_table(
     data: bytes, *, primer: bytes = b"", compressors: Sequence[Compressor] = ("gzip", "bzip2", "xz")
 ) -> dict[str, float]:
-    """Bits per byte by compressor name, and with a primer also by "name, primed"."""
+    """Return bits per byte by compressor name, and with a primer also by "name, primed"."""
     figures = {name: compressor_bits_per_byte(data, name) for name in compressors}
     primed = {f"{c}, primed": compressor_bits_per_byte(data, c, primer=primer) for c in compressors if primer}
     return figures | primed

@@ -55,7 +55,7 @@ def read_split(data: LabelledDataConfig) -> Parts:
 
 
 def label_baselines(parts: Parts, *, longest: Sequence[int] = LONGEST) -> dict[str, dict[str, float]]:
-    """Return the figures of all three baselines on the test part: "markov", "nearest" and "kmers".
+    """Return figures of the baselines "markov", "nearest" and "kmers" on the test part.
 
     Args:
       parts: the split.
@@ -90,11 +90,12 @@ def score_markov(parts: Parts, *, order: int = ORDER) -> dict[str, float]:
 
 
 def score_nearest(parts: Parts, *, lengths: Sequence[int] = NEAREST) -> dict[str, float]:
-    """Return the figures of the class of the training record that shares the most words, on both strands of DNA.
+    """Return figures of giving each record the class of the training record nearest to it.
 
-    Records of n and m words that share s have the similarity s / √(n m). One that shares no word gets the class that is
-    most common among training records that share none with another, or among all. Where long words do as well as other
-    models, near-copies lie on both sides of the split.
+    Nearest is the one that shares the most words, on both strands of DNA. Records of n and m words that share s have
+    the similarity s / √(n m). One that shares no word gets the class that is most common among training records that
+    share none with another, or among all. Where long words do as well as other models, near-copies lie on both sides of
+    the split.
     """
     y, classes = parts["train"][1], _classes(parts)
 
@@ -114,10 +115,10 @@ def score_nearest(parts: Parts, *, lengths: Sequence[int] = NEAREST) -> dict[str
 def score_kmers(
     parts: Parts, *, longest: Sequence[int] = LONGEST, strengths: Sequence[float] = STRENGTHS
 ) -> dict[str, float]:
-    """Return the figures of a logistic regression on counts of words of 1 to k letters (scikit-learn).
+    """Return figures of a logistic regression on counts of words of 1 to k letters.
 
-    Counts c enter as 1 + log c times the inverse frequency of the word in training; those of words of one length are
-    scaled to length 1 (TF-IDF).
+    It uses scikit-learn. Counts c enter as 1 + log c times the inverse frequency of the word in training; those of
+    words of one length are scaled to length 1 (TF-IDF).
 
     Args:
       parts: the split.

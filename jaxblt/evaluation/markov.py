@@ -26,15 +26,15 @@ class MarkovModel:
         return round(math.log(len(self.table), 4))
 
     def bits(self, sequence: bytes) -> Float[np.ndarray, " scored"]:
-        """-log2 p of every base that has `order` unambiguous bases before it; others are left out.
+        """Return -log2 p of every base with `order` unambiguous bases before it.
 
-        Upper and lower case are the same base; anything but ACGT is ambiguous.
+        Other bases are left out. Upper and lower case are the same base; anything but ACGT is ambiguous.
         """
         grams = _grams(base_codes(sequence), self.order)
         return -self.table.reshape(-1)[grams]
 
     def bits_per_base(self, sequence: bytes) -> float:
-        """Mean of `bits`.
+        """Return the mean of `bits`.
 
         Raises:
           ValueError: no base of the sequence has a full unambiguous context.
@@ -48,7 +48,9 @@ class MarkovModel:
 def fit_markov(
     sequence: bytes, *, order: int, both_strands: bool = True, pseudocount: float = 1.0
 ) -> MarkovModel:
-    """p(b | c) = (n(c b) + pseudocount) / (n(c) + 4 * pseudocount), counts over ACGT alone.
+    """Fit p(b | c) = (n(c b) + pseudocount) / (n(c) + 4 * pseudocount).
+
+    Counts are over ACGT only.
 
     Args:
       sequence: bases in either case; others (N, IUPAC codes, line breaks) interrupt the counting.
@@ -73,7 +75,10 @@ def fit_markov(
 
 
 def base_codes(sequence: bytes) -> Int[np.ndarray, " bases"]:
-    """0..3 for A, C, G, T in either case, -1 for any other byte; 3 - code is the complement."""
+    """Return 0..3 for A, C, G, T in either case, -1 for any other byte.
+
+    3 - code is the complement.
+    """
     table = np.full(256, -1, np.int8)
     for code, base in enumerate(BASES):
         table[base] = table[base + 32] = code
@@ -81,7 +86,7 @@ def base_codes(sequence: bytes) -> Int[np.ndarray, " bases"]:
 
 
 def _grams(codes: Int[np.ndarray, " bases"], order: int) -> Int[np.ndarray, " scored"]:
-    """Context and base, in base 4, of every position whose `order` + 1 bases are all unambiguous."""
+    """Code context and base, in base 4, where all `order` + 1 bases are unambiguous."""
     count = max(0, codes.size - order)
     keys, valid = np.zeros(count, np.int32), np.ones(count, bool)
     for offset in range(order + 1):

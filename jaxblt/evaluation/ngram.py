@@ -51,13 +51,16 @@ class NgramModel:
         return len(self.levels) - 1
 
     def bits(self, data: bytes, *, chunk: int = 1 << 20) -> Float[np.ndarray, " bytes"]:
-        """-log2 p of each byte given those before it in `data` (the first ones have shorter contexts)."""
+        """Return -log2 p of each byte given those before it in `data`.
+
+        The first ones have shorter contexts.
+        """
         values = np.frombuffer(data, np.uint8)
         parts = [self._chunk_bits(values, start, start + chunk) for start in range(0, values.size, chunk)]
         return np.concatenate([np.zeros(0), *parts])
 
     def bits_per_byte(self, data: bytes) -> float:
-        """Mean of `bits`.
+        """Return the mean of `bits`.
 
         Raises:
           ValueError: no data.
@@ -67,7 +70,10 @@ class NgramModel:
         return float(self.bits(data).mean())
 
     def distribution(self, context: bytes) -> Float[np.ndarray, " 256"]:
-        """p(b | context) for all 256 bytes; only the last `order` bytes of the context matter."""
+        """Return p(b | context) for all 256 bytes.
+
+        Only the last `order` bytes of the context matter.
+        """
         recent = context[-self.order :] if self.order else b""
         key = int.from_bytes(recent, "big")
         depths = np.full(256, len(recent))
@@ -82,7 +88,7 @@ class NgramModel:
     def _probabilities(
         self, keys: UInt64[np.ndarray, " n"], depths: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, " n"]:
-        """p of the last byte of each key after the `depths` bytes before it."""
+        """Return p of the last byte of each key after the `depths` bytes before it."""
         p = np.full(keys.shape, 1.0 / 256)
         for length, level in enumerate(self.levels):
             gram = keys & _low_bytes(length + 1)
@@ -96,7 +102,9 @@ class NgramModel:
 
 
 def fit_ngram(data: bytes, *, order: int = 5) -> NgramModel:
-    """Count and smooth the order-`order` model of `data`; about 20 bytes of memory a byte of data.
+    """Count and smooth the order-`order` model of `data`.
+
+    It takes about 20 bytes of memory a byte of data.
 
     Raises:
       ValueError: order outside 0..7, or not more bytes than the order.
@@ -124,10 +132,10 @@ def _level(grams: np.ndarray, counts: np.ndarray) -> _Level:
 
 
 def _discounts(counts: np.ndarray) -> Float[np.ndarray, " 3"]:
-    """D for counts 1, 2 and 3+: D_r = r - (r + 1) Y n_{r+1} / n_r, Y = n_1 / (n_1 + 2 n_2) (eq. 26).
+    """Return D for counts 1, 2 and 3+ (eq. 26).
 
-    n_r is how many grams occur r times. Where n_1 or n_r is zero (a source without rare grams), or D is not
-    positive, 0.5 is taken.
+    D_r = r - (r + 1) Y n_{r+1} / n_r, with Y = n_1 / (n_1 + 2 n_2). n_r is how many grams occur r times. Where n_1 or
+    n_r is zero (a source without rare grams), or D is not positive, 0.5 is taken.
     """
     n1, n2, n3, n4 = (float(np.sum(counts == r)) for r in (1, 2, 3, 4))
     discounts = np.full(3, 0.5)
@@ -138,7 +146,7 @@ def _discounts(counts: np.ndarray) -> Float[np.ndarray, " 3"]:
 
 
 def _pack(values: np.ndarray, order: int) -> UInt64[np.ndarray, " n"]:
-    """Each byte and the `order` before it (zeros before the start) as one big-endian integer."""
+    """Pack each byte and the `order` before it as a big-endian integer; zeros come first."""
     keys = values.astype(np.uint64)
     for back in range(1, order + 1):
         keys[back:] |= values[:-back].astype(np.uint64) << np.uint64(8 * back)
@@ -150,6 +158,6 @@ def _low_bytes(count: int) -> np.uint64:
 
 
 def _find(table: np.ndarray, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices into the sorted table (valid everywhere) and whether the key is really there."""
+    """Return indices into the sorted table, always valid, and whether the key is really there."""
     where = np.minimum(np.searchsorted(table, keys), table.size - 1)
     return where, table[where] == keys

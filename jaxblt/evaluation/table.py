@@ -13,9 +13,9 @@ def format_table(
     style: Literal["text", "markdown"] = "text",
     digits: int = 3,
 ) -> str:
-    """Rows under headers, columns padded to one width, numbers to the right; no newline at the end.
+    """Write rows under headers, columns padded to one width, numbers to the right.
 
-    Floats get `digits` decimals, integers thousands separators, None a dash.
+    There is no newline at the end. Floats get `digits` decimals, integers thousands separators, None a dash.
 
     Raises:
       ValueError: a row has not as many cells as there are headers.

@@ -51,7 +51,10 @@ class Collective(NamedTuple):
 
 
 def exchanges(program: str) -> list[list[Collective]]:
-    """Return the arrays of each exchange in the text of a compiled program; one inside a loop is named once."""
+    """Return the arrays of each exchange in a compiled program's text.
+
+    An exchange inside a loop stands there once.
+    """
     lines = program.splitlines()
     started = {match["name"]: _groups(line) for line in lines if (match := _START.search(line))}
     found = []
@@ -85,7 +88,7 @@ def _groups(line: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _rows(dims: list[int], order: list[int], size: int) -> tuple[tuple[int, ...], ...]:
-    """Return groups of `size` devices: all of them, counted in a grid of `dims` whose axes are then reordered."""
+    """Return groups of `size` devices: all, counted in a grid of `dims` with reordered axes."""
     devices = np.arange(math.prod(dims)).reshape(dims).transpose(order)
     return tuple(map(tuple, devices.reshape(-1, size).tolist()))
 

@@ -98,12 +98,12 @@ def _allocator_stats() -> list[dict[str, int]]:
 
 
 def _device_marks() -> list[int]:
-    """Every allocator's high-water mark since the process began; empty where there is none."""
+    """Return every allocator's high-water mark since the process began; empty without any."""
     return [s["peak_bytes_in_use"] for s in _allocator_stats() if "peak_bytes_in_use" in s]
 
 
 def _device_bytes() -> int:
-    """Bytes in use now on the fullest local device."""
+    """Return the bytes in use now on the fullest local device."""
     stats = _allocator_stats()
     if stats:
         return max(s["bytes_in_use"] for s in stats)
@@ -116,13 +116,13 @@ def _device_bytes() -> int:
 
 
 def _host_mark() -> int:
-    """Most resident bytes of this process since it began."""
+    """Return the most resident bytes of this process since it began."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _resident_bytes() -> int:
-    """Resident bytes now; where /proc is absent the high-water mark."""
+    """Return resident bytes now; where /proc is absent the high-water mark."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:

@@ -84,7 +84,7 @@ def plot_memory(
     log: ImageLog | None = None,
     step: int | None = None,
 ) -> MemoryPicture:
-    """Draws what the memories of a model do while it reads a passage, and writes the picture and its values.
+    """Draw what a model's memories do under a passage, and write picture and values.
 
     Of a layer with a neural memory, means over heads by byte: surprise |f_M(k) - v|^2 / 2 with the memory M that the
     byte reads, the length |M|, and alpha, the share that the byte asks to forget. M changes at the end of a chunk. Of
@@ -117,7 +117,7 @@ def plot_memory(
 
 
 def draw(values: dict[str, Any]) -> "Figure":
-    """The figure of what `read_passage` found."""
+    """Draw the figure of what `read_passage` found."""
     from jaxblt.patching.figure import new_figure
 
     learned = [layer for layer in values["layers"] if layer["kind"] == "neural memory"]
@@ -139,7 +139,7 @@ def draw(values: dict[str, Any]) -> "Figure":
 
 
 def _draw_surprise(axis: "Axes", layers: list[dict[str, Any]], labels: list[str], left: int) -> None:
-    """A line of text with the surprise of each layer above it."""
+    """Draw a line of text with the surprise of each layer above it."""
     shown = range(left, min(left + SPELT, len(labels)))
     top = max(max(layer["surprise"]) for layer in layers)
     for layer in layers:
@@ -159,7 +159,7 @@ def _draw_surprise(axis: "Axes", layers: list[dict[str, Any]], labels: list[str]
 
 
 def _draw_course(axis: "Axes", layers: list[dict[str, Any]], name: str, said: str) -> None:
-    """One number a byte over the whole passage, by layer."""
+    """Draw one number a byte over the whole passage, by layer."""
     for layer in layers:
         curve = layer[name]
         axis.plot(
@@ -174,7 +174,7 @@ def _draw_course(axis: "Axes", layers: list[dict[str, Any]], name: str, said: st
 
 
 def _draw_slots(axis: "Axes", layer: dict[str, Any], name: str, labels: list[str]) -> None:
-    """A table of slots by bytes or intervals as an image."""
+    """Draw a table of slots by bytes or intervals as an image."""
     table = np.ma.masked_invalid(np.array(layer[name], float))  # None becomes NaN, and NaN a blank
     span = 1 if name == "reads" else layer["interval"]
     extent = (-0.5, table.shape[1] * span - 0.5, len(table) - 0.5, -0.5)
@@ -190,7 +190,7 @@ def _draw_slots(axis: "Axes", layer: dict[str, Any], name: str, labels: list[str
 
 
 def _spell(axis: "Axes", shown: range, labels: list[str]) -> None:
-    """Bytes below the axis."""
+    """Write bytes below the axis."""
     axis.set_xticks(shown)
     texts = axis.set_xticklabels([labels[i] for i in shown], family="monospace", fontsize=8)
     for text in texts:

@@ -39,7 +39,7 @@ class Monitor:
         self._expire(now)
 
     def report(self, *, at: float | None = None) -> WindowReport | None:
-        """What the window holds at time `at`; None when everything in it has expired."""
+        """Report what the window holds at time `at`; None when everything in it has expired."""
         self._expire(time.monotonic() if at is None else at)
         if not self._kept:
             return None

@@ -14,7 +14,10 @@ FILLED = 0.95
 
 
 def device_bytes(tree: Any) -> int:
-    """What each device holds of a pytree of arrays, or of shapes with shardings."""
+    """Return how many bytes each device holds of a pytree of arrays.
+
+    Shapes with shardings do as well.
+    """
     return sum(
         int(np.prod(leaf.sharding.shard_shape(leaf.shape), dtype=np.int64)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
@@ -57,7 +60,7 @@ class StepMemory:
 
 
 def step_memory(compiled: Any, parts: Mapping[str, Any]) -> StepMemory:
-    """What a compiled step needs.
+    """Return what memory a compiled step needs.
 
     Args:
       compiled: `jit(step).lower(...).compile()`, for any device.
@@ -92,7 +95,7 @@ class Line:
 
     @staticmethod
     def through(first: tuple[int, int], second: tuple[int, int]) -> "Line":
-        """The line through two points (context, bytes).
+        """Return the line through two points (context, bytes).
 
         Raises:
           ValueError: more context takes no more memory, which no step does.
@@ -106,11 +109,11 @@ class Line:
         return Line(y - slope * x, slope)
 
     def at(self, context: float) -> float:
-        """Bytes."""
+        """Return bytes at a context."""
         return self.base + self.slope * context
 
     def context(self, memory: float) -> float:
-        """The context that takes `memory` bytes."""
+        """Return the context that takes `memory` bytes."""
         return (memory - self.base) / self.slope
 
 
@@ -138,10 +141,11 @@ def longest_context(
     multiple: int,
     checks: int = 3,
 ) -> Longest | None:
-    """The longest context whose step fits, by a line through two lengths, checked at the length it names.
+    """Return the longest context whose step fits, by a line through two lengths.
 
-    One check is enough where memory grows in proportion. Where it grows faster the check does not fit, and the next
-    line joins the longest length that fits to the shortest that does not: it lies above the memory between them.
+    It is checked at the length that the line names. One check is enough where memory grows in proportion. Where it
+    grows faster the check does not fit, and the next line joins the longest length that fits to the shortest that does
+    not: it lies above the memory between them.
 
     Args:
       measure: bytes on a device at a context; one compilation a call.
@@ -175,7 +179,10 @@ def longest_context(
 
 
 def _next_line(points: Mapping[int, int], memory: float) -> Line:
-    """Through the points on both sides of the memory, or the two nearest to it where all are on one side."""
+    """Return the line through the points on both sides of the memory.
+
+    If all are on one side it goes through the two nearest to it.
+    """
     below = sorted(point for point in points.items() if point[1] <= memory)
     above = sorted(point for point in points.items() if point[1] > memory)
     pair = (below[-1], above[0]) if below and above else tuple(below[-2:] or above[:2])
@@ -185,7 +192,7 @@ def _next_line(points: Mapping[int, int], memory: float) -> Line:
 def first_that_fits[T](
     choices: Mapping[str, T], measure: Callable[[T], int], memory: float
 ) -> tuple[str | None, dict[str, int]]:
-    """The first choice whose step fits, and the bytes of every choice tried; None if none does."""
+    """Return the first choice whose step fits, or None, and the bytes of every choice tried."""
     tried = {}
     for name, choice in choices.items():
         tried[name] = measure(choice)

@@ -36,7 +36,7 @@ VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NC
 
 
 def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str]:
-    """Installed versions; what is not installed is left out. Imports nothing."""
+    """Return versions of installed packages, without importing any; others are left out."""
     found = {}
     for name in names:
         try:
@@ -60,7 +60,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def git_commit() -> dict[str, Any]:
-    """`commit` and whether the checkout has changes beyond it (`dirty`).
+    """Return `commit`, and whether the checkout has changes beyond it (`dirty`).
 
     The variable JAXBLT_COMMIT comes first, for code that was copied to a machine whose checkout, if any, is another;
     `dirty` is None then. Without it and without a checkout both are None.
@@ -74,7 +74,7 @@ def git_commit() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The CPU's name as the system tells it; JAX calls all of them "cpu"."""
+    """Return the CPU's name as the system tells it; JAX calls all of them "cpu"."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -84,7 +84,7 @@ def cpu_model() -> str:
 
 
 def device_summary() -> dict[str, Any]:
-    """Platform, kind, CUDA capability and counts of the devices JAX uses."""
+    """Return platform, kind, CUDA capability and counts of the devices that JAX uses."""
     first = jax.local_devices()[0]
     return {
         "platform": first.platform,
@@ -96,7 +96,7 @@ def device_summary() -> dict[str, Any]:
 
 
 def provenance() -> dict[str, Any]:
-    """All of it: written beside every checkpoint and every measured number."""
+    """Return all of it: written beside every checkpoint and every measured number."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),

@@ -21,7 +21,9 @@ class OpTotal:
 
 @contextmanager
 def trace(folder: str | Path) -> Iterator[Path]:
-    """Record what host and devices do in the block, for TensorBoard's profile tab, Perfetto and `op_totals`.
+    """Record what host and devices do in the block.
+
+    TensorBoard's profile tab, Perfetto and `op_totals` read it.
 
         with trace("runs/demo/trace"):
             jax.block_until_ready(step(state, batch))
@@ -36,7 +38,7 @@ def trace(folder: str | Path) -> Iterator[Path]:
 
 
 def op_totals(folder: str | Path) -> list[OpTotal]:
-    """Device time of each operation in the newest trace under `folder`, longest first.
+    """Return device time of each operation in the newest trace under `folder`, longest first.
 
     Durations are added up as they are: an operation that contains others (a loop) counts their time as well.
 

@@ -15,7 +15,7 @@ SAMPLE = 2000
 def majority_baseline(
     task: TaskSource, split: SplitName = "test", *, most: int | None = SAMPLE
 ) -> TaskScores:
-    """Scores of the most common id among training answers, of each subtask apart.
+    """Score the most common id among training answers, of each subtask by itself.
 
     Args:
       task: its config.
@@ -44,7 +44,7 @@ def majority_baseline(
 
 
 def _numbers(examples: Examples, most: int | None) -> list[int]:
-    """At most so many examples, at equal distances over those there are."""
+    """Choose at most so many examples, at equal distances over those there are."""
     if examples.count is None:
         if most is None:
             raise ValueError("the split has no end: set `most` to a number of examples")

@@ -19,7 +19,9 @@ from jaxblt.training.step import predict
 
 
 def predictor(run: Run, *, mesh: MeshConfig | Mesh | None = None) -> Callable[[Batch], Any]:
-    """Return `batch -> Int[B, T]`, the ids that a run's model finds likeliest; compiled for each shape.
+    """Return `batch -> Int[B, T]`, the ids that a run's model finds likeliest.
+
+    It compiles for each shape.
 
     Args:
       run: trained on a task.

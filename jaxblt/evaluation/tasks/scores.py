@@ -19,12 +19,12 @@ SOLVED = 0.95
 
 
 def predict_ids(logits: Float[Array, "B T V"]) -> Int[Array, "B T"]:
-    """The likeliest id at each position."""
+    """Return the likeliest id at each position."""
     return jnp.argmax(logits, -1).astype(jnp.int32)
 
 
 def count_answers(predictions: Int[Array, "B T"], batch: Batch) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-    """Right answers and answers asked for in each row: positions whose `loss_mask` is not 0."""
+    """Count right answers and answers asked for in each row: positions with `loss_mask` not 0."""
     asked = batch.loss_mask > 0
     right = asked & (predictions == batch.targets)
     return jnp.sum(right, 1, dtype=jnp.int32), jnp.sum(asked, 1, dtype=jnp.int32)
@@ -62,7 +62,10 @@ class TaskScores:
         return sum(exact > SOLVED for exact in self.exact)
 
     def figures(self) -> dict[str, float]:
-        """By name, for a log or a table; those of subtasks only where there are several."""
+        """Return figures by name, for a log or a table.
+
+        Those of subtasks stand there only if there are several.
+        """
         found = {"accuracy": sum(self.accuracy) / len(self.accuracy), "exact_match": self.mean}
         if len(self.names) == 1:
             return found
@@ -71,7 +74,7 @@ class TaskScores:
 
 
 def summarise(right: np.ndarray, asked: np.ndarray, groups: np.ndarray, names: tuple[str, ...]) -> TaskScores:
-    """Scores from counts of rows.
+    """Make scores from counts of rows.
 
     Args:
       right, asked: Int[N], of each row, as of `count_answers`.
@@ -97,7 +100,7 @@ def summarise(right: np.ndarray, asked: np.ndarray, groups: np.ndarray, names: t
 def score(
     predict: Callable[[Batch], Any], data: TaskDataset, *, max_batches: int | None = None
 ) -> TaskScores:
-    """Scores predictions on a split.
+    """Score predictions on a split.
 
     Args:
       predict: `batch -> Int[B, T]`, the id predicted at each position.

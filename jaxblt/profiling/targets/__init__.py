@@ -17,12 +17,12 @@ MISSING = (
 
 
 def known_gpus() -> list[str]:
-    """Names that `devices_of` takes."""
+    """Return the names that `devices_of` takes."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.txt"))
 
 
 def devices_of(gpu: str, count: int) -> list[Any]:
-    """`count` devices of a named type, to make a mesh of and compile for; nothing can run on them.
+    """Return `count` devices of a named type, to compile for; nothing can run on them.
 
     Start Python with JAX_PLATFORMS=cpu, or JAX looks for a GPU of its own.
 
