@@ -59,7 +59,7 @@ class Dataset:
 
 @cache
 def catalogue() -> dict[str, Dataset]:
-    """All data sets by name."""
+    """Return all data sets by name."""
     found = sorted(files("jaxblt.cli").joinpath("datasets").iterdir(), key=lambda file: file.name)
     sets = [_read(json.loads(file.read_text(encoding="utf-8"))) for file in found]
     return {dataset.name: dataset for dataset in sets}
@@ -74,7 +74,7 @@ def _read(stored: dict) -> Dataset:
 
 
 def dataset_of(recipe: Recipe) -> Dataset | None:
-    """The data set that a recipe reads; None if it reads other files or none."""
+    """Return the data set that a recipe reads; None if it reads other files or none."""
     paths = files_of(recipe)
     for dataset in catalogue().values():
         if paths and all(Path(path).is_relative_to(dataset.folder) for path in paths):
@@ -83,7 +83,10 @@ def dataset_of(recipe: Recipe) -> Dataset | None:
 
 
 def files_of(recipe: Recipe) -> tuple[str, ...]:
-    """Paths and globs that a recipe reads; none if its data are embedded, or made by its task."""
+    """Return paths and globs that a recipe reads.
+
+    There are none if its data are embedded, or made by its task.
+    """
     if isinstance(recipe.data, DataConfig):
         return recipe.data.paths + tuple(path for own in recipe.data.sources for path in own.paths)
     if not isinstance(recipe.data, TaskDataConfig):
@@ -93,7 +96,7 @@ def files_of(recipe: Recipe) -> tuple[str, ...]:
 
 
 def fetch_hint(recipe: Recipe) -> str:
-    """What to do for a recipe whose data are missing and can be fetched; else nothing."""
+    """Say what to do for a recipe whose data are missing and can be fetched; else nothing."""
     dataset, own = dataset_of(recipe), Path(ROOT, recipe.name)
     if dataset is None and files_of(recipe) == (str(own),) and not own.exists():
         return f"; `jaxblt data fetch {recipe.name}` makes {own}, or says what to put there"

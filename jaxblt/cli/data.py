@@ -35,7 +35,7 @@ BROUGHT = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fetches what `argv` names; without a name, prints what there is.
+    """Fetch what `argv` names; without a name, print what there is.
 
     Raises:
       ValueError: there is no such action, recipe or data set; or a file has another checksum.
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def usage() -> str:
-    """Data sets, and the recipes that read them."""
+    """List data sets, and the recipes that read them."""
     readers = {name: dataset_of(recipes.get(name)) for name in recipes.RECIPES}
     lines = []
     for name, dataset in catalogue().items():
@@ -70,7 +70,9 @@ def usage() -> str:
 
 
 def find(name: str) -> Dataset | None:
-    """The data set of that name, or of the recipe of that name; None, and a line, if the recipe needs none.
+    """Return the data set of that name, or of the recipe of that name.
+
+    None, and a printed line, if the recipe needs none.
 
     Raises:
       ValueError: there is neither, or it has no address to fetch it from.
@@ -89,7 +91,7 @@ def find(name: str) -> Dataset | None:
 
 
 def fetch(dataset: Dataset) -> None:
-    """Makes all files of a data set that are not there.
+    """Make all files of a data set that are not there.
 
     Raises:
       Unreachable: an address does not answer; says what to put where.
@@ -107,7 +109,7 @@ def fetch(dataset: Dataset) -> None:
 
 
 def without_network(dataset: Dataset, path: str, error: Unreachable) -> str:
-    """What to do where an address cannot be reached, in one line."""
+    """Say in one line what to do where an address cannot be reached."""
     missing = sum(not (dataset.folder / file.path).exists() for file in dataset.files)
     fetched = next(file for file in dataset.files if file.path == path)
     checksum = f"SHA-256 {fetched.sha256}" if fetched.sha256 else f"its SHA-256 goes into {LOCK}"

@@ -21,9 +21,10 @@ PROMPT = b"The Time Traveller "
 
 
 def demo(run_dir: str = "runs/demo", steps: int | None = None, entropy_steps: int | None = None) -> None:
-    """Trains the entropy model, calibrates the threshold, trains a byte-patched Hyena, and shows what came out.
+    """Train the entropy model, then a byte-patched Hyena, and show what came out.
 
-    Run again, it goes on from its checkpoints and only repeats the measuring. SIGTERM or Ctrl-C saves and ends it.
+    Between the two the threshold is calibrated. Run again, it goes on from its checkpoints and only repeats the
+    measuring. SIGTERM or Ctrl-C saves and ends it.
 
     Args:
       run_dir: folder of the run; the entropy model's lies beside it, with _entropy behind its name.
@@ -67,7 +68,7 @@ def _achieved(run_dir: str) -> str:
 
 
 def _compare(model: Any, entropy: Any) -> None:
-    """Bits per byte on the held-out end of the book, every byte scored once."""
+    """Print bits per byte on the held-out end of the book, every byte scored once."""
     from jaxblt.data import load_sample
     from jaxblt.data.config import apply_split, open_source
     from jaxblt.data.sources import read_document
@@ -92,7 +93,10 @@ def _compare(model: Any, entropy: Any) -> None:
 
 
 def why_counts_win(steps: int, size: int) -> str:
-    """The line below a table in which the order-5 byte model is ahead, after `steps` on `size` bytes."""
+    """Return the line below a table in which the order-5 byte model is ahead.
+
+    The model was trained for `steps` on `size` bytes.
+    """
     return (
         f"the order-5 model is ahead at this size: its counts are exact after one pass over {size:,} bytes, which "
         f"{steps:,} steps of a network are not; with the text and steps of `jaxblt train books` the network is ahead"
@@ -126,5 +130,5 @@ def _generate(model: Any, run_dir: str) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses and runs."""
+    """Parse and run."""
     parse(demo, argv, prog="jaxblt demo")

@@ -29,7 +29,7 @@ class Unreachable(OSError):
 
 
 def obtain(file: Download, folder: Path) -> bool:
-    """Makes a file of a data set if it is not there; True if it was downloaded.
+    """Make a file of a data set if it is not there; return True if it was downloaded.
 
     Raises:
       Unreachable: of its address.
@@ -63,7 +63,7 @@ def obtain(file: Download, folder: Path) -> bool:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's contents, in hex; of an .xz file's, those that it unpacks to.
+    """Return the SHA-256 of a file's contents, in hex; of an .xz file, of what it unpacks to.
 
     Raises:
       ValueError: an .xz file is damaged.
@@ -79,7 +79,10 @@ def digest(path: Path) -> str:
 
 
 def locked(folder: Path) -> dict[str, str]:
-    """Checksums by path that earlier downloads recorded in a folder, in the form of `sha256sum`."""
+    """Read the checksums by path that earlier downloads recorded in a folder.
+
+    They have the form of `sha256sum`.
+    """
     file = folder / LOCK
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     pairs = [line.split("  ", 1) for line in lines if "  " in line]
@@ -87,7 +90,7 @@ def locked(folder: Path) -> dict[str, str]:
 
 
 def lock(folder: Path, path: str, checksum: str) -> None:
-    """Records the checksum of a file that had none, and says so."""
+    """Record the checksum of a file that had none, and say so."""
     known = locked(folder) | {path: checksum}
     partial = folder / f"{LOCK}.partial{os.getpid()}"
     partial.write_text("".join(f"{value}  {name}\n" for name, value in known.items()), encoding="utf-8")
@@ -96,7 +99,7 @@ def lock(folder: Path, path: str, checksum: str) -> None:
 
 
 def _download(file: Download, path: Path, *, compress: bool) -> str:
-    """Writes the contents to `path`; their SHA-256 in hex."""
+    """Write the contents to `path`, and return their SHA-256 in hex."""
     found = hashlib.sha256()
     most = MOST_BYTES if file.size is None else 2 * file.size
     request = urllib.request.Request(file.url, headers={"User-Agent": "jaxblt"})
@@ -131,7 +134,7 @@ def _bounded(answer: BinaryIO, url: str, most: int) -> Iterator[bytes]:
 
 
 def rewrapped(chunks: Iterator[bytes], header: str) -> Iterator[bytes]:
-    """A FASTA record with another first line, its sequence in lines of `COLUMNS` letters."""
+    """Yield a FASTA record with another first line, in lines of `COLUMNS` letters."""
     yield header.encode() + b"\n"
     head, found, left = b"", False, b""
     for chunk in chunks:

@@ -42,10 +42,10 @@ def evaluate(
     overwrite: bool = False,
     trust_sources: bool = False,
 ) -> dict[str, float]:
-    """Bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes, every byte of the split scored once.
+    """Print bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes.
 
-    For a run on a task also its accuracy over answers, the exact match of whole examples, both by subtask, and the
-    accuracy of always giving the commonest answer.
+    Every byte of the split is scored once. For a run on a task also its accuracy over answers, the exact match of whole
+    examples, both by subtask, and the accuracy of always giving the commonest answer.
 
     Args:
       run_dir: folder of the run.
@@ -106,7 +106,7 @@ def evaluate(
 def _figures(
     run: "Run", asked: Evaluated, trust_sources: bool, mesh: str | None, recalibrate: bool, **options: Any
 ) -> tuple[dict[str, float], "Run"]:
-    """Return the figures of a run on data, and the run with the capacity that they were found with."""
+    """Return the figures of a run on data, and the run with the capacity used for them."""
     from jaxblt.parallel import MeshConfig
 
     data, split, source = asked
@@ -128,21 +128,24 @@ def _figures(
 
 
 def _local_files(data: Any) -> list[str]:
-    """Return the files that labelled records or documents are read from, where they lie on this machine."""
+    """Return the files of labelled records or documents, where they lie on this machine."""
     patterns = [*getattr(data, "paths", ()), *(p for s in getattr(data, "sources", ()) for p in s.paths)]
     patterns += [data.labels] if isinstance(getattr(data, "labels", None), str) else []
     return [file for pattern in patterns for file in glob.glob(os.path.expanduser(pattern))]
 
 
 def _check_outputs(outputs: Mapping[str, str | None], inputs: Sequence[str], overwrite: bool) -> None:
-    """Raises ValueError or FileExistsError for a file that cannot be written, see `check_output`."""
+    """Raise ValueError or FileExistsError for a file that cannot be written.
+
+    See `check_output`.
+    """
     for option, path in outputs.items():
         if path is not None:
             check_output(option, path, inputs=inputs, overwrite=overwrite)
 
 
 def _check_numbers(options: Mapping[str, tuple[int | None, int]]) -> None:
-    """Raises ValueError for an option below its least value."""
+    """Raise ValueError for an option below its least value."""
     for name, (value, least) in options.items():
         if value is not None:
             whole(name, value, least=least)
@@ -151,7 +154,10 @@ def _check_numbers(options: Mapping[str, tuple[int | None, int]]) -> None:
 def _task_figures(
     run: "Run", data: TaskDataConfig, split: SplitName, max_batches: int | None, mesh: "MeshConfig"
 ) -> dict[str, float]:
-    """Return accuracy over answers and examples, by subtask, unless rows have labels, and of the commonest answer."""
+    """Return accuracy over answers and examples, and that of the commonest answer.
+
+    Unless rows have labels it is given by subtask, too.
+    """
     from jaxblt.evaluation.tasks import majority_baseline
     from jaxblt.evaluation.tasks.evaluate import score_run
 
@@ -162,7 +168,7 @@ def _task_figures(
 
 
 def _check_kind(run: "Run", *, targets: str | None, predictions: str | None) -> None:
-    """Raises ValueError for an option of runs that predict something else."""
+    """Raise ValueError for an option of runs that predict something else."""
     is_labelled = isinstance(run.recipe.data, LabelledDataConfig)
     if is_labelled and targets is not None:
         raise ValueError(
@@ -185,5 +191,5 @@ def write_predictions(run: "Run", asked: Evaluated, file: str) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses and scores."""
+    """Parse and score."""
     parse(evaluate, argv, prog="jaxblt evaluate")

@@ -33,7 +33,7 @@ def find_data(
     split: SplitName | None,
     options: Mapping[str, int | None],
 ) -> Evaluated:
-    """Return what is evaluated: the test split of a run's data by default, and all of files that are named.
+    """Return what to evaluate: a run's test split by default, or all of the files named.
 
     Args:
       own: data of the run's recipe.

@@ -7,5 +7,5 @@ from jaxblt.interchange.commands import export
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses, writes, and prints what was written."""
+    """Parse, write, and print what was written."""
     print(parse(export, argv, prog="jaxblt export"))

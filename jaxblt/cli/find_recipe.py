@@ -20,7 +20,7 @@ FORMS = "a built-in recipe, FILE.py:FUNCTION, or the folder of a run (or its con
 
 
 def find_recipe(given: str) -> Recipe:
-    """The recipe called `books`, made by `my_recipe.py:my_model`, or stored in `runs/x/config.json`.
+    """Return a recipe: `books`, one of `my_recipe.py:my_model`, or of `runs/x/config.json`.
 
     Raises:
       ValueError: there is none, or what is named makes no recipe.
@@ -43,7 +43,7 @@ def find_recipe(given: str) -> Recipe:
 
 
 def from_config(given: str) -> Recipe:
-    """The recipe of a run, named by its folder or the config in it.
+    """Return the recipe of a run, named by its folder or the config in it.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -59,7 +59,9 @@ def from_config(given: str) -> Recipe:
 
 
 def from_file(file: str, name: str | None) -> Recipe:
-    """What a function in a Python file returns; without a name, the file's only function that says `-> Recipe`.
+    """Return what a function in a Python file returns.
+
+    Without a name it is the file's only function that says `-> Recipe`.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -81,7 +83,7 @@ def from_file(file: str, name: str | None) -> Recipe:
 
 
 def load_file(file: str) -> ModuleType:
-    """Import a Python file as a module, with its folder on the path, so that it finds files beside it.
+    """Import a Python file as a module, with its folder on the path for files beside it.
 
     Raises:
       ValueError: it fails.
@@ -134,7 +136,7 @@ def _choices(file: str, names: list[str]) -> str:
 
 
 def _place(file: str, error: Exception) -> str:
-    """File, line and kind of an error that code in the file raised."""
+    """Return file, line and kind of an error that code in the file raised."""
     own = str(Path(file).resolve())
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     return f"{file}, line {lines[-1]}: {type(error).__name__}" if lines else f"{file}: {type(error).__name__}"

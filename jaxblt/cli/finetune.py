@@ -69,7 +69,10 @@ class TaskOptions:
 
 
 def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, TrainOptions]:
-    """The recipe of a command line, its run folder and how to go on. Exits with a usage where no run is named."""
+    """Return the recipe of a command line, its run folder and how to go on.
+
+    Exits with a usage where no run is named.
+    """
     if not argv or argv[0] in ("-h", "--help"):
         print(f"{USAGE}\n\n{ABOUT}\n\noptions: jaxblt finetune BASE_RUN --help")
         raise SystemExit(0 if argv else 2)
@@ -128,7 +131,7 @@ def _fitting_data(data: LabelledDataConfig, argv: Sequence[str]) -> LabelledData
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses, fine-tunes, and says what to do next."""
+    """Parse, fine-tune, and say what to do next."""
     recipe, run_dir, options = parse_finetune(argv)
     run_recipe(recipe, run_dir, options)
     if Path(run_dir).is_dir():

@@ -33,7 +33,7 @@ def generate(
     weights: Weights | None = None,
     step: Step | None = None,
 ) -> list[bytes]:
-    """Writes each prompt and its continuation to standard output, as raw bytes.
+    """Write each prompt and its continuation to standard output, as raw bytes.
 
     Args:
       run_dir: folder of the run.
@@ -90,14 +90,17 @@ def generate(
 
 
 def read_adapter(text: str) -> Any:
-    """A word of --adapters as `jaxblt.inference.generate` takes it, which refuses other words."""
+    """Read a word of --adapters as `jaxblt.inference.generate` takes it.
+
+    `generate` refuses other words.
+    """
     if text.isdecimal():
         return int(text)
     return None if text == "router" else text
 
 
 def read_prompts(texts: Sequence[str], digits: Sequence[str], files: Sequence[str]) -> list[bytes]:
-    """The bytes of all prompts, in this order; one empty prompt where there is none.
+    """Return the bytes of all prompts, in this order; one empty prompt where there is none.
 
     Raises:
       FileNotFoundError: a file is not there.
@@ -119,5 +122,5 @@ def read_prompts(texts: Sequence[str], digits: Sequence[str], files: Sequence[st
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses and generates."""
+    """Parse and generate."""
     parse(generate, argv, prog="jaxblt generate")

@@ -7,5 +7,5 @@ from jaxblt.interchange.commands import import_run
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses, writes, and prints what was written."""
+    """Parse, write, and print what was written."""
     print(parse(import_run, argv, prog="jaxblt import"))

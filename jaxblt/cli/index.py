@@ -7,5 +7,5 @@ from jaxblt.cli.parsing import parse
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses, makes the index, and prints what was written."""
+    """Parse, make the index, and print what was written."""
     print(parse(index, argv, prog="jaxblt index"))

@@ -19,9 +19,10 @@ NONE = "none"
 
 @cache
 def kinds() -> dict[str, dict[str, type | None]]:
-    """For each field with a choice, its kinds by name: `{"objective": {"next-byte": NextByte, ...}, ...}`.
+    """Return the kinds of each field with a choice, by name.
 
-    Kinds are configs that can be made without arguments, and None where the field is optional.
+    Such as `{"objective": {"next-byte": NextByte, ...}, ...}`. Kinds are configs that can be made without arguments,
+    and None where the field is optional.
     """
     found = {}
     for name, hint in get_type_hints(Recipe).items():
@@ -35,7 +36,7 @@ def kinds() -> dict[str, dict[str, type | None]]:
 
 
 def choices() -> str:
-    """What can be chosen, for a help text."""
+    """List what can be chosen, for a help text."""
     told = []
     for field, named in kinds().items():
         names = [name for name in named if len(named) > 2 or name == NONE]
@@ -44,7 +45,7 @@ def choices() -> str:
 
 
 def choose_kinds(recipe: Recipe, argv: Sequence[str]) -> tuple[Recipe, list[str]]:
-    """The recipe with the kinds that `argv` names, and the words that are left.
+    """Return the recipe with the kinds that `argv` names, and the words that are left.
 
     The recipe is checked when all options have been read: two choices may fit together only with each other.
 
@@ -71,7 +72,7 @@ def choose_kinds(recipe: Recipe, argv: Sequence[str]) -> tuple[Recipe, list[str]
 
 
 def unchecked(recipe: Recipe, **changes: Any) -> Recipe:
-    """A copy with other fields, without the checks that all fit together."""
+    """Return a copy with other fields, without checking that all fit together."""
     changed = copy.copy(recipe)
     for name, value in changes.items():
         object.__setattr__(changed, name, value)
@@ -90,7 +91,7 @@ def _with_kind(recipe: Recipe, field: str, name: str) -> Recipe:
 
 
 def _with_some(recipe: Recipe, field: str) -> Recipe:
-    """The recipe with the only kind of an optional part that it lacks."""
+    """Return the recipe with the only kind of an optional part that it lacks."""
     if getattr(recipe, field) is not None:
         return recipe
     some = {name: kind for name, kind in kinds()[field].items() if kind is not None}
@@ -104,7 +105,7 @@ def _option(field: str) -> str:
 
 
 def _name_of(kind: type) -> str:
-    """ "OrderAgnostic" as order-agnostic, "AdamWConfig" as adamw."""
+    """Write "OrderAgnostic" as order-agnostic, "AdamWConfig" as adamw."""
     word = kind.__name__.removesuffix("Config")
     return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "-", word).lower()
 

@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(argv: Sequence[str]) -> Any:
-    """Runs the command that `argv` begins with.
+    """Run the command that `argv` begins with.
 
     Raises:
       ValueError: there is no such command.
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> Any:
 
 
 def usage() -> str:
-    """The table of commands."""
+    """Return the table of commands."""
     rows = [f"  {name:10} {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(
         [
@@ -77,5 +77,5 @@ def usage() -> str:
 
 
 def console() -> None:
-    """Runs the program with the command line of its process, and exits."""
+    """Run the program with the command line of its process, and exit."""
     run(main)

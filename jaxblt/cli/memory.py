@@ -28,9 +28,10 @@ def memory(
     as_trained: bool = True,
     overwrite: bool = False,
 ) -> None:
-    """Draws surprise, length and forgetting of neural memories, or usage, age and reads of slots, under a passage.
+    """Draw surprise, length and forgetting of neural memories under a passage.
 
-    The passage is read as the beginning of a document. The picture and its values go to OUT.png and OUT.json.
+    Of slots it draws usage, age and reads. The passage is read as the beginning of a document. The picture and its
+    values go to OUT.png and OUT.json.
 
     Args:
       run_dir: a run of a byte language model with a memory.
@@ -71,7 +72,7 @@ def memory(
 
 
 def _tensorboard(run_dir: str) -> "RunLog":
-    """A log that writes to the run's TensorBoard alone."""
+    """Return a log that writes to the run's TensorBoard only."""
     from jaxblt.training.log.runlog import RunLog
     from jaxblt.training.log.trackers import TensorBoardTracker
 
@@ -79,5 +80,5 @@ def _tensorboard(run_dir: str) -> "RunLog":
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses and draws."""
+    """Parse and draw."""
     parse(memory, argv, prog="jaxblt memory")

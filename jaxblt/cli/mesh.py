@@ -10,7 +10,7 @@ ONE = MeshConfig(data=1)
 
 
 def parse_mesh(text: str, base: MeshConfig = ONE) -> MeshConfig:
-    """ "data=2,seq=4" as a mesh; axes that are not named have the sizes of `base`.
+    """Read "data=2,seq=4" as a mesh; axes that are not named have the sizes of `base`.
 
     Raises:
       ValueError: an axis is unknown or comes twice, or a size is no positive number.
@@ -36,12 +36,15 @@ def asked_mesh(text: str | None) -> MeshConfig | None:
 
 
 def without_free_axis(mesh: MeshConfig) -> MeshConfig:
-    """The mesh with size 1 for an axis that would take the devices left, where no devices are given."""
+    """Return the mesh with size 1 for an axis that takes the devices left.
+
+    For places where no devices are given.
+    """
     return replace(mesh, **{axis: max(getattr(mesh, axis), 1) for axis in AXES})
 
 
 def expand_mesh(argv: Sequence[str]) -> list[str]:
-    """`argv` with --mesh seq=8,data=2 spelt as options of a recipe: --mesh.seq 8 --mesh.data 2.
+    """Spell --mesh seq=8,data=2 in `argv` as a recipe's options: --mesh.seq 8 --mesh.data 2.
 
     Raises:
       ValueError: as of `parse_mesh`, or no sizes follow.

@@ -18,7 +18,7 @@ def new(
     file: Annotated[str, tyro.conf.Positional],
     origin: Annotated[str, tyro.conf.arg(name="from")] = "demo_entropy",
 ) -> None:
-    """Write a Python file with one function that returns a recipe. A file that exists is never overwritten.
+    """Write a Python file with one function that returns a recipe; never overwrite a file.
 
     Args:
       file: to write; its name becomes the recipe's.

@@ -35,7 +35,10 @@ def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
 
 
 def replace_unknown_characters() -> None:
-    """Make standard output write "?" for a character that the terminal's encoding lacks, instead of failing."""
+    """Make standard output write "?" for characters that the terminal's encoding lacks.
+
+    It would fail otherwise.
+    """
     out = sys.stdout
     if not isinstance(out, io.TextIOWrapper):
         return
@@ -45,7 +48,7 @@ def replace_unknown_characters() -> None:
 
 
 def explain(error: Exception) -> str:
-    """What an error says; where JAX speaks of its devices, one line of what to do."""
+    """Return what an error says; where JAX speaks of its devices, one line of what to do."""
     said = str(error)
     if "RESOURCE_EXHAUSTED" in said:
         return (
@@ -61,7 +64,10 @@ def explain(error: Exception) -> str:
 
 
 def _is_without_device(error: Exception) -> bool:
-    """Whether JAX found no device: it says so, or fails an assertion where its plugin finds no GPU."""
+    """Return whether JAX found no device.
+
+    It says so, or fails an assertion where its plugin finds no GPU.
+    """
     innermost = traceback.extract_tb(error.__traceback__)[-1:]
     asserted = isinstance(error, AssertionError) and [frame.name for frame in innermost] == ["backends"]
     return asserted or str(error).startswith("Unable to initialize backend")
@@ -72,7 +78,7 @@ def _first_line(said: str) -> str:
 
 
 def parse[T](function: Callable[..., T], argv: Sequence[str], *, prog: str) -> T:
-    """Calls `function` with the options in `argv`; its docstring is the help."""
+    """Call `function` with the options in `argv`; its docstring is the help."""
 
     @functools.wraps(function)
     def bound(*args: Any, **options: Any) -> Callable[[], T]:
@@ -83,7 +89,7 @@ def parse[T](function: Callable[..., T], argv: Sequence[str], *, prog: str) -> T
 
 
 def parse_options(function: Callable[..., Any], argv: Sequence[str], *, prog: str, **options: Any) -> Any:
-    """What `function` returns for the options in `argv`.
+    """Return what `function` returns for the options in `argv`.
 
     Keywords go to `tyro.cli`. Exits with status 2 and one line that names option, value and what is expected, in
     place of tyro's box.
@@ -102,7 +108,7 @@ def parse_options(function: Callable[..., Any], argv: Sequence[str], *, prog: st
 
 @contextlib.contextmanager
 def _wide_terminal() -> Iterator[None]:
-    """Keeps tyro from breaking lines, and with them values."""
+    """Keep tyro from breaking lines, and with them values."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "10000"
     try:
@@ -132,7 +138,10 @@ FRAME = " │╭╮╰╯─"
 
 
 def one_line(box: str) -> str:
-    """The message in tyro's box of an error, and what it proposes instead, without frame and help texts."""
+    """Return the message in tyro's box of an error, and what it proposes instead.
+
+    Frame and help texts are left out.
+    """
     lines = [line.strip(FRAME) for line in box.splitlines()[1:]]  # the first is the title
     message = [line for line in lines if line.strip("-")]
     if not message:

@@ -37,7 +37,7 @@ def patch(
     as_trained: bool = True,
     overwrite: bool = False,
 ) -> None:
-    """Prints a file's patches and their statistics; on request draws them, and writes the entropies for training.
+    """Print a file's patches and statistics; draw them, and write the entropies, on request.
 
     Every record of a FASTA file is patched apart. A part of one is patched, or drawn, with --record.
 
@@ -104,5 +104,5 @@ def patch(
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses and segments."""
+    """Parse and segment."""
     parse(patch, argv, prog="jaxblt patch")

@@ -53,7 +53,7 @@ class EntropyModel:
     data: RowsConfig | None = None
 
     def entropies(self, ids: np.ndarray, *, chunk: int = 1024) -> np.ndarray:
-        """Entropy in nats of the prediction made at each of a document's ids, chunk after chunk."""
+        """Return entropies in nats of predictions at a document's ids, chunk after chunk."""
         model = self.config.build()
         start = lambda rows, capacity: model.init_state(rows, num_bytes=capacity)  # noqa: E731
         state = init_contexts(start, 1, len(ids), self.context)
@@ -66,7 +66,7 @@ class EntropyModel:
 
 
 def load_entropy_model(run_dir: str, step: Step | None = None) -> EntropyModel:
-    """Read the entropy model of a byte-patched run; of a byte language model's run, that model itself.
+    """Read the entropy model of a byte-patched run, or a byte language model's run itself.
 
     Raises:
       ValueError: the run has neither.
@@ -111,7 +111,7 @@ def open_file(file: str, data: RowsConfig | None = None) -> DocumentSource:
 
 
 def chosen(source: DocumentSource, record: str | None) -> list[int]:
-    """The documents of a file: all, or the one of that name.
+    """Return the documents of a file: all, or the one of that name.
 
     Raises:
       ValueError: no document has the name.
@@ -126,7 +126,9 @@ def chosen(source: DocumentSource, record: str | None) -> list[int]:
 
 
 def read_ids(source: DocumentSource, i: int, start: int, length: int | None) -> np.ndarray:
-    """BOS and the ids of bytes [start, start + length) of document i; of all from `start` where no length is given.
+    """Return BOS and the ids of bytes [start, start + length) of document i.
+
+    Without a length they are all from `start`.
 
     Raises:
       ValueError: the range leaves the document, or holds no byte.
@@ -141,7 +143,7 @@ def read_ids(source: DocumentSource, i: int, start: int, length: int | None) -> 
 
 
 def segment(config: PatcherConfig, ids: np.ndarray, entropies: np.ndarray | None) -> Patches:
-    """Patches of one row, as they are where blocks have too few slots; see `warn_of_refusals`."""
+    """Cut one row into patches, as where blocks have too few slots; see `warn_of_refusals`."""
     if config.needs_entropies and entropies is None:
         raise ValueError(f"mode {config.mode!r} reads entropies: name a run with --run-dir")
     if config.needs_entropies and config.threshold is None:
@@ -156,14 +158,14 @@ def segment(config: PatcherConfig, ids: np.ndarray, entropies: np.ndarray | None
 
 
 def warn_of_refusals(config: PatcherConfig, patches: Patches) -> None:
-    """Warns, with the figures, where blocks have fewer slots than the file asks for."""
+    """Warn, with the figures, where blocks have fewer slots than the file asks for."""
     refused = int(np.sum(patches.overflow))
     wanted = int(np.sum(np.asarray(patches.lengths) > 0)) + refused
     warn_overflow(refused, wanted, capacity=config.slots, block_size=config.block_size)
 
 
 def report(ids: np.ndarray, patches: Patches, entropies: np.ndarray | None, show: int) -> str:
-    """The passage with its patches, and their statistics."""
+    """Return the passage with its patches, and their statistics."""
     lengths = np.asarray(patches.lengths).ravel()
     lengths = lengths[lengths > 0]
     lines = [
@@ -181,7 +183,10 @@ def report(ids: np.ndarray, patches: Patches, entropies: np.ndarray | None, show
 
 
 def check_outputs(plot: str | None, entropies_out: str | None, **options: Any) -> None:
-    """Check that the files of a picture and of entropies can be written; options are those of `check_output`."""
+    """Check that the files of a picture and of entropies can be written.
+
+    Options are those of `check_output`.
+    """
     note = None if entropies_out is None else f"{entropies_out}.json"
     for option, path in (("--plot", plot), ("--entropies-out", entropies_out), ("--entropies-out", note)):
         if path is not None:
@@ -189,7 +194,7 @@ def check_outputs(plot: str | None, entropies_out: str | None, **options: Any) -
 
 
 def draw(path: str, ids: np.ndarray, entropies: np.ndarray, config: PatcherConfig) -> None:
-    """A picture of entropies and boundaries as PNG."""
+    """Draw a picture of entropies and boundaries as PNG."""
     threshold = config.threshold if config.mode == "entropy" else None
     patches = segment(config, ids, entropies)
     with whole_file(path) as partial_path:
@@ -197,7 +202,7 @@ def draw(path: str, ids: np.ndarray, entropies: np.ndarray, config: PatcherConfi
 
 
 def write_all(path: str, source: DocumentSource, model: EntropyModel) -> None:
-    """The entropies of every document, in the form that `DataConfig.entropies` reads."""
+    """Write the entropies of every document, in the form that `DataConfig.entropies` reads."""
     from jaxblt.data import write_entropies
 
     documents = (model.entropies(encode(read_document(source, i), bos=True)) for i in range(len(source)))

@@ -46,7 +46,7 @@ class PlanConfig:
 
 
 def complete(recipe: Recipe, run_dir: str) -> tuple[Recipe, list[str]]:
-    """The recipe with nothing left open, from its run and its entropy model's where they are, else by assumption.
+    """Complete a recipe from its run and its entropy model's, else by assumption.
 
     Raises:
       ValueError: nothing tells what the entropy model is.
@@ -75,7 +75,7 @@ def complete(recipe: Recipe, run_dir: str) -> tuple[Recipe, list[str]]:
 
 
 def report(recipe: Recipe, config: PlanConfig, measure: Callable[[Recipe], Any]) -> None:
-    """Prints the plan; `measure` compiles a recipe's step and gives its `StepMemory`."""
+    """Print the plan; `measure` compiles a recipe's step and gives its `StepMemory`."""
     from jaxblt.profiling.plan import first_that_fits
     from jaxblt.training.start.compile_ahead import with_remat
 
@@ -107,7 +107,7 @@ def report(recipe: Recipe, config: PlanConfig, measure: Callable[[Recipe], Any])
 
 
 def print_longest(recipe: Recipe, memory: float, measure: Callable[[Recipe], Any]) -> None:
-    """Prints the longest context that fits, with the recipe's rows, mesh and remat."""
+    """Print the longest context that fits, with the recipe's rows, mesh and remat."""
     from jaxblt.profiling.plan import longest_context
 
     block = STRETCH if recipe.patcher is None else recipe.patcher.block_size
@@ -131,7 +131,7 @@ def print_longest(recipe: Recipe, memory: float, measure: Callable[[Recipe], Any
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses, then compiles and prints."""
+    """Parse, then compile and print."""
     recipe, run_dir, config = parse_recipe_and(argv, PlanConfig(), prog="jaxblt plan", about=ABOUT)
     mesh = without_free_axis(recipe.mesh)
     from jaxblt.profiling.targets import devices_of

@@ -14,9 +14,9 @@ GROUP = "jaxblt.plugins"
 
 
 def take_imports(argv: Sequence[str]) -> list[str]:
-    """Import what --import names in a command line, which may come several times, and return the other words.
+    """Import what --import names in a command line, and return the other words.
 
-    A name is that of a module, here or installed, or of a Python file.
+    It may come several times. A name is that of a module, here or installed, or of a Python file.
 
     Raises:
       ValueError: no name follows, or a module fails.

@@ -21,7 +21,7 @@ class _NoOptions:
 
 
 def parse_recipe(argv: Sequence[str], *, prog: str, about: str) -> tuple[Recipe, str]:
-    """The recipe that `argv` names, with its overrides, and the run folder.
+    """Return the recipe that `argv` names, with its overrides, and the run folder.
 
     Exits with a list of recipes where none is named.
     """
@@ -32,9 +32,10 @@ def parse_recipe(argv: Sequence[str], *, prog: str, about: str) -> tuple[Recipe,
 def parse_recipe_and[T](
     argv: Sequence[str], options: T, *, prog: str, about: str, folder: str = "runs/{name}"
 ) -> tuple[Recipe, str, T]:
-    """As `parse_recipe`, and the command's own options: a dataclass, whose values in `options` are the defaults.
+    """Return what `parse_recipe` returns, and the command's own options.
 
-    `folder` is the run folder that is taken where none is given.
+    They are a dataclass, whose values in `options` are the defaults. `folder` is the run folder that is taken where
+    none is given.
     """
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage(prog, about))
@@ -71,9 +72,9 @@ def _usage(prog: str, about: str) -> str:
 
 
 def check_mixers(recipe: Recipe, argv: Sequence[str], given: str) -> None:
-    """Refuses a setting of a mixer that a stack's table does not hold: it is no option, even if the pattern names it.
+    """Refuse a setting of a mixer that a stack's table does not hold.
 
-    `given` is what the command line calls the recipe.
+    It is no option, even if the pattern names it. `given` is what the command line calls the recipe.
 
     Raises:
       ValueError: there is such a setting.
@@ -94,7 +95,7 @@ def check_mixers(recipe: Recipe, argv: Sequence[str], given: str) -> None:
 
 
 def check_patch_length(recipe: Recipe, argv: Sequence[str]) -> None:
-    """Refuses a --bytes-per-patch of `argv` for which no threshold is calibrated.
+    """Refuse a --bytes-per-patch of `argv` for which no threshold is calibrated.
 
     A stored recipe may hold one beside its threshold, which was calibrated for it.
 
@@ -117,9 +118,10 @@ def check_patch_length(recipe: Recipe, argv: Sequence[str]) -> None:
 
 
 def clip_warmup(recipe: Recipe, argv: Sequence[str]) -> tuple[Recipe, list[str]]:
-    """The recipe with a warm-up that fits --train.steps of `argv`, and a line that says so if it was clipped.
+    """Clip a recipe's warm-up to --train.steps of `argv`, and return a line that says so.
 
-    The warm-up stays what it is if `argv` sets it too, or if the schedule has an end of its own.
+    Without clipping there is no line. The warm-up stays what it is if `argv` sets it too, or if the schedule has an end
+    of its own.
     """
     steps = option_value(argv, "--train.steps")
     optimizer = recipe.optimizer
@@ -137,13 +139,16 @@ def clip_warmup(recipe: Recipe, argv: Sequence[str]) -> tuple[Recipe, list[str]]
 
 
 def shorter_warmup[T](optimizer: T, steps: int) -> T:
-    """An optimiser's config whose warm-up takes at most half of `steps`, if it did not end before them."""
+    """Shorten an optimiser's warm-up to half of `steps`, if it did not end before them."""
     warmup = getattr(optimizer, "warmup_steps", 0)
     return optimizer if warmup < steps else replace(optimizer, warmup_steps=steps // 2)  # pyright: ignore
 
 
 def option_value(argv: Sequence[str], option: str) -> str | None:
-    """The last value of an option in `argv`, written --a.b-c 1, --a.b_c 1 or with an equals sign."""
+    """Return the last value of an option in `argv`.
+
+    It is written --a.b-c 1, --a.b_c 1 or with an equals sign.
+    """
     value = None
     for i, word in enumerate(argv):
         name, equals, behind = word.partition("=")

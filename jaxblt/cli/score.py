@@ -7,5 +7,5 @@ from jaxblt.cli.parsing import parse
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses, answers, and prints what was written."""
+    """Parse, answer, and print what was written."""
     print(parse(score, argv, prog="jaxblt score"))

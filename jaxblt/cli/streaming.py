@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 def write_as_they_come(prompts: Sequence[bytes], pieces: Iterable[list[bytes]]) -> list[bytes]:
-    """Writes the first prompt as it goes on, and the others once all have ended, so that lines do not mix.
+    """Write the first prompt as it goes on, and the others once all have ended.
+
+    Then lines do not mix.
 
     Args:
       prompts: at least one.
@@ -34,7 +36,10 @@ def write_as_they_come(prompts: Sequence[bytes], pieces: Iterable[list[bytes]]) 
 
 
 def whole_characters(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut elsewhere: a character of UTF-8 that a piece cuts is held until its last byte is there."""
+    """Yield the same bytes, with pieces that end between characters of UTF-8.
+
+    A character that a piece cuts is held until its last byte is there.
+    """
     held = b""
     for piece in pieces:
         text = held + piece
@@ -47,7 +52,7 @@ def whole_characters(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _begun(text: bytes) -> int:
-    """Bytes at the end of `text` that begin a character of UTF-8 and do not end it."""
+    """Count the bytes at the end of `text` that begin a character of UTF-8 without ending it."""
     for count in range(1, min(3, len(text)) + 1):
         byte = text[-count]
         if byte >= 0xC0:

@@ -48,7 +48,10 @@ class SweepOptions:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Parses everything, then trains run after run. Returns 1 if a run failed or was stopped."""
+    """Parse everything, then train run after run.
+
+    Returns 1 if a run failed or was stopped.
+    """
     recipe, run_dir, options = parse_recipe_and(
         argv, SweepOptions(), prog="jaxblt sweep", about=ABOUT, folder="runs/{name}_sweep"
     )
@@ -74,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_changes(options: SweepOptions) -> list[list[str]]:
-    """The words of each run's overrides.
+    """Return the words of each run's overrides.
 
     Raises:
       ValueError: not one of `runs` and `vary` was given, or it names no run.
@@ -100,7 +103,7 @@ def read_changes(options: SweepOptions) -> list[list[str]]:
 
 
 def option_pairs(words: Sequence[str]) -> dict[str, str]:
-    """{"optimizer.learning-rate": "1e-3"} of the words of overrides."""
+    """Return {"optimizer.learning-rate": "1e-3"} of the words of overrides."""
     found: dict[str, list[str]] = {}
     last = ""
     for word in words:
@@ -113,7 +116,7 @@ def option_pairs(words: Sequence[str]) -> dict[str, str]:
 
 
 def named(changes: Sequence[Sequence[str]]) -> Mapping[str, Sequence[str]]:
-    """The runs by names made of their overrides alone, so that another line of a file moves no folder.
+    """Name runs by their overrides only, so that another line of a file moves no folder.
 
     Raises:
       ValueError: two runs have the same overrides.
@@ -137,7 +140,7 @@ def named(changes: Sequence[Sequence[str]]) -> Mapping[str, Sequence[str]]:
 
 
 def parsed(given: str, shared: Sequence[str], words: Sequence[str], name: str) -> Recipe:
-    """The recipe of one run.
+    """Return the recipe of one run.
 
     Raises:
       ValueError: an override is none of the recipe, or out of range.
@@ -153,7 +156,7 @@ def parsed(given: str, shared: Sequence[str], words: Sequence[str], name: str) -
 
 
 def without_options(argv: Sequence[str], names: Sequence[str]) -> list[str]:
-    """`argv` without some options, each of which has one value."""
+    """Return `argv` without some options, each of which has one value."""
     found, left = [], list(argv)
     while left:
         word = left.pop(0)

@@ -35,12 +35,12 @@ class TrainOptions:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses, joins the other processes and trains."""
+    """Parse, join the other processes and train."""
     run_recipe(*parse_recipe_and(argv, TrainOptions(), prog="jaxblt train", about=ABOUT))
 
 
 def run_recipe(recipe: Recipe, run_dir: str, options: TrainOptions) -> None:
-    """Joins the other processes and trains, or goes on."""
+    """Join the other processes and train, or go on."""
     from jaxblt.parallel import init_distributed
     from jaxblt.training.loop import fit
 

@@ -25,7 +25,7 @@ COMMENTED = 2
 
 
 def function_name(recipe: Recipe, stem: str) -> str:
-    """Return the name of a recipe's function: that of its file where Python allows it, else "recipe"."""
+    """Return the name of a recipe's function: its file's if Python allows it, else "recipe"."""
     # Python reads a name in this form, so that the command line must say it, too
     name = unicodedata.normalize("NFKC", stem)
     taken = {kind.__name__ for kind in _classes(recipe)}
@@ -66,7 +66,7 @@ def {function}() -> Recipe:
 
 
 def _escaped(text: str) -> str:
-    """Return what stands for a text between double quotes, one or three, in a Python file of UTF-8."""
+    """Escape a text for double quotes, one or three, in a Python file of UTF-8."""
     shown = json.dumps(text, ensure_ascii=False)[1:-1]
     # Lone surrogates, which stand for bytes of file names that are no UTF-8
     return shown.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -94,7 +94,7 @@ def _classes(value: Any) -> Iterator[type]:
 
 
 def _chosen(config: Any) -> list[tuple[str, Any]]:
-    """Fields, and their values, that are not their class's defaults."""
+    """Return fields, and their values, that are not their class's defaults."""
     found = []
     for field in fields(config):
         value = getattr(config, field.name)
@@ -107,7 +107,10 @@ def _chosen(config: Any) -> list[tuple[str, Any]]:
 
 
 def _rendered(value: Any, depth: int, comments: int) -> str:
-    """Source of a value that begins on a line indented `depth` times; the next lines are indented too."""
+    """Return the source of a value that begins on a line indented `depth` times.
+
+    The next lines are indented too.
+    """
     if isinstance(value, Mapping):
         items = [("", f'"{_escaped(name)}": {_rendered(item, depth + 1, 0)}') for name, item in value.items()]
         return _brackets("{", items, "}", depth)
@@ -125,7 +128,7 @@ def _rendered(value: Any, depth: int, comments: int) -> str:
 
 
 def _brackets(opening: str, items: list[tuple[str, str]], closing: str, depth: int) -> str:
-    """Items with their comments, on one line if they are short and have none."""
+    """Write items with their comments, on one line if they are short and have none."""
     flat = opening + ", ".join(text for _, text in items) + closing
     if not any(comment for comment, _ in items) and "\n" not in flat and len(flat) < WIDTH - 4 * depth - 16:
         return flat
@@ -139,7 +142,7 @@ def _brackets(opening: str, items: list[tuple[str, str]], closing: str, depth: i
 
 @cache
 def field_docs(kind: type) -> dict[str, str]:
-    """What docstrings of a config, and of its bases, say of each field in their sections "Attributes"."""
+    """Read what the "Attributes" in docstrings of a config and its bases say of fields."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         found |= _attributes(inspect.cleandoc(base.__doc__ or ""))
@@ -162,7 +165,7 @@ def _attributes(doc: str) -> dict[str, str]:
 
 
 def public_module(kind: type) -> str:
-    """The shortest module of the library that has a class under its name."""
+    """Return the shortest module of the library that has a class under its name."""
     parts = kind.__module__.split(".")
     for length in range(2, len(parts)):
         module = ".".join(parts[:length])
