@@ -40,7 +40,10 @@ class Learned(NamedTuple):
 
 
 def fresh(own: Any) -> tuple[Any, Any]:
-    """(base, trained) of a stack's parameters, the trained part with U, scales and the router's last kernels at 0."""
+    """Return (base, trained) of a stack's parameters, as new adapters begin.
+
+    U, scales and the router's last kernels of the trained part are 0.
+    """
     base, trained = split_params(own)
 
     def reset(path: tuple[Any, ...], x: Array) -> Array:
@@ -51,7 +54,7 @@ def fresh(own: Any) -> tuple[Any, Any]:
 
 
 def learn(subject: Any) -> Learned:
-    """Trains new adapters to give the outputs of the subject's, on its one batch."""
+    """Train new adapters to give the outputs of the subject's, on its one batch."""
     base, trained = fresh(subject.own)
     x, ids = jnp.asarray(subject.x), jnp.ones(subject.x.shape[:2], jnp.int32)
     wanted = subject.parallel(subject.params, x, ids)
@@ -82,7 +85,7 @@ def _stepper(optimizer: optax.GradientTransformation, loss: Callable[[Any], Any]
 
 
 def check_overfits(subject: Any) -> None:
-    """Training on one batch takes nine tenths of its loss away, or more."""
+    """Check that training on one batch takes nine tenths of its loss away, or more."""
     found = subject.learned
     if not found.last <= LEARNED * found.first:
         raise AssertionError(
@@ -91,7 +94,7 @@ def check_overfits(subject: Any) -> None:
 
 
 def check_memory(subject: Any) -> None:
-    """Steps leave nothing behind."""
+    """Check that steps leave nothing behind."""
     found = subject.learned
     if found.after > found.before:
         raise AssertionError(
@@ -100,7 +103,10 @@ def check_memory(subject: Any) -> None:
 
 
 def check_recovers(subject: Any) -> None:
-    """A new router learns codes that were planted by domain, and says them of rows that it did not see."""
+    """Check that a new router learns codes that were planted by domain.
+
+    It says them of rows that it did not see.
+    """
     adapter = AdapterConfig(
         rank=subject.stack.adapter.rank,
         blocks=subject.stack.adapter.blocks,
@@ -139,13 +145,13 @@ def check_recovers(subject: Any) -> None:
 
 
 def _planted(subject: Any, adapter: AdapterConfig) -> np.ndarray:
-    """A code for each domain, as far from each other as the numbers of a router may be."""
+    """Return a code for each domain, as far apart as the numbers of a router may be."""
     scores = subject.noise(24, (DOMAINS, adapter.numbers))
     return 1 + scores if adapter.blocks is None else np.asarray(jax.nn.softmax(jnp.asarray(2 * scores), -1))
 
 
 def _all_known(config: Any, length: int) -> Bool[Array, "1 T 1"]:
-    """Tokens at which every level has a code."""
+    """Mark tokens at which every level has a code."""
     time = jnp.arange(length, dtype=jnp.int32)[None]
     known = [is_known(config, level, time) for level in levels_of(config)]
     return jnp.all(jnp.stack(known), 0)[..., None]

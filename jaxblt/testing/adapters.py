@@ -93,11 +93,11 @@ class AdaptedStack:
         return self.stack.causal
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "AdaptedMixer":
-        """The module."""
+        """Build the module."""
         return AdaptedMixer(self.stack, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> StackState:
-        """The stack's state."""
+        """Return the stack's state."""
         return _turned(init_stack_state(self.stack, batch_size, capacity=capacity, dtype=dtype))
 
 
@@ -116,7 +116,7 @@ class AdaptedMixer(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: StackState | None = None,
     ) -> tuple[Float[Array, "B T D"], StackState | None]:
-        """As a mixer."""
+        """Mix as a mixer does."""
         inner = Stack(self.stack, self.dtype, name="stack")
         given = None if state is None else _turned(state)
         side = _side(self.stack, x)
@@ -125,7 +125,7 @@ class AdaptedMixer(nn.Module):
 
 
 def _turned(state: StackState) -> StackState:
-    """The state with axes of layers and batch exchanged in what is scanned."""
+    """Exchange axes of layers and batch in what is scanned of a state."""
     return dataclasses.replace(state, periods=jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), state.periods))
 
 
@@ -163,7 +163,10 @@ class AdaptedSubject(Subject):
 def _draw(
     rng: np.random.Generator, adapter: Any, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct
 ) -> jax.Array:
-    """Vectors about 1, matrices that keep an input's size; U smaller by the scale, so that an update does, too."""
+    """Draw vectors about 1, and matrices that keep an input's size.
+
+    U is smaller by the scale, so that an update is, too.
+    """
     z = rng.standard_normal(shape.shape)
     numbers = z / shape.shape[-2] ** 0.5 if len(shape.shape) > 1 else 1 + 0.3 * z
     if path[-1].key == "norms":  # a spread near 0 would make much of rounding
@@ -180,13 +183,16 @@ def _forward(stack: StackConfig) -> Callable[..., jax.Array]:
 
 
 def _side(stack: StackConfig, x: Float[Array, "B T D"]) -> Float[Array, "B T S"] | None:
-    """Side features, as many as the router reads: the first numbers of each token."""
+    """Return side features, as many as the router reads: the first numbers of each token."""
     router = None if stack.adapter is None else stack.adapter.router
     return None if router is None or not router.side else x[..., : router.side]
 
 
 def with_constant_code(stack: StackConfig, fallback: float) -> StackConfig:
-    """The stack whose router never comes to its first code; without a router it is the stack itself."""
+    """Return the stack whose router never comes to its first code.
+
+    Without a router it is the stack itself.
+    """
     adapter = stack.adapter
     if adapter.router is None:
         return stack
@@ -197,7 +203,7 @@ def with_constant_code(stack: StackConfig, fallback: float) -> StackConfig:
 
 
 def _constant_params(subject: AdaptedSubject, fallback: float) -> tuple[StackConfig, Any]:
-    """The stack with a constant code and the subject's parameters for it."""
+    """Return the stack with a constant code, and the subject's parameters for it."""
     stack = with_constant_code(subject.stack, fallback)
     x = jnp.zeros((1, 4, stack.dim), jnp.float32)
     made = nn.meta.unbox(jax.eval_shape(Stack(stack).init, make_key(0), x)["params"])
@@ -206,7 +212,7 @@ def _constant_params(subject: AdaptedSubject, fallback: float) -> tuple[StackCon
 
 
 def check_start(subject: Any) -> None:
-    """With U = 0, or a gate's scale of 0, as a new adapter has it, the output is the base's."""
+    """Check that a new adapter's output is the base's: U = 0, or a gate's scale of 0."""
     base, trained = split_params(subject.own)
     still = jax.tree_util.tree_map_with_path(
         lambda path, x: jnp.zeros_like(x) if path[-1].key in ZERO else x, trained
@@ -219,7 +225,7 @@ def check_start(subject: Any) -> None:
 
 
 def check_silent(subject: Any) -> None:
-    """With c = 0 the output is the base's."""
+    """Check that with c = 0 the output is the base's."""
     stack, params = _constant_params(subject, 0.0)
     x = jnp.asarray(subject.x)
     y, base = _forward(stack)(params, x), subject.base(split_params(subject.own)[0], x)
@@ -227,7 +233,7 @@ def check_silent(subject: Any) -> None:
 
 
 def check_dense(subject: Any) -> None:
-    """With a constant code the output is that of W + (alpha/r) V diag(c) U, merged in fp32."""
+    """Check that a constant code gives the output of W + (alpha/r) V diag(c) U, merged in fp32."""
     stack, params = _constant_params(subject, 1.0)
     x, adapter = jnp.asarray(subject.x), subject.stack.adapter
     code = None if adapter.router is None else jnp.full((adapter.width,), adapter.start, jnp.float32)
@@ -236,7 +242,7 @@ def check_dense(subject: Any) -> None:
 
 
 def check_merged(subject: Any) -> None:
-    """At any one code, with numbers that differ, the output is that of the merged weights, in fp32.
+    """Check that at any one code, with numbers that differ, the merged weights agree in fp32.
 
     Logs how far off the updates are where the merged weights are rounded to bfloat16.
     """
@@ -252,7 +258,7 @@ def check_merged(subject: Any) -> None:
 
 
 def check_all_experts(subject: Any) -> None:
-    """The largest E of E numbers are all of them."""
+    """Check that the largest E of E numbers are all of them."""
     adapter, x = subject.stack.adapter, jnp.asarray(subject.x)
     found = []
     for code in ((), (TopK(adapter.numbers),)):
@@ -262,7 +268,10 @@ def check_all_experts(subject: Any) -> None:
 
 
 def check_learns(subject: Any) -> None:
-    """A new router has a gradient after one step: a start at which neither it nor U has one would never end."""
+    """Check that a new router has a gradient after one step.
+
+    A start at which neither it nor U has one would never end.
+    """
     base, new = fresh(subject.own)
     dy, ids = jnp.asarray(subject.noise(11, subject.x.shape)), jnp.ones(subject.x.shape[:2], jnp.int32)
 
@@ -282,7 +291,7 @@ def check_learns(subject: Any) -> None:
 
 
 def _learned(gradient: Any) -> dict[str, bool]:
-    """Whether last kernels of each router have a gradient, in each layer of a scan; by the router's path."""
+    """Return which layers' last kernels of each router have a gradient, by the router's path."""
     moved: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         *router, part, kind = (entry.key for entry in path)
@@ -293,7 +302,7 @@ def _learned(gradient: Any) -> dict[str, bool]:
 
 
 def check_gradients(subject: Any) -> None:
-    """The gradient by the inputs and by each parameter of adapters and routers is what central differences give.
+    """Check gradients by inputs and by all parameters of adapters against central differences.
 
     A governor's bound and an index have no gradient, and are left alone.
     """
@@ -304,7 +313,7 @@ def check_gradients(subject: Any) -> None:
 
 
 def check_unrolled(subject: Any) -> None:
-    """Scanned and unrolled stacks agree, with the same parameters stacked and apart."""
+    """Check that scanned and unrolled stacks agree, with parameters stacked and apart."""
     other = dataclasses.replace(subject.stack, scan=False)
     x = jnp.asarray(subject.x)
     y = _forward(other)(unstack_periods(subject.own), x)
@@ -313,7 +322,10 @@ def check_unrolled(subject: Any) -> None:
 
 
 def check_tensor(subject: Any) -> None:
-    """Parameters split over fsdp and tensor, rows over data and tokens over seq give what one device gives."""
+    """Check that a split over devices gives what one device gives.
+
+    Parameters are split over fsdp and tensor, rows over data and tokens over seq.
+    """
     ids, rows = subject.documents(), 4
     x, ids = np.resize(subject.x, (rows, *subject.x.shape[1:])), np.resize(ids, (rows, ids.shape[1]))
     expected = jax.jit(subject.module.apply)(subject.params, jnp.asarray(x), segment_ids=jnp.asarray(ids))[0]
@@ -333,7 +345,10 @@ def _is_routed(config: Any) -> bool:
 
 
 def _is_smooth(config: Any) -> bool:
-    """Whether gradients are derivatives: those of chosen experts go straight through the choice."""
+    """Return whether gradients are derivatives.
+
+    Those of chosen experts go straight through the choice.
+    """
     return not any(isinstance(transform, Sticky | Draw) for transform in config.stack.adapter.code)
 
 
@@ -361,7 +376,7 @@ ADAPTER_PROPERTIES: tuple[Property, ...] = (
 def check_adapter(
     stack: StackConfig, *, length: int = 24, seed: int = 0, only: Sequence[str] | None = None
 ) -> list[str]:
-    """Runs the property suite on a stack with an adapter; returns the names of the properties that were checked.
+    """Run the property suite on a stack with an adapter, and name the properties checked.
 
     Keep the stack tiny (dim 8 to 16, one or two blocks) and the router's chunk and prefix below `length`: the suite
     compares many passes. Parameters are drawn, U and the router's last kernel too.

@@ -64,7 +64,7 @@ PROPERTIES: tuple[Property, ...] = (
 def check_mixer(
     config: MixerConfig, *, length: int = 24, seed: int = 0, only: Sequence[str] | None = None
 ) -> list[str]:
-    """Runs the property suite on a mixer of your own; returns the names of the properties that were checked.
+    """Run the property suite on a mixer of your own, and name the properties checked.
 
     The config is a frozen dataclass as `jaxblt.mixers.MixerConfig` describes. Two optional fields say what it asks of
     its input: `packed=False` for one document a row, `segment_alignment` for where documents may start. Keep it tiny
@@ -101,7 +101,10 @@ def check_mixer(
 
 
 def _tell_left_out(names: list[str], *, asked: bool) -> None:
-    """Warns that properties were not checked for want of devices; raises ValueError if they were asked for."""
+    """Warn of properties left out for want of devices.
+
+    Raises ValueError if they were asked for.
+    """
     if not names:
         return
     said = (

@@ -10,14 +10,17 @@ from jaxblt.profiling.collectives import Collective, exchanges
 
 
 def collectives(compiled: Any) -> list[Collective]:
-    """All arrays that the exchanges of `jit(f).lower(...).compile()` leave on a device."""
+    """Return all arrays that the exchanges of a program leave on a device.
+
+    The program is `jit(f).lower(...).compile()`.
+    """
     return list(chain.from_iterable(exchanges(compiled.as_text() or "")))
 
 
 def spanning(
     found: list[Collective], length: int, *, kinds: tuple[str, ...] = ("all-gather",)
 ) -> list[Collective]:
-    """Those of `kinds` whose result has a whole sequence on it: a dimension that is a multiple of `length`.
+    """Return those of `kinds` whose result has a whole sequence: a multiple of `length`.
 
     Give the sequence a length (say 8 x 37) that no other dimension is a multiple of.
     """

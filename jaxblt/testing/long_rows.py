@@ -9,7 +9,10 @@ CALL = 100
 
 
 def check_long(subject: Subject) -> None:
-    """Rows of `LONG` tokens: gradients, mixing, documents and causality as in short ones, and equal to calls."""
+    """Check rows of `LONG` tokens as short ones, and against calls.
+
+    Gradients, mixing, documents and causality are checked.
+    """
     long = subject.long
     numerics.check_whole_gradient(long)
     parallel.check_packed(long)

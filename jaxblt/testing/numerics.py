@@ -22,7 +22,7 @@ with none."""
 
 
 def check_gradients(subject: Subject) -> None:
-    """The gradient by the inputs and by each parameter is what central differences give.
+    """Check gradients by inputs and by each parameter against central differences.
 
     <dy, y> is differenced along the gradient, which shows a wrong size, and along a random direction, which shows
     what is missing. Sums are in f64, and two steps make a difference of fourth order, so that an error of 1 % shows
@@ -33,12 +33,15 @@ def check_gradients(subject: Subject) -> None:
 
 
 def check_whole_gradient(subject: Subject) -> None:
-    """As `check_gradients`, with inputs and all parameters moved at once: fewer passes, and one sum to compare."""
+    """Check gradients with inputs and all parameters moved at once: few passes, one sum."""
     expect_derivative(subject, range(len(jax.tree.leaves(subject.params)) + 1))
 
 
 def expect_derivative(subject: Subject, moved: Sequence[int]) -> None:
-    """Compares gradients by some leaves, counted with the inputs as the last, with differences along two directions."""
+    """Compare gradients by some leaves with differences along two directions.
+
+    Leaves are counted with the inputs as the last.
+    """
     ids, dy = jnp.asarray(subject.with_holes(subject.documents())), subject.noise(4, subject.x.shape)
     dy, choices = dy * (np.asarray(ids) > 0)[..., None], subject.choices(ids)
     paths = jax.tree.leaves_with_path(subject.params)
@@ -77,20 +80,23 @@ def expect_derivative(subject: Subject, moved: Sequence[int]) -> None:
 
 
 def _of_size(direction: np.ndarray, size: float) -> np.ndarray:
-    """`direction` scaled to a root mean square of `size`; zero stays zero."""
+    """Scale `direction` to a root mean square of `size`; zero stays zero."""
     length = float(np.linalg.norm(direction))
     return direction * (size * np.sqrt(direction.size) / length) if length else direction
 
 
 def _derivatives(value: Callable[[float], float]) -> Iterator[float]:
-    """Derivatives at 0 by each pair of neighbouring steps (Richardson's extrapolation to a step of 0)."""
+    """Yield derivatives at 0 by each pair of neighbouring steps.
+
+    They are Richardson's extrapolation to a step of 0.
+    """
     central = ((value(h) - value(-h)) / (2 * h) for h in STEPS)
     for coarse, fine in itertools.pairwise(central):
         yield (4 * fine - coarse) / 3
 
 
 def check_finite_gradients(subject: Subject) -> None:
-    """Gradients stay finite with inputs of zero, a row of padding alone and a row of holes alone."""
+    """Check that gradients stay finite for zero inputs, padding only and holes only."""
     ids = np.ones((subject.rows, subject.length), np.int32)
     ids[1], ids[2] = 0, -1
     for x in (subject.x, np.zeros_like(subject.x)):
@@ -104,7 +110,7 @@ def check_finite_gradients(subject: Subject) -> None:
 
 
 def check_every_parameter(subject: Subject) -> None:
-    """Every parameter has a gradient."""
+    """Check that every parameter has a gradient."""
     ids = jnp.ones((subject.rows, subject.length), jnp.int32)
     dy = jnp.asarray(subject.noise(4, subject.x.shape))
     gradients, _ = subject.gradient(subject.params, jnp.asarray(subject.x), ids, dy)
@@ -114,7 +120,7 @@ def check_every_parameter(subject: Subject) -> None:
 
 
 def check_jit(subject: Subject) -> None:
-    """Compiled and uncompiled agree."""
+    """Check that compiled and uncompiled agree."""
     ids = subject.documents()
     y, _ = subject.module.apply(subject.params, jnp.asarray(subject.x), segment_ids=jnp.asarray(ids))
     live = ids > 0
@@ -122,7 +128,7 @@ def check_jit(subject: Subject) -> None:
 
 
 def check_bfloat16(subject: Subject) -> None:
-    """Computed in bfloat16, the output is bfloat16 and near that in fp32."""
+    """Check that in bfloat16 the output is bfloat16 and near that in fp32."""
     module = subject.config.build(dtype=jnp.bfloat16)
     y, _ = jax.jit(module.apply)(subject.params, jnp.asarray(subject.x, jnp.bfloat16))
     if y.dtype != jnp.bfloat16:
@@ -134,7 +140,7 @@ def check_bfloat16(subject: Subject) -> None:
 
 
 def check_sharded(subject: Subject, *, counts: tuple[int, ...] = (8, 4, 2)) -> None:
-    """Over a data axis outputs, gradients and the stream are those of one device, and no array is gathered.
+    """Check outputs, gradients and the stream over a data axis, where no array is gathered.
 
     Uses the first of `counts` devices that are there.
     """
@@ -163,7 +169,7 @@ def check_sharded(subject: Subject, *, counts: tuple[int, ...] = (8, 4, 2)) -> N
 
 
 def _passes(module: nn.Module, params: Any, batched: Any) -> tuple[jax.Array, Any, jax.Array | None]:
-    """Outputs, gradients of <dy, y> by the parameters, and outputs of the stream."""
+    """Return outputs, gradients of <dy, y> by the parameters, and outputs of the stream."""
     x, ids, dy, state = batched
     y, back = jax.vjp(lambda p: module.apply(p, x, segment_ids=ids)[0], params)  # type: ignore[index]
     streamed = None if state is None else module.apply(params, x, segment_ids=ids, state=state)[0]  # type: ignore[index]
@@ -171,7 +177,7 @@ def _passes(module: nn.Module, params: Any, batched: Any) -> tuple[jax.Array, An
 
 
 def _by_parts(subject: Subject, x: np.ndarray, ids: np.ndarray, dy: np.ndarray) -> tuple[np.ndarray, Any]:
-    """Outputs and summed gradients of as many rows as there are, by the compiled passes of a few."""
+    """Return outputs and summed gradients of all rows, by the compiled passes of a few."""
     outputs, gradients = [], []
     for i in range(0, len(x), subject.rows):
         missing = max(i + subject.rows - len(x), 0)

@@ -12,7 +12,7 @@ from jaxblt.testing.subject import Subject, expect_close, expect_moved
 
 
 def check_output(subject: Subject) -> None:
-    """The output has the input's shape and is finite; a hole's is zero."""
+    """Check that the output has the input's shape and is finite; a hole's is zero."""
     ids = subject.with_holes(subject.documents())
     y = subject.run(ids=ids)
     if y.shape != subject.x.shape or not np.all(np.isfinite(y)):
@@ -23,7 +23,10 @@ def check_output(subject: Subject) -> None:
 
 
 def check_causal(subject: Subject, *, cuts: Sequence[int] = ()) -> None:
-    """What comes after a token does not change its output; what comes at it does. For the tokens `cuts`, or all."""
+    """Check that only tokens up to its own change an output.
+
+    What comes at a token does. For the tokens `cuts`, or all.
+    """
     y = subject.run()
     cuts = cuts or range(1, subject.length)
     for i in range(0, len(cuts), subject.rows):
@@ -41,7 +44,10 @@ def check_causal(subject: Subject, *, cuts: Sequence[int] = ()) -> None:
 
 
 def check_mixes(subject: Subject) -> None:
-    """A token reaches the output of the next one, and of the one before if the mixer is bidirectional."""
+    """Check that a token reaches the next one's output.
+
+    If the mixer is bidirectional it reaches the one before, too.
+    """
     y, x = subject.run(), subject.x.copy()
     middle = subject.length // 2
     x[:, middle] += 2.0
@@ -54,7 +60,7 @@ def check_mixes(subject: Subject) -> None:
 
 
 def check_packed(subject: Subject) -> None:
-    """Documents packed in one row give the outputs that each gives alone."""
+    """Check that documents packed in one row give the outputs that each gives alone."""
     ids = subject.documents()
     y, live = subject.run(ids=ids), ids > 0
     expect_close(
@@ -63,7 +69,7 @@ def check_packed(subject: Subject) -> None:
 
 
 def check_holes(subject: Subject) -> None:
-    """Holes count as time and hold nothing: what lies there is never read, and documents stay apart.
+    """Check that holes count as time, hold nothing, and keep documents apart.
 
     What is multiplied by a mask has been read: NaN there reaches outputs or gradients, in which holes weigh nothing.
     """
@@ -87,7 +93,7 @@ def check_holes(subject: Subject) -> None:
 
 
 def check_odd_lengths(subject: Subject) -> None:
-    """Rows of any length, without segment ids, give what they give padded."""
+    """Check that rows of any length, without segment ids, give what they give padded."""
     for length in (1, 2, 13):
         ids = np.zeros((subject.rows, subject.length), np.int32)
         ids[:, :length] = 1
@@ -97,7 +103,7 @@ def check_odd_lengths(subject: Subject) -> None:
 
 
 def check_batch(subject: Subject) -> None:
-    """A row's output does not depend on the others, nor on its place."""
+    """Check that a row's output does not depend on the others, nor on its place."""
     ids = subject.documents()
     y, x = subject.run(ids=ids), subject.x.copy()
     x[1:] += 2.0
@@ -108,7 +114,7 @@ def check_batch(subject: Subject) -> None:
 
 
 def check_positions(subject: Subject) -> None:
-    """Positions given as the offset in the document change nothing."""
+    """Check that positions given as the offset in the document change nothing."""
     ids = subject.documents()
     change = ids != np.concatenate([np.zeros_like(ids[:, :1]), ids[:, :-1]], 1)
     index = np.broadcast_to(np.arange(subject.length), ids.shape)
@@ -125,9 +131,9 @@ def check_positions(subject: Subject) -> None:
 
 
 def check_sequence(subject: Subject, *, counts: tuple[int, ...] = (4, 2)) -> None:
-    """Rows split along a `seq` axis give the outputs and gradients of one device, documents and holes included.
+    """Check that rows split along a `seq` axis give outputs and gradients of one device.
 
-    Uses the first of `counts` devices that are there.
+    Documents and holes are included. Uses the first of `counts` devices that are there.
     """
     count = next(n for n in counts if n <= jax.device_count())
     length = subject.length - subject.length % (2 * count)

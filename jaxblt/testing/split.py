@@ -20,7 +20,7 @@ LARGEST = 0.5
 
 
 def check_split_call(subject: Subject) -> None:
-    """A prompt split along the sequence leaves the outputs and the state that one device leaves.
+    """Check that a prompt split along the sequence leaves one device's outputs and state.
 
     Before it come a few tokens of the same document, behind it a few of what it ended in: the calls of a
     conversation. A row changes its document amid the prompt, and one has nothing but 0s at its end.
@@ -53,7 +53,7 @@ def check_split_call(subject: Subject) -> None:
 
 
 def check_gathers(subject: Subject) -> None:
-    """Along the sequence devices gather or sum less than half of the inputs' bytes: carries, not rows.
+    """Check that devices exchange carries, not rows: less than half of the inputs' bytes.
 
     Reads the compiled training pass of rows of 512 tokens over four devices. Exchanges that leave a device its share
     (all-to-all, ring passes) are not counted.

@@ -14,7 +14,7 @@ def _sizes(subject: Subject, size: int) -> list[int]:
 
 
 def _documents_anywhere(subject: Subject) -> np.ndarray:
-    """Documents that start at no multiple of anything: a stream promises no alignment."""
+    """Return documents that start at no multiple of anything: a stream promises no alignment."""
     ids, length = np.ones((subject.rows, subject.length), np.int32), subject.length
     ids[0, length // 3 :], ids[0, length // 3 + 1 :] = 2, 3
     ids[1, length - 2 :] = 5
@@ -22,7 +22,7 @@ def _documents_anywhere(subject: Subject) -> np.ndarray:
 
 
 def check_chunked(subject: Subject) -> None:
-    """Calls of 1, of 7 and of everything give what the training pass gives."""
+    """Check that calls of 1, of 7 and of everything give what the training pass gives."""
     ids = np.ones((subject.rows, subject.length), np.int32)
     y = subject.run()
     for size in (1, 7, subject.length):
@@ -31,7 +31,7 @@ def check_chunked(subject: Subject) -> None:
 
 
 def check_continued(subject: Subject) -> None:
-    """Without segment ids every token continues the row's document."""
+    """Check that without segment ids every token continues the row's document."""
     state, half = subject.start(), subject.length // 2
     first, state = subject.step(subject.params, jnp.asarray(subject.x[:, :half]), None, state)
     rest, _ = subject.step(subject.params, jnp.asarray(subject.x[:, half:]), None, state)
@@ -40,7 +40,7 @@ def check_continued(subject: Subject) -> None:
 
 
 def check_documents_streamed(subject: Subject) -> None:
-    """A document that starts amid a call, at any place, sees nothing of the one before."""
+    """Check that a document that starts amid a call sees nothing of the one before."""
     for ids in (_documents_anywhere(subject), subject.documents()):
         expected, live = subject.apart(subject.x, ids), ids > 0
         for size in (1, 7, subject.length):
@@ -49,7 +49,7 @@ def check_documents_streamed(subject: Subject) -> None:
 
 
 def check_holes_streamed(subject: Subject) -> None:
-    """Holes fed to the state are the holes of the training pass, whatever lies there."""
+    """Check that holes fed to the state are those of the training pass, whatever lies there."""
     ids = subject.with_holes(_documents_anywhere(subject))
     expected = np.where((ids > 0)[..., None], subject.apart(subject.x, ids), 0)
     x = np.where((ids > 0)[..., None], subject.x, np.float32(np.nan))
@@ -59,7 +59,10 @@ def check_holes_streamed(subject: Subject) -> None:
 
 
 def check_rows_advance_alone(subject: Subject) -> None:
-    """Rows take tokens when they like; a call without a token for a row leaves every bit of its state."""
+    """Check that rows take tokens when they like.
+
+    A call without a token for a row leaves every bit of its state.
+    """
     ids = subject.with_holes(_documents_anywhere(subject))
     expected, rng = subject.apart(subject.x, ids), np.random.default_rng([subject.seed, 3])
     at, state, y = np.zeros(subject.rows, int), subject.start(), np.zeros_like(subject.x)
@@ -101,7 +104,7 @@ def _has_capacity(state: object) -> bool:
 
 
 def check_state(subject: Subject) -> None:
-    """The state keeps its shapes and dtypes, and only parts that have a `capacity` grow with it."""
+    """Check that the state keeps shapes and dtypes; only parts with a `capacity` grow with it."""
     state = subject.start()
     ids = jnp.ones((subject.rows, 1), jnp.int32)
     _, after = jax.eval_shape(subject.step, subject.params, jnp.asarray(subject.x[:, :1]), ids, state)

@@ -64,7 +64,7 @@ class Subject:
         return bound(jnp.float32, self.length * self.config.dim)
 
     def noise(self, salt: int, shape: tuple[int, ...]) -> np.ndarray:
-        """Standard normal fp32 numbers, fixed by the seed and `salt`."""
+        """Return standard normal fp32 numbers, fixed by the seed and `salt`."""
         return np.random.default_rng([self.seed, salt]).standard_normal(shape).astype(np.float32)
 
     @functools.cached_property
@@ -89,7 +89,10 @@ class Subject:
         return jax.jit(gradients)
 
     def choices(self, ids: jax.Array) -> dict[str, Any]:
-        """The hard choices for the inputs, to be given beside the parameters; see `jaxblt.mixers.driver.choices`."""
+        """Return the hard choices for the inputs, to be given beside the parameters.
+
+        See `jaxblt.mixers.driver.choices`.
+        """
 
         def decide(params: Any, x: jax.Array) -> Any:
             return self.module.apply(params, x, segment_ids=ids, mutable=[COLLECTION])[1]
@@ -105,17 +108,20 @@ class Subject:
         )
 
     def start(self) -> State:
-        """The state before the first token."""
+        """Return the state before the first token."""
         return init_state(self.config, self.rows, capacity=self.length)
 
     def run(self, x: Any = None, ids: Any = None) -> np.ndarray:
-        """The training pass on the host; all of one document by default."""
+        """Run the training pass on the host; all of one document by default."""
         x = self.x if x is None else x
         ids = np.ones(x.shape[:2], np.int32) if ids is None else ids
         return np.asarray(self.parallel(self.params, jnp.asarray(x), jnp.asarray(ids)))
 
     def feed(self, x: np.ndarray, ids: np.ndarray, sizes: Iterable[int]) -> np.ndarray:
-        """Outputs of the streaming pass in calls of the given sizes; the last is filled up with non-tokens."""
+        """Return outputs of the streaming pass in calls of the given sizes.
+
+        The last call is filled up with non-tokens.
+        """
         state, outputs, at = self.start(), [], 0
         for size in sizes:
             chunk, chunk_ids = x[:, at : at + size], ids[:, at : at + size]
@@ -128,7 +134,10 @@ class Subject:
         return np.concatenate(outputs, 1)
 
     def apart(self, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Outputs of the training pass with each document in a row of its own, back in their places."""
+        """Return the training pass's outputs of each document in a row of its own.
+
+        They are put back in their places.
+        """
         places = [(row, s) for row in range(len(ids)) for s in np.unique(np.abs(ids[row])) if s]
         out = np.zeros_like(x)
         for i in range(0, len(places), self.rows):
@@ -142,7 +151,7 @@ class Subject:
         return out
 
     def documents(self) -> np.ndarray:
-        """Segment ids: several documents a row and a tail of padding; one document a row if not packed."""
+        """Return segment ids: several documents a row and padding, or one document if not packed."""
         ids, length = np.zeros((self.rows, self.length), np.int32), self.length
         for row in range(self.rows):
             if not self.packed:
@@ -158,21 +167,21 @@ class Subject:
         return -(-int(np.ceil(index)) // self.alignment) * self.alignment
 
     def with_holes(self, ids: np.ndarray) -> np.ndarray:
-        """`ids` with a third of the tokens made holes, never a whole document."""
+        """Return `ids` with a third of the tokens made holes, never a whole document."""
         hole = np.random.default_rng([self.seed, 2]).random(ids.shape) < 1 / 3
         ends = ids != np.concatenate([ids[:, 1:], np.zeros_like(ids[:, :1])], 1)
         return np.where(hole & ~ends, -ids, ids)
 
 
 def expect_close(what: str, actual: Any, expected: Any, limit: float) -> None:
-    """Raises AssertionError with the size of the error unless `worst` is within `limit`."""
+    """Raise AssertionError with the size of the error unless `worst` is within `limit`."""
     error = worst(actual, expected)
     if error > limit:
         raise AssertionError(f"{what}: error {error:.2e} is beyond the tolerance {limit:.2e}")
 
 
 def expect_moved(what: str, actual: Any, expected: Any, limit: float) -> None:
-    """Raises AssertionError unless the two differ by more than the tolerance."""
+    """Raise AssertionError unless the two differ by more than the tolerance."""
     error = worst(actual, expected)
     if not error > limit:
         raise AssertionError(f"{what}: a difference of {error:.2e} is within the tolerance {limit:.2e}")

@@ -20,14 +20,20 @@ DIFFERENCED = 2e-3
 
 
 def bound(dtype: Any, n: int = 1) -> float:
-    """STORED * eps(dtype) + SUMMED * eps(accumulator) * sqrt(n): for sums of n terms that are of the sum's own size."""
+    """Return STORED * eps(dtype) + SUMMED * eps(accumulator) * sqrt(n).
+
+    For sums of n terms that are of the sum's own size.
+    """
     eps = float(jnp.finfo(dtype).eps)
     accumulator = min(eps, float(jnp.finfo(jnp.float32).eps))
     return STORED * eps + SUMMED * accumulator * n**0.5
 
 
 def worst(actual: Any, expected: Any) -> float:
-    """Largest |actual - expected| in units of the root mean square of `expected` (of 1 if that is zero)."""
+    """Return the largest |actual - expected| in units of the root mean square of `expected`.
+
+    The unit is 1 if that is zero.
+    """
     actual, expected = np.asarray(actual).astype(np.float64), np.asarray(expected).astype(np.float64)
     if actual.shape != expected.shape:
         raise AssertionError(f"shape {actual.shape} where {expected.shape} was expected")
@@ -39,7 +45,7 @@ def worst(actual: Any, expected: Any) -> float:
 
 
 def typical(actual: Any, expected: Any) -> float:
-    """Root mean square of actual - expected in units of that of `expected`."""
+    """Return the root mean square of actual - expected in units of that of `expected`."""
     actual, expected = np.asarray(actual).astype(np.float64), np.asarray(expected).astype(np.float64)
     scale = float(np.sqrt(np.mean(expected**2))) or 1.0
     difference = float(np.sqrt(np.mean((actual - expected) ** 2))) / scale
