@@ -32,7 +32,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 
 
 def get(name: str) -> Recipe:
-    """The recipe of that name.
+    """Return the recipe of that name.
 
     Raises:
       ValueError: there is no such recipe.

@@ -72,7 +72,7 @@ def _window(dim: int, layers: int, dropout: float) -> StackConfig:
 
 
 def entropy() -> Recipe:
-    """The entropy model: four windowed layers, a minute of training."""
+    """Return the entropy model: four windowed layers, a minute of training."""
     return Recipe(
         name="books_entropy",
         model=ByteLMConfig(stack=_window(256, 4, 0.1)),
@@ -83,7 +83,7 @@ def entropy() -> Recipe:
 
 
 def blt() -> Recipe:
-    """BLT-Hyena: three Hyena layers to one of attention over patches of about 4.5 bytes."""
+    """Return BLT-Hyena: three Hyena layers to one of attention, patches of about 4.5 bytes."""
     latent = StackConfig(
         dim=1024,
         num_layers=8,
@@ -111,7 +111,7 @@ def blt() -> Recipe:
 
 
 def pulse() -> Recipe:
-    """`books` with Gated DeltaNet for Hyena in the latent stack, for as many steps."""
+    """Return `books` with Gated DeltaNet for Hyena in the latent stack, for as many steps."""
     base = blt()
     latent = base.model.latent
     delta = GatedDeltaNetConfig(dim=latent.dim, num_heads=latent.dim // 128)
@@ -120,7 +120,7 @@ def pulse() -> Recipe:
 
 
 def blt_32k() -> Recipe:
-    """The BLT-Hyena of `books` continued at four times the length, on as many bytes a step.
+    """Continue the BLT-Hyena of `books` at four times the length, on as many bytes a step.
 
     Convolutions and windows read any length; attention over patches reads four times as many at a quarter of its
     rotary frequencies.
@@ -141,7 +141,10 @@ def blt_32k() -> Recipe:
 
 
 def transformer() -> Recipe:
-    """The byte Transformer of the same size without the hash tables, for the same wall time."""
+    """Return the byte Transformer of the same size, for the same wall time.
+
+    Hash tables do not count in its size.
+    """
     stack = StackConfig(
         dim=1024, num_layers=9, pattern="A", mixers={"A": _attention(1024)}, dropout=0.2, scan=False
     )
@@ -155,7 +158,7 @@ def transformer() -> Recipe:
 
 
 def hyena() -> Recipe:
-    """The byte Hyena of the same size, for as many steps as the Transformer."""
+    """Return the byte Hyena of the same size, for as many steps as the Transformer."""
     stack = StackConfig(
         dim=1024, num_layers=9, pattern="H", mixers={"H": _hyena(1024)}, dropout=0.2, scan=False
     )
@@ -169,7 +172,10 @@ def hyena() -> Recipe:
 
 
 def implicit_hyena() -> Recipe:
-    """`books_hyena` with implicit filters: 8,192 taps of any shape instead of sums of exponentials."""
+    """Return `books_hyena` with implicit filters: 8,192 taps of any shape.
+
+    It has them instead of sums of exponentials.
+    """
     base = hyena()
     mixer = HyenaConfig(dim=1024, filter=ImplicitFilter(SEQ_LEN))
     stack = replace(base.model.stack, mixers={"H": mixer})
@@ -177,9 +183,10 @@ def implicit_hyena() -> Recipe:
 
 
 def small() -> Recipe:
-    """A byte Transformer of width 512 in rows of 4,096, six minutes: the base that adapters are tried on.
+    """Return a byte Transformer of width 512 in rows of 4,096, six minutes.
 
-    The stack is scanned, as every adapter of the benchmark `routed_lora` compiles a program of its own.
+    It is the base that adapters are tried on. The stack is scanned, as every adapter of the benchmark `routed_lora`
+    compiles a program of its own.
     """
     stack = StackConfig(dim=512, num_layers=8, pattern="A", mixers={"A": _attention(512)}, dropout=0.1)
     return Recipe(

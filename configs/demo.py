@@ -26,7 +26,7 @@ def _window(dim: int, layers: int, heads: int) -> StackConfig:
 
 
 def entropy() -> Recipe:
-    """The byte language model whose entropies cut the patches: two windowed layers."""
+    """Return the byte language model whose entropies cut the patches: two windowed layers."""
     return Recipe(
         name="demo_entropy",
         model=ByteLMConfig(stack=_window(64, 2, 4), hash=HashConfig(sizes=(2, 3, 4), table_size=4096)),
@@ -37,7 +37,7 @@ def entropy() -> Recipe:
 
 
 def blt() -> Recipe:
-    """A byte-patched Hyena with one attention layer, on patches of about four bytes."""
+    """Return a byte-patched Hyena with one attention layer, on patches of about four bytes."""
     latent = StackConfig(
         dim=96,
         num_layers=4,

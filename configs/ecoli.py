@@ -12,7 +12,10 @@ from jaxblt.training.recipe import Recipe, TrainConfig
 
 
 def hyena() -> Recipe:
-    """A byte Hyena with short, medium and long filters and one layer of attention in four."""
+    """Return a byte Hyena with short, medium and long filters.
+
+    One layer in four is attention.
+    """
     stack = StackConfig(
         dim=384,
         num_layers=8,

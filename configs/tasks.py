@@ -58,7 +58,10 @@ def _classifier(
     rate: float,
     pieces: int = 1,
 ) -> Recipe:
-    """A classifier that reads both ways, for at most as many pieces of nine minutes of training."""
+    """Return a classifier that reads both ways.
+
+    It trains for at most as many pieces of nine minutes.
+    """
     model = ByteClassifierConfig(stack=replace(stack, causal=False), num_classes=classes, hash=hash)
     train = TrainConfig(
         steps=steps,
@@ -94,44 +97,46 @@ def _recipe(name: str, stack: StackConfig, data: TaskDataConfig, *, steps: int, 
 
 
 def mqar() -> Recipe:
-    """Recall of four values by their keys: a short convolution, then attention."""
+    """Train recall of four values by their keys: a short convolution, then attention."""
     data = TaskDataConfig(task=MQAR(symbols=32, pairs=4, positions=32), seq_len=32, batch_size=64)
     return _recipe("mqar", _stack("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
 
 
 def copy() -> Recipe:
-    """Copies of up to 16 symbols: a short convolution, then attention."""
+    """Train copies of up to 16 symbols: a short convolution, then attention."""
     data = TaskDataConfig(task=Copy(max_symbols=16), seq_len=33, batch_size=64)
     return _recipe("copy", _stack("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
 
 
 def repeat_copy() -> Recipe:
-    """Copies of up to 5 symbols, up to 4 times: a short convolution, then attention, twice."""
+    """Train copies of up to 5 symbols, up to 4 times.
+
+    The model is a short convolution, then attention, twice.
+    """
     task = RepeatCopy(symbols=8, max_symbols=5, max_repeats=4)
     data = TaskDataConfig(task=task, seq_len=task.length, batch_size=64)
     return _recipe("repeat_copy", _stack("SA", 64, 4, mlp_dim=0), data, steps=600, rate=3e-3)
 
 
 def pattern() -> Recipe:
-    """Whether a text of 8 symbols holds the two that follow it: a short convolution, then attention."""
+    """Train to find two symbols in the 8 before them: a short convolution, then attention."""
     task = PatternMatching(symbols=8, text=8, pattern=2)
     data = TaskDataConfig(task=task, seq_len=task.length, batch_size=256)
     return _recipe("pattern", _stack("SA", 64, 2), data, steps=1200, rate=3e-3)
 
 
 def parity() -> Recipe:
-    """Parity of every prefix of up to 32 bits by a gated recurrence."""
+    """Train parity of every prefix of up to 32 bits by a gated recurrence."""
     data = TaskDataConfig(task=Parity(prefixes=True), seq_len=33, batch_size=64)
     return _recipe("parity", _stack("R", 64, 2), data, steps=400)
 
 
 def listops() -> Recipe:
-    """ListOps at Long Range Arena's lengths and set sizes, read both ways; `jaxblt data fetch listops` draws the files.
+    """Train ListOps at Long Range Arena's lengths and set sizes, read both ways.
 
-    Each training expression is shown in 32 orders of its arguments, or the model learns them by heart.
-    In three pieces: --train.time-limit-s 540, then 1080, then 1620.
-    A Transformer of equal size: --model.stack.pattern A --model.pooling mean --optimizer.learning-rate 1e-3 --run-dir
-    runs/listops_transformer
+    `jaxblt data fetch listops` draws the files. Each training expression is shown in 32 orders of its arguments, or the
+    model learns them by heart. In three pieces: --train.time-limit-s 540, then 1080, then 1620. A Transformer of equal
+    size: --model.stack.pattern A --model.pooling mean --optimizer.learning-rate 1e-3 --run-dir runs/listops_transformer
     Causal, as a language model reads: --model.stack.causal --objective.causal
     """
     data = TaskDataConfig(
@@ -147,7 +152,10 @@ def listops() -> Recipe:
 
 
 def imdb() -> Recipe:
-    """Whether a film review is for or against, from its bytes: data/imdb holds train*.tsv and test*.tsv."""
+    """Train to tell from its bytes whether a film review is for or against.
+
+    data/imdb holds train*.tsv and test*.tsv.
+    """
     data = TaskDataConfig(
         task=TextLabels(path="data/imdb", max_bytes=4094),
         seq_len=4096,
@@ -161,10 +169,10 @@ def imdb() -> Recipe:
 
 
 def babi() -> Recipe:
-    """All twenty bAbI tasks jointly, from data/babi: a folder of the release. A delta rule, then attention.
+    """Train all twenty bAbI tasks jointly, by a delta rule, then attention.
 
-    In three pieces: --train.time-limit-s 540, then 1080, then 1620.
-    A Transformer of equal size: --model.stack.pattern A --run-dir runs/babi_transformer
+    data/babi is a folder of the release. In three pieces: --train.time-limit-s 540, then 1080, then 1620. A Transformer
+    of equal size: --model.stack.pattern A --run-dir runs/babi_transformer
     """
     data = TaskDataConfig(
         task=Babi(path="data/babi", subset="en-10k"),

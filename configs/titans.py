@@ -12,7 +12,10 @@ from jaxblt.training.recipe import Recipe, TrainConfig
 
 
 def recall() -> Recipe:
-    """Recall of four values over gaps of 16 to 24 symbols, for CPUs: one layer with a window of 8, which reaches 7."""
+    """Train recall of four values over gaps of 16 to 24 symbols, for CPUs.
+
+    One layer has a window of 8, which reaches 7.
+    """
     steps, task = 400, GapRecall(symbols=8, fillers=4, pairs=4, min_gap=16, gap=24)
     model = titan("mag", dim=32, num_layers=1, window=8, chunk_size=8, num_heads=1, mlp_dim=0)
     train = TrainConfig(
@@ -29,7 +32,9 @@ def recall() -> Recipe:
 
 
 def babilong() -> Recipe:
-    """Where somebody is, told among 256 to 1,024 bytes of a book; four layers with windows of 128 reach 508 bytes back.
+    """Train to find where somebody is, told among 256 to 1,024 bytes of a book.
+
+    Four layers with windows of 128 reach 508 bytes back.
 
     Longer rows begin with what was learned on shorter ones, in two stages of as many bytes a step. A stage trains for
     seven minutes at most, so that its compilation and evaluations fit into ten:
