@@ -18,7 +18,7 @@ RECALL_STEPS = 400
 
 
 def tiny_run(run_dir: str = "runs/lambda", steps: int = STEPS) -> Run:
-    """A byte Hyena that has read the genome of phage lambda a few times, both strands.
+    """Train a byte Hyena on the genome of phage lambda a few times, both strands.
 
     Args:
       run_dir: folder of the run; one that is finished there is loaded.
@@ -28,7 +28,7 @@ def tiny_run(run_dir: str = "runs/lambda", steps: int = STEPS) -> Run:
 
 
 def recall_run(run_dir: str = "runs/recall", steps: int = RECALL_STEPS) -> Run:
-    """A memory of one layer that has learnt to hold four pairs over a gap, the recipe `titan_recall`.
+    """Train a memory of one layer to hold four pairs over a gap, by the recipe `titan_recall`.
 
     Args:
       run_dir: folder of the run; one that is finished there is loaded.
@@ -39,7 +39,7 @@ def recall_run(run_dir: str = "runs/recall", steps: int = RECALL_STEPS) -> Run:
 
 
 def trained(recipe: Recipe, run_dir: str) -> Run:
-    """A recipe's run, without what training says on the way."""
+    """Train a recipe without what training says on the way, and return the run."""
     nowhere = io.StringIO()
     with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         fit(recipe, run_dir)
@@ -47,7 +47,7 @@ def trained(recipe: Recipe, run_dir: str) -> Run:
 
 
 def recipe(steps: int) -> Recipe:
-    """Two layers of width 48 over rows of 512 bases."""
+    """Return a recipe of two layers of width 48 over rows of 512 bases."""
     mixers = {
         "H": HyenaConfig(dim=48, filter=ModalFilter(modes=8, max_timescale=512.0)),
         "A": AttentionConfig(dim=48, num_heads=4),

@@ -55,12 +55,12 @@ def adapter_speed(
     arms: tuple[str, ...] = ARMS,
     setting: Setting = Setting(),
 ) -> dict[str, Any]:
-    """Time forward passes, train steps and decoding in bf16 of a frozen model and its adapters, all drawn.
+    """Time passes, steps and decoding in bf16 of a frozen model and its adapters.
 
-    Parameters are fp32, but the kernels of a base are bf16 in train steps, as runs hold them.
+    All parameters are drawn. Parameters are fp32, but the kernels of a base are bf16 in train steps, as runs hold them.
     `compared` has each arm's seconds over those of none (forward) and of full fine-tuning (steps), its bytes a second
-    over those of none (decoding), and the share of a step that a router takes: what it costs more than static.
-    A call with the file of an earlier one goes on with it: arms that the file has are not measured again.
+    over those of none (decoding), and the share of a step that a router takes: what it costs more than static. A call
+    with the file of an earlier one goes on with it: arms that the file has are not measured again.
 
     Args:
       out: file for the figures as JSON, written anew after each arm, or the file of an earlier call.

@@ -14,7 +14,9 @@ def index_search(
     queries: int = 64,
     neighbours: int = 8,
 ) -> dict[str, Any]:
-    """Time an exact search by the size of the index, and tell the bytes that it needs as the compiler plans them.
+    """Time an exact search by the size of the index, and report the bytes that it needs.
+
+    Bytes are those that the compiler plans.
 
     Args:
       out: file for the figures as JSON.

@@ -35,7 +35,10 @@ class Program:
         self.moments = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(b2=0.99))
 
     def lower(self, base: Any, train: Mix, test: Mix) -> None:
-        """Trace everything; `compile` may then run in a thread of its own. The base may be given as shapes."""
+        """Trace everything; `compile` may then run in a thread of its own.
+
+        The base may be given as shapes.
+        """
         key, number = jax.random.key(0), jnp.zeros((), jnp.int32)
         rates = jnp.zeros(self.settings.steps_a_call, jnp.float32)
         carried = jax.eval_shape(self._start, base, key)

@@ -19,7 +19,9 @@ def babilong(
     lengths: tuple[int, ...] = (1024, 4096, 16_384, 65_536, 131_072, 1_048_576),
     rows: int = 200,
 ) -> dict[str, Any]:
-    """Score runs of the recipe `babilong` on test stories in test books, at lengths beyond those of training.
+    """Score runs of the recipe `babilong` on test stories in test books.
+
+    Lengths go beyond those of training.
 
     Args:
       run_dirs: folders of runs, such as one with a memory and one of windows alone.

@@ -67,10 +67,10 @@ def titan_speed(
     decode_rows: int = 64,
     trials: int = 20,
 ) -> dict[str, Any]:
-    """Time train steps with the sequence over devices, and decoded tokens of one memory at several positions.
+    """Time train steps with the sequence over devices, and decoded tokens of one memory.
 
-    A token that ends no chunk reads M once: floor = bytes of M / (bytes/s of a large copy of the same run). One that
-    ends a chunk writes M too, and is timed apart.
+    Tokens are decoded at several positions. A token that ends no chunk reads M once: floor = bytes of M / (bytes/s of a
+    large copy of the same run). One that ends a chunk writes M too, and is timed apart.
 
     Args:
       out: file for the figures as JSON, written anew after each.
@@ -111,7 +111,7 @@ def titan_speed(
 
 
 def train_step(recipe: "Recipe", devices: int, trials: int) -> dict[str, Any]:
-    """Time a step with AdamW, and return bytes a second and the loss before the first update, too."""
+    """Time a step with AdamW; return bytes a second and the loss before the first update, too."""
     import jax
 
     from experiments.benchmark.figures.saved import timed
@@ -161,7 +161,10 @@ def decoded(
     *,
     ends: bool,
 ) -> list[dict[str, Any]]:
-    """Time tokens at each position, kernels in bf16 as `generate` has them; `ends`: whether each ends a chunk."""
+    """Time tokens at each position, kernels in bf16 as `generate` has them.
+
+    `ends`: whether each ends a chunk.
+    """
     import flax.linen as nn
     import jax
     import jax.numpy as jnp

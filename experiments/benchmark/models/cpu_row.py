@@ -16,7 +16,7 @@ from jaxblt.training.recipe import Recipe
 
 
 def measure_step(recipe: Recipe, *, trials: int = 20, source: DocumentSource | None = None) -> dict[str, Any]:
-    """Time a recipe's train step, and measure the most memory that this process held until its second step.
+    """Time a recipe's train step, and measure this process's most memory until its second step.
 
     Each trial is one step of training, from the call until its results are there: the state goes from step to step
     and its memory is reused, as in `fit`. The batch is always the first.

@@ -20,10 +20,10 @@ def generation(
     pattern: str = "HHAH",
     trials: int = 20,
 ) -> dict[str, Any]:
-    """Time reading a prompt and each byte after it, by the `books` model in bf16 with drawn parameters.
+    """Time reading a prompt and each byte after it, by the `books` model in bf16.
 
-    Patches are static, four bytes each. Before anything is timed, the logits behind the prompt are compared with those
-    that feeding its last `new_bytes` bytes one by one leaves.
+    Parameters are drawn. Patches are static, four bytes each. Before anything is timed, the logits behind the prompt
+    are compared with those that feeding its last `new_bytes` bytes one by one leaves.
 
     Args:
       out: JSON file to write.

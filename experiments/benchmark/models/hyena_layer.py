@@ -17,10 +17,11 @@ def hyena_layer(
     dim: int = 768,
     trials: int = 20,
 ) -> dict[str, Any]:
-    """Time a layer, its mixer, its MLP, its long convolution and the making of its taps, one document a row.
+    """Time a layer, its mixer, its MLP, its long convolution and the making of its taps.
 
-    Each is a program of its own, in turns with the others of its length. What a layer takes beyond its parts are its
-    projections, the short convolution and norms; parts that the compiler joins may take more alone.
+    There is one document a row. Each is a program of its own, in turns with the others of its length. What a layer
+    takes beyond its parts are its projections, the short convolution and norms; parts that the compiler joins may take
+    more alone.
 
     Args:
       out: file for the figures as JSON, written anew after each layer.

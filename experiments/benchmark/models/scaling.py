@@ -119,9 +119,10 @@ def summary(blocks: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 def at_length(
     blocks: dict[str, Block], drawn: dict[str, Any], length: int, setting: Setting
 ) -> dict[str, dict[str, Any]]:
-    """Time both passes of each block on a row of this length, None if one does not fit, and plan its bytes.
+    """Time both passes of each block on a row of this length, and plan its bytes.
 
-    MFU counts the matrix products of the forward pass in plain XLA, and three times as many with gradients.
+    A block that does not fit gives None. MFU counts the matrix products of the forward pass in plain XLA, and three
+    times as many with gradients.
     """
     import jax
 

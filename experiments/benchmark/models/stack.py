@@ -16,7 +16,9 @@ def stack(
     batch_size: int = 1,
     trials: int = 20,
 ) -> dict[str, Any]:
-    """Time the forward pass of Hyena blocks with their MLPs on random inputs, bf16, one document a row.
+    """Time the forward pass of Hyena blocks with their MLPs on random inputs, bf16.
+
+    There is one document a row.
 
     Args:
       out: file for the figures as JSON.
@@ -64,7 +66,7 @@ def parameters(config: "StackConfig") -> Any:
 
 
 def forward(config: "StackConfig", params: Any, x: Any, ceilings: "Ceilings", trials: int) -> dict[str, Any]:
-    """Time a pass, and return the share of the floor that the projections and MLPs alone set, too."""
+    """Time a pass; also return its share of the floor set by projections and MLPs only."""
     from experiments.benchmark.models.forward_pass import kernel_sizes, timed
     from jaxblt.models.stack import Stack
     from jaxblt.training.state import widen

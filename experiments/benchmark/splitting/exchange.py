@@ -51,7 +51,9 @@ def exchange(
 
 
 def send_messages(mib: float, settings: Sequence[Setting] = ("default",)) -> list[dict[str, Any]]:
-    """Time one message of `mib` MiB from each device to the next, by setting, in alternating rounds.
+    """Time one message of `mib` MiB from each device to the next, by setting.
+
+    Settings take turns.
 
     Raises:
       RuntimeError: a device did not get what the one before it sent.

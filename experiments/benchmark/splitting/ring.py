@@ -137,7 +137,7 @@ def compare_with_one(shape: Shape) -> dict[str, Any]:
 
 
 def scale(shape: Shape, peers_up_to: int, one_device_up_to: int, trials: int) -> dict[str, Any]:
-    """Time one device and all, forward and forward with backward, and return the efficiencies, too."""
+    """Time one device and all, forward and with backward, and return the efficiencies."""
     row: dict[str, Any] = {"length": shape.length, "length_of_independent": share(shape.length)}
     for name, backward in (("forward", False), ("forward_backward", True)):
         made = programs(shape, peers_up_to, one_device_up_to, backward=backward)

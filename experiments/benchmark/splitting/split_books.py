@@ -37,7 +37,10 @@ def step(
 def forward(
     config: BLTConfig, length: int, devices: int, trials: int, *, dtype: Any = jnp.bfloat16
 ) -> dict[str, Any]:
-    """Time the loss of one sequence of `length` bytes over all devices, as `step` has it, without gradients."""
+    """Time the loss of one sequence of `length` bytes over all devices, without gradients.
+
+    It is the loss of `step`.
+    """
     run = partial(_forward_on, config, _patcher(length // devices**2), meshes(devices)[1])
     return _found(length, devices, run_if_it_fits(partial(run, length, dtype, trials)))
 

@@ -21,10 +21,10 @@ WIDTH = 128
 
 
 def op(kind: Op, tokens: int, heads: int, devices: int, trials: int) -> dict[str, Any]:
-    """Time both passes of one document in bf16, on one device and split over all, where states are exchanged.
+    """Time both passes of one document in bf16, on one device and split over all.
 
-    speed_up is the median time on one device over that on all, and share_of_ideal that over the number of devices; both
-    None where either runs out of memory. `choices` are what computes the op.
+    Devices exchange states. speed_up is the median time on one device over that on all, and share_of_ideal that over
+    the number of devices; both None where either runs out of memory. `choices` are what computes the op.
     """
     run = partial(_op_on, kind=kind, tokens=tokens, heads=heads, trials=trials)
     one, many = (run_if_it_fits(partial(run, mesh)) for mesh in meshes(devices))

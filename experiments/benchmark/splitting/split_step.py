@@ -26,11 +26,11 @@ def split_step(
     scan: bool = False,
     trials: int = 20,
 ) -> dict[str, Any]:
-    """Time a train step of a billion parameters on one device and with the rows split over several, by AdamW in bf16.
+    """Time a train step of a billion parameters on one device and with rows split.
 
-    Each device has the same rows on every mesh. Efficiency is the time of the first mesh over that of the mesh. Patches
-    are static, four bytes each. All meshes draw the same parameters; the losses of their first steps are compared on
-    the same rows by tests, not here, as a larger mesh reads more rows.
+    It uses AdamW in bf16. Each device has the same rows on every mesh. Efficiency is the time of the first mesh over
+    that of the mesh. Patches are static, four bytes each. All meshes draw the same parameters; the losses of their
+    first steps are compared on the same rows by tests, not here, as a larger mesh reads more rows.
 
     Args:
       out: JSON file to write.

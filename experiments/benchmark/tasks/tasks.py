@@ -20,7 +20,7 @@ def tasks(
     split: Literal["validation", "test"] = "test",
     max_batches: int | None = None,
 ) -> dict[str, Any]:
-    """Score runs on the task that they learned, with what their training took and the majority's answers.
+    """Score runs on their task, with what their training took and the majority's answers.
 
     Args:
       run_dirs: folders of runs, such as one of a recipe and its Transformer.

@@ -153,10 +153,10 @@ def context(
     stride: int | None = None,
     max_rows: int | None = None,
 ) -> None:
-    """Score the same bytes of a split after contexts of several lengths, and write bits per byte of each.
+    """Score the same bytes of a split after contexts of several lengths.
 
-    Every context ends with the same `targets` bytes, and they alone are scored. The bytes before a context are not
-    seen at all: positions, patches and entropies begin with it.
+    Writes bits per byte of each. Every context ends with the same `targets` bytes, and they alone are scored. The bytes
+    before a context are not seen at all: positions, patches and entropies begin with it.
 
     Args:
       run_dir: folder of the run.
