@@ -46,7 +46,7 @@ class Marks(NamedTuple):
 
 
 def mark(segment_ids: Int[Array, "B T"]) -> Marks:
-    """The marks of packed rows; see `modal_conv` for `segment_ids`."""
+    """Return the marks of packed rows; see `modal_conv` for `segment_ids`."""
     batch, length = segment_ids.shape
     ids = jnp.pad(segment_ids, ((0, 0), (0, -length % (CHUNK * ROWS)))).reshape(batch, -1, CHUNK)
     documents = jnp.abs(ids)
@@ -72,7 +72,7 @@ def mark(segment_ids: Int[Array, "B T"]) -> Marks:
 
 
 def _bounds(order: Int[Array, "B N 64"]) -> tuple[Int[Array, "B 65 N"], Int[Array, "B 65 N"]]:
-    """`Marks.begins` and `Marks.ends`, of each step's document in its chunk."""
+    """Return `Marks.begins` and `Marks.ends`, of each step's document in its chunk."""
     last, orders = order[..., -1:], 1 + jnp.arange(CHUNK)[None, None, :, None]
     begins = jnp.sum(order[..., None, :] < orders, -1)
     ends = jnp.sum((last - order)[..., None, :] >= orders, -1)
@@ -84,7 +84,10 @@ def _bounds(order: Int[Array, "B N 64"]) -> tuple[Int[Array, "B 65 N"], Int[Arra
 
 
 def _links(across: Array, one: Array) -> Int[Array, "B N"]:
-    """`Marks.links` of chunks in the order of the walk; `across`: a chunk's first document was there before it."""
+    """Return `Marks.links` of chunks in the order of the walk.
+
+    `across`: a chunk's first document was there before it.
+    """
     at = lax.broadcasted_iota(jnp.int32, one.shape, 1)
     # The latest chunk up to this one that hands nothing on; -1 before the row.
     cut = lax.cummax(jnp.where(across & one, -1, at), axis=1)

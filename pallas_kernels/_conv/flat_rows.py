@@ -39,19 +39,22 @@ class FlatRows:
         return self.length % CHUNK != 0
 
     def cut(self, row: Any) -> tuple[Any, Any]:
-        """q and s of a row."""
+        """Return q and s of a row."""
         whole, rest = divmod(self.length, CHUNK)
         return row * whole + row * rest // CHUNK, row * rest % CHUNK
 
     def chunks(self, row: Any) -> tuple[Any, Any]:
-        """The first chunk that a kernel takes of a row, and how many."""
+        """Return the first chunk that a kernel takes of a row, and how many."""
         (first, s), (end, next_s) = self.cut(row), self.cut(row + 1)
         if not self.reverse:
             first, end = first + (s > 0).astype(jnp.int32), end + (next_s > 0).astype(jnp.int32)
         return first, end - first
 
     def own(self, row: Any, tile: Any) -> tuple[Any, Any]:
-        """Steps of a tile, counted from its start, that are the row's: from the first up to the second."""
+        """Return the steps of a tile, counted from its start, that are the row's.
+
+        They go from the first number up to the second.
+        """
         start = tile * (CHUNK * ROWS)
         (_, s), (_, count) = self.cut(row), self.chunks(row)
         if self.reverse:
@@ -59,24 +62,27 @@ class FlatRows:
         return jnp.zeros_like(start), self.length - (CHUNK - s) % CHUNK - start
 
     def is_shared(self, row: Any, tile: Any) -> Any:
-        """Whether a tile holds steps that are not the row's."""
+        """Return whether a tile holds steps that are not the row's."""
         first, stop = self.own(row, tile)
         return (first > 0) | (stop < CHUNK * ROWS)
 
     def is_cut(self, row: Any, tile: Any) -> Any:
-        """Whether a row's chunks end before a tile does."""
+        """Return whether a row's chunks end before a tile does."""
         return self.entry(row, tile) < ROWS
 
     def entry(self, row: Any, tile: Any) -> Any:
-        """Chunk of the row's last tile behind its last chunk, 64 if it fills the tile; in other tiles at least 64."""
+        """Return the chunk of the row's last tile behind its last chunk, 64 if it fills the tile.
+
+        In other tiles it is at least 64.
+        """
         return self.chunks(row)[1] - tile * ROWS
 
     def neighbour(self, row: Any, rows: int) -> Any:
-        """The row whose edge lies in the kernel's last chunk of this one; itself if there is none."""
+        """Return the row whose edge lies in the kernel's last chunk of this one, or the row itself."""
         return jnp.maximum(row - 1, 0) if self.reverse else jnp.minimum(row + 1, rows - 1)
 
     def edges(self, z: Float[Array, "M 64"], shape: tuple[int, ...]) -> Float[Array, "B D 64"]:
-        """The chunk of each row that is left to the caller, zero where it is not the row's."""
+        """Return the chunk of each row that is left to the caller, zero where it is not the row's."""
         batch, channels, _ = shape
         q, own = self._edge(shape)
         found = z.at[q].get(mode="clip", indices_are_sorted=True)
@@ -85,13 +91,16 @@ class FlatRows:
     def before_edges(
         self, z: Float[Array, "M 64"], shape: tuple[int, ...], count: int
     ) -> Float[Array, "B D steps"]:
-        """The `count` chunks before `edges` in the direction of time, for rows that hold them and `reverse`."""
+        """Return the `count` chunks before `edges` in the direction of time.
+
+        For rows that hold them and `reverse`.
+        """
         q, _ = self._edge(shape)
         found = [z.at[q - k].get(mode="clip", indices_are_sorted=True) for k in range(count, 0, -1)]
         return jnp.concatenate(found, 1).reshape(*shape[:2], count * CHUNK)
 
     def edge_lengths(self, shape: tuple[int, ...]) -> Float[Array, "B D"]:
-        """Steps of each row in the chunk that is left to the caller."""
+        """Return the steps of each row in the chunk that is left to the caller."""
         return self._edge(shape)[1].sum(1).astype(jnp.float32).reshape(shape[:2])
 
     def _edge(self, shape: tuple[int, ...]) -> tuple[Array, Bool[Array, "R 64"]]:
@@ -103,12 +112,15 @@ class FlatRows:
 
 
 def flatten(z: Float[Array, "B D T"]) -> Float[Array, "M 64"]:
-    """Rows as chunks, one behind another; a copy only where B D T is no multiple of 64."""
+    """Lay rows out as chunks, one behind another.
+
+    This copies only where B D T is no multiple of 64.
+    """
     flat = z.reshape(-1)
     return jnp.pad(flat, (0, -flat.shape[0] % CHUNK)).reshape(-1, CHUNK)
 
 
 def unflatten(z: Float[Array, "M 64"], shape: tuple[int, ...]) -> Float[Array, "B D T"]:
-    """The inverse of `flatten`; `shape` is [B, D, T]."""
+    """Undo `flatten`; `shape` is [B, D, T]."""
     batch, channels, length = shape
     return z.reshape(-1)[: batch * channels * length].reshape(shape)

@@ -29,13 +29,13 @@ class Edges:
     arrived: Any
 
     def load(self, line: Array, slot: Array, barrier: Any) -> None:
-        """Copies of what lies next to a row, one for each output, to where `join` reads them."""
+        """Copy what lies next to a row, one array for each output, to where `join` reads it."""
         for i, given in enumerate(self.given):
             neighbour = given.at[self.flat.neighbour(line, given.shape[0])]
             plgpu.copy_gmem_to_smem(neighbour, self.arrived.at[slot, i], barrier)
 
     def join(self, i: int, y: Array, line: Array, tile: Array, slot: Array) -> Array:
-        """Output i of a tile with the neighbour's steps where they lie in it."""
+        """Return output i of a tile with the neighbour's steps where they lie in it."""
 
         def join(_: Any, y: Array) -> Array:
             other = read_steps(self.arrived.at[slot, i])
@@ -46,7 +46,7 @@ class Edges:
 
 
 def keep_own_steps(flat: FlatRows, line: Array, tile: Array, *given: Array) -> tuple[Array, ...]:
-    """Tiles with zeros where steps are not the row's."""
+    """Return tiles with zeros where steps are not the row's."""
 
     def mask(_: Any, given: tuple[Array, ...]) -> tuple[Array, ...]:
         own = _steps_up_to_neighbour(flat, line, tile)
@@ -58,13 +58,16 @@ def keep_own_steps(flat: FlatRows, line: Array, tile: Array, *given: Array) -> t
 
 
 def _steps_up_to_neighbour(flat: FlatRows, line: Array, tile: Array) -> Array:
-    """Which steps of a tile the walk meets before those of the neighbour behind the row."""
+    """Mark steps of a tile that the walk meets before those of the neighbour behind the row."""
     first, stop = flat.own(line, tile)
     return ~_steps_before(first) if flat.reverse else _steps_before(stop)
 
 
 def _steps_before(end: Array) -> Array:
-    """Steps of a tile before one. Within a chunk they are compared, where two chunks of a thread share them."""
+    """Mark steps of a tile before one.
+
+    Within a chunk they are compared, where two chunks of a thread share them.
+    """
     chunk, step = (
         plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), axis, layout=plgpu.Layout.WGMMA) for axis in (0, 1)
     )
@@ -72,7 +75,7 @@ def _steps_before(end: Array) -> Array:
 
 
 def read_steps(ref: Any) -> Array:
-    """One number for each step of a chunk, as columns of a tile have them."""
+    """Read one number for each step of a chunk, as columns of a tile have them."""
     return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
 
 
@@ -83,7 +86,7 @@ Kept = tuple[Sequence[Any], Callable[[], None]]
 def store_row(
     flat: FlatRows, line: Array, tile: Array, results: Sequence[Any], *, whole: Kept, plain: Kept
 ) -> None:
-    """The row's chunks of a tile to device memory, by one copy for each result where the row fills the tile.
+    """Store the row's chunks of a tile, by one copy for each result where the row fills it.
 
     Args:
       flat: how rows lie.
@@ -112,7 +115,10 @@ def store_row(
 
 
 def _store_chunks(tiles: Sequence[Any], results: Sequence[Any], start: Array, count: Array) -> None:
-    """The first chunks of plain tiles, at most 64: the sizes of copies are fixed, so one for each bit of `count`."""
+    """Store the first chunks of plain tiles, at most 64.
+
+    Sizes of copies are fixed, so there is one for each bit of `count`.
+    """
     size = ROWS
     while size:
         done = count // (2 * size) * (2 * size)

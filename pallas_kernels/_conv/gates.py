@@ -11,12 +11,12 @@ from pallas_kernels._own_gradient import OwnGradient
 
 
 def accumulator(dtype: Any) -> Any:
-    """What sums are kept in: fp32, or the dtype itself if that is wider."""
+    """Return the dtype that sums are kept in: fp32, or the dtype itself if that is wider."""
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
 def only_tokens(x: Float[Array, "B D T"], segment_ids: Int[Array, "B T"] | None) -> Float[Array, "B D T"]:
-    """x, with zeros (in value and in gradient) at holes and padding, whatever lies there."""
+    """Zero x, in value and in gradient, at holes and padding, whatever lies there."""
     return x if segment_ids is None else jnp.where(segment_ids[:, None] > 0, x, jnp.zeros((), x.dtype))
 
 
@@ -41,7 +41,10 @@ _product.defvjp(_product_fwd, _product_bwd)
 
 
 def gate(a: Float[Array, "B D T"], b: Float[Array, "B D T"], dtype: Any) -> Float[Array, "B D T"]:
-    """a * b, computed wide, returned as `dtype`; what backward needs of `a` is kept in b's dtype, not in a's."""
+    """Return a * b, computed wide, as `dtype`.
+
+    What backward needs of `a` is kept in b's dtype, not in a's.
+    """
     a, b = vary_alike(a, b)
     return _product(a, b, a.dtype, dtype)
 
@@ -51,7 +54,7 @@ def enter(
     pre_gate: Float[Array, "B D T"] | None,
     segment_ids: Int[Array, "B T"] | None,
 ) -> Float[Array, "B D T"]:
-    """u = pre_gate * x, zero where there is no token, in x's dtype."""
+    """Return u = pre_gate * x, zero where there is no token, in x's dtype."""
     x = only_tokens(x, segment_ids)
     return x if pre_gate is None else gate(only_tokens(pre_gate, segment_ids), x, x.dtype)
 
@@ -62,14 +65,17 @@ def leave(
     segment_ids: Int[Array, "B T"] | None,
     dtype: Any,
 ) -> Float[Array, "B D T"]:
-    """post_gate * y, zero where there is no token, as `dtype`; the cotangent there has no effect either."""
+    """Return post_gate * y as `dtype`, zero where there is no token.
+
+    The cotangent there has no effect either.
+    """
     if post_gate is not None:
         y = gate(y, only_tokens(post_gate, segment_ids), dtype)
     return only_tokens(y, segment_ids).astype(dtype)
 
 
 def add_skip(filter: Float[Array, "D F"], bias: Float[Array, "D"] | None, centre: int) -> Float[Array, "D F"]:
-    """The filter with the skip connection in it: bias * u is one more tap at lag 0, index `centre`."""
+    """Add the skip connection to the filter: bias * u is a tap at lag 0, index `centre`."""
     return filter if bias is None else filter.at[:, centre].add(bias.astype(filter.dtype))
 
 
@@ -81,7 +87,10 @@ def check_streams(
     pre_gate: Any = None,
     post_gate: Any = None,
 ) -> None:
-    """Raises ValueError for streams that are not [B, D, T], or do not fit x, and for ids that are no integers."""
+    """Raise ValueError for streams that are not [B, D, T] or do not fit x.
+
+    Ids must be integers.
+    """
     if x.ndim != 3 or 0 in x.shape:
         raise ValueError(f"{op}: x must be [batch, channels, time], each at least 1, got shape {x.shape}")
     check_floats(op, x=x, bias=bias, pre_gate=pre_gate, post_gate=post_gate)
@@ -99,14 +108,14 @@ def check_streams(
 
 
 def check_floats(op: str, **arrays: Any) -> None:
-    """Raises ValueError for an array that is given and is not floating point."""
+    """Raise ValueError for an array that is given and is not floating point."""
     for name, array in arrays.items():
         if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(f"{op}: {name} must be floating point, got {array.dtype}: cast it first")
 
 
 def check_shape(op: str, name: str, array: Any, shape: tuple[int, ...]) -> None:
-    """Raises ValueError if an argument is given and has another shape."""
+    """Raise ValueError if an argument is given and has another shape."""
     if array is not None and array.shape != shape:
         raise ValueError(
             f"{op}: {name} must have shape {shape} (streams are channel-major), got {array.shape}"
@@ -114,7 +123,10 @@ def check_shape(op: str, name: str, array: Any, shape: tuple[int, ...]) -> None:
 
 
 def check_filter(op: str, x: Any, filter: Any, causal: bool) -> None:
-    """Raises ValueError for a filter that is not [D, L] (causal) or [D, 2L - 1] (bidirectional), in floats."""
+    """Raise ValueError for a filter that is not [D, L] or [D, 2L - 1] in floats.
+
+    A causal one has L taps, a bidirectional one 2L - 1.
+    """
     check_floats(op, filter=filter)
     if filter.ndim != 2 or filter.shape[0] != x.shape[1] or filter.shape[1] < 1:
         raise ValueError(f"{op}: filter must be [{x.shape[1]} channels, taps], got shape {filter.shape}")
@@ -125,7 +137,7 @@ def check_filter(op: str, x: Any, filter: Any, causal: bool) -> None:
 
 
 def check_alignment(op: str, segment_alignment: int) -> None:
-    """Raises ValueError for an alignment that is no grid."""
+    """Raise ValueError for an alignment that is no grid."""
     if segment_alignment < 1:
         raise ValueError(
             f"{op}: segment_alignment is the grid on which documents start, at least 1, got {segment_alignment}"

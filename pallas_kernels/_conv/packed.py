@@ -29,17 +29,17 @@ class Product(Protocol):
 
 
 def same_document(documents: Int[Array, "B N T"], edge: Int[Array, "B N 1"]) -> Bool[Array, "B 1 N T"]:
-    """Where a step is of the document at its block's edge; for all channels."""
+    """Mark steps that are of the document at their block's edge, for all channels."""
     return (documents == edge)[:, None]
 
 
 def keep(mask: Array, x: Array) -> Array:
-    """x where the mask holds, else zero."""
+    """Return x where the mask holds, else zero."""
     return jnp.where(mask, x, jnp.zeros((), x.dtype))
 
 
 def fit(x: Array, length: int) -> Array:
-    """x with its last axis cut, or filled up with zeros, to `length`."""
+    """Cut x's last axis, or fill it up with zeros, to `length`."""
     x = x[..., :length]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, length - x.shape[-1])])
 
@@ -52,7 +52,7 @@ def across_middles(
     size: int,
     product: Product,
 ) -> Float[Array, "B D T"]:
-    """What the left half of each block of 2 * size sends to its right half, within a document.
+    """Return what each left half of a block of 2 * size adds to its right half, in a document.
 
     Rematerialised: u is all that backward needs, at every size the same array.
     """
@@ -73,7 +73,10 @@ def across_middles(
 
 
 def leaf_size(block: int) -> int:
-    """The size at which halving a block ends: at most LEAF, or where a half would not be whole."""
+    """Return the size at which halving a block ends.
+
+    It is at most LEAF, or where a half would not be whole.
+    """
     while block > LEAF and block % 2 == 0:
         block //= 2
     return block
@@ -88,7 +91,7 @@ def packed_causal(
     block: int,
     product_of: Callable[[int], Product],
 ) -> Float[Array, "B D T"]:
-    """Causal convolution within documents and within blocks of `leaf`, then joined up to blocks of `block`.
+    """Convolve causally within documents and blocks of `leaf`, joined up to blocks of `block`.
 
     Args:
       u: inputs, zero where there is no token.
@@ -112,7 +115,7 @@ def join_leaves(
     block: int,
     product_of: Callable[[int], Product],
 ) -> Float[Array, "B D T"]:
-    """y, right within blocks of `leaf`, made right within blocks of `block`."""
+    """Join y, right within blocks of `leaf`, to be right within blocks of `block`."""
     size = leaf
     while size < min(block, u.shape[-1]) and filter.shape[1] > 1:
         y = y + across_middles(u, filter, documents, size, product_of(size))
@@ -123,7 +126,7 @@ def join_leaves(
 def sum_within_leaves(
     u: Float[Array, "B D T"], filter: Float[Array, "D F"], documents: Int[Array, "B T"], leaf: int
 ) -> Float[Array, "B D T"]:
-    """Causal convolution within documents and within blocks of `leaf`, tap by tap."""
+    """Convolve causally within documents and within blocks of `leaf`, tap by tap."""
     length = u.shape[-1]
     count = -(-length // leaf)
 
@@ -137,7 +140,10 @@ def sum_within_leaves(
 def packed_within_blocks(
     u: Float[Array, "B D N C"], filter: Float[Array, "D F"], documents: Int[Array, "B N C"]
 ) -> Float[Array, "B D N C"]:
-    """Causal convolution within documents and within each of N blocks; C = at most LEAF times a power of two."""
+    """Convolve causally within documents and each of N blocks.
+
+    C is at most LEAF times a power of two.
+    """
     block = u.shape[-1]
     flat, ids = u.reshape(*u.shape[:2], -1), documents.reshape(documents.shape[0], -1)
     y = packed_causal(

@@ -7,5 +7,5 @@ GIVEN = ("pre_gate", "post_gate", "segment_ids")
 
 
 def by_position(op: Callable[..., Any], count: int, **options: Any) -> Callable[..., Any]:
-    """Return `op` of so many arguments by position, then both gates and ids, as the cases of a plan pass them."""
+    """Return `op` with all arguments by position, gates and ids last, for cases of a plan."""
     return lambda *args: op(*args[:count], **dict(zip(GIVEN, args[count:], strict=False)), **options)

@@ -18,7 +18,7 @@ def conv_reference(
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
 ) -> Float[Array, "B D T"]:
-    """y_t = post_t (sum_s h[t - s] u_s + bias u_t), u = pre * x, over the s of t's document."""
+    """Return y_t = post_t (sum_s h[t - s] u_s + bias u_t), u = pre * x, over s of t's document."""
     dtype = accumulator(x.dtype)
     batch, _, length = x.shape
     ids = jnp.ones((batch, length), jnp.int32) if segment_ids is None else segment_ids

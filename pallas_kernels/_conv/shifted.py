@@ -13,18 +13,18 @@ from pallas_kernels._own_gradient import OwnGradient
 
 
 def shift(x: Array, steps: int, fill: int = 0) -> Array:
-    """x delayed by `steps` along its last axis; `fill` enters at the front."""
+    """Delay x by `steps` along its last axis; `fill` enters at the front."""
     pad = [(0, 0)] * (x.ndim - 1) + [(steps, 0)]
     return jnp.pad(x[..., : x.shape[-1] - steps], pad, constant_values=fill)
 
 
 def _advance(x: Array, steps: int) -> Array:
-    """The transpose of `shift`."""
+    """Transpose `shift`."""
     return jnp.pad(x[..., steps:], [(0, 0)] * (x.ndim - 1) + [(0, steps)])
 
 
 def _within(documents: Array | None, steps: int, x: Array) -> Array:
-    """x where a step and the one `steps` before it are of one document, else zero."""
+    """Return x where a step and the one `steps` before it are of one document, else zero."""
     if documents is None or steps == 0:
         return x
     same = documents == shift(documents, steps, fill=-1)
@@ -75,9 +75,9 @@ def shifted_products(
     taps: Float[Array, "D K"],
     documents: Int[Array, "B *N T"] | None = None,
 ) -> Float[Array, "B D *N T"]:
-    """y_t = sum_k taps_k u_{t-k} over the last axis, within a document, in the accumulator's dtype.
+    """Return y_t = sum_k taps_k u_{t-k} over the last axis, within a document.
 
-    Backward keeps u in its own dtype, and no shifted copy of it.
+    It is in the accumulator's dtype. Backward keeps u in its own dtype, and no shifted copy of it.
     """
     u, taps, documents = vary_alike(u, taps, documents)
     return _sum_of_products(u, taps, documents)

@@ -31,7 +31,10 @@ class TileDocuments:
 
     @classmethod
     def load(cls, marks: Any, row: Array, tile: Array, *, reverse: bool) -> "TileDocuments":
-        """From device memory, where all channels read the same; `marks` are those of `marks_of`."""
+        """Load from device memory, where all channels read the same.
+
+        `marks` are those of `marks_of`.
+        """
         steps, links, passes, bounds, holes = marks
         chunks = pl.ds(tile * ROWS, ROWS)
 
@@ -52,7 +55,10 @@ class TileDocuments:
         )
 
     def read_ahead(self) -> "TileDocuments":
-        """With the bounds read that every tile needs, before a wait for its streams instead of one by one after it."""
+        """Read the bounds that every tile needs before a wait for its streams.
+
+        After the wait they would be read one by one.
+        """
         early = {order: self.read_bound(order) for order in (0, 1, CHUNK)}
 
         def read_bound(order: Any) -> Array:
@@ -61,26 +67,27 @@ class TileDocuments:
         return replace(self, read_bound=read_bound)
 
     def tokens(self, z: Array) -> Array:
-        """z at tokens, else zero."""
+        """Return z at tokens, else zero."""
         return lax.fori_loop(0, self.holes, lambda _, z: _keep(self.read_steps() >= 0, z), z)
 
     def entering(self, z: Array) -> Array:
-        """z at steps of the document that a state enters with: the chunk's first of the walk."""
+        """Return z at steps of the document that a state enters with: the first of the walk."""
         return _keep(~self._from(self.read_bound(0)), z)
 
     def leaving(self, z: Array) -> Array:
-        """z at steps of the document whose state a chunk leaves behind: the chunk's last of the walk."""
+        """Return z at steps of the document whose state leaves a chunk: the last of the walk."""
         return _keep(self._from(self.read_bound(CHUNK)), z)
 
     def first(self, z: Array) -> Array:
-        """`entering`, for `cut_apart`: left as it is where the tile's chunks hold one document each."""
+        """Return `entering` for `cut_apart`, or z if the tile's chunks hold one document each."""
         return lax.fori_loop(0, jnp.minimum(self.passes - 1, 1), lambda _, z: self.entering(z), z)
 
     def cut_apart(self, out: Array, product: Callable[[Callable[[Array], Array]], Array]) -> Array:
-        """`out`, the chunks' outputs of what `first` keeps of the inputs, with those of the documents behind it.
+        """Add to `out` the outputs of documents behind the chunks' first.
 
-        `product` is given what keeps a document's own steps of the inputs. All steps behind its first one would give
-        the same numbers, but a NaN in a later document of the walk would reach this one as zero times NaN.
+        `out` is the chunks' outputs of what `first` keeps of the inputs. `product` is given what keeps a document's own
+        steps of the inputs. All steps behind its first one would give the same numbers, but a NaN in a later document
+        of the walk would reach this one as zero times NaN.
         """
 
         def each(order: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -95,7 +102,7 @@ class TileDocuments:
     def behind_the_first(
         self, add: Callable[[Callable[[Array], Array], Callable[[Array], Array], Array], Array], total: Array
     ) -> Array:
-        """A total to which each document of a chunk but the walk's first adds.
+        """Add what each document of a chunk, except the walk's first, adds to a total.
 
         `add` is given what keeps the steps from its first one on, what keeps its own, and the total.
         """
@@ -112,25 +119,25 @@ class TileDocuments:
         return lax.fori_loop(1, self.passes, each, (total, self.read_bound(0)))[0]
 
     def linked(self, z: Array, chunks: int) -> Array:
-        """z [chunk, any] where what was sent as many chunks before the one right before arrives, else zero."""
+        """Return z [chunk, any] where what was sent `chunks` and one more before arrives, else 0."""
         return _keep(self._links_over(z) & REACH > chunks, z)
 
     def linked_to_tile(self, z: Array) -> Array:
-        """z [chunk, mode] where the state before the tile arrives, else zero."""
+        """Return z [chunk, mode] where the state before the tile arrives, else zero."""
         chunk = plgpu.broadcasted_iota(jnp.int32, z.shape, 0, layout=plgpu.Layout.WGMMA)
         steps = ROWS - 1 - chunk if self.reverse else chunk
         return _keep(self._links_over(z) & REACH > steps, z)
 
     def through(self, z: Array) -> Array:
-        """z [chunk, mode] where the chunk holds one document, else zero."""
+        """Return z [chunk, mode] where the chunk holds one document, else zero."""
         return _keep(self._links_over(z) < 0, z)
 
     def _links_over(self, z: Array) -> Array:
-        """Each chunk's links for all columns of z."""
+        """Return each chunk's links for all columns of z."""
         return lax.broadcast_in_dim(self.links, z.shape, (0,))
 
     def _from(self, bound: Array) -> Array:
-        """Which steps the walk meets from a bound of each chunk on."""
+        """Mark steps that the walk meets from a bound of each chunk on."""
         step = plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), 1, layout=plgpu.Layout.WGMMA)
         bound = lax.broadcast_in_dim(bound, (ROWS, CHUNK), (0,))
         return step < bound if self.reverse else step >= bound
@@ -141,7 +148,7 @@ def _keep(mask: Array, z: Array) -> Array:
 
 
 def marks_of(marks: Marks | None, reverse: bool) -> list[Array]:
-    """What `TileDocuments.load` takes: the marks of one direction."""
+    """Return what `TileDocuments.load` takes: the marks of one direction."""
     if marks is None:
         return []
     links, bounds = (marks.links_back, marks.ends) if reverse else (marks.links, marks.begins)

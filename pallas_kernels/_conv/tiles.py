@@ -21,19 +21,25 @@ CHUNK_BY_CHUNK = (
 
 
 def chunks_ref(*shape: int, dtype: Any) -> Any:
-    """Scratch for tiles that the copy engine moves from or to any chunk; no operand of tensor cores."""
+    """Return scratch for tiles that the copy engine moves from or to any chunk.
+
+    It is no operand of tensor cores.
+    """
     return plgpu.SMEM(shape, dtype, transforms=CHUNK_BY_CHUNK)
 
 
 def read(ref: Any) -> Array:
-    """A tile from shared memory, in registers as tensor cores take their left operand."""
+    """Read a tile from shared memory into registers, as tensor cores take their left operand."""
     return plgpu.load(ref, layout=plgpu.Layout.WGMMA)
 
 
 def add_products(
     totals: Sequence[Array], left: Sequence[Any], right: Any, interpret: bool
 ) -> tuple[Array, ...]:
-    """total_l + left_l^T @ right, all in shared memory but for the fp32 totals, which stay in registers."""
+    """Return total_l + left_l^T @ right.
+
+    All lie in shared memory, except the fp32 totals, which stay in registers.
+    """
     if interpret:  # The simulation knows no accumulator that starts from a value.
         products = (jnp.dot(a[...].T, right[...], preferred_element_type=jnp.float32) for a in left)
         return tuple(total + product for total, product in zip(totals, products, strict=True))
@@ -47,5 +53,5 @@ def add_products(
 
 
 def zeros() -> Array:
-    """A tile of fp32 zeros, laid out as an accumulator."""
+    """Return a tile of fp32 zeros, laid out as an accumulator."""
     return plgpu.layout_cast(jnp.zeros((ROWS, CHUNK), jnp.float32), plgpu.Layout.WGMMA)

@@ -13,7 +13,7 @@ from pallas_kernels._own_gradient import OwnGradient
 
 
 def window(filter: Float[Array, "D F"], start: int, length: int) -> Float[Array, "D length"]:
-    """filter[:, start : start + length], zero where that lies outside of the filter."""
+    """Return filter[:, start : start + length], zero where that lies outside of the filter."""
     low, high = min(max(start, 0), filter.shape[1]), min(max(start + length, 0), filter.shape[1])
     if high <= low:
         return jnp.zeros((filter.shape[0], length), filter.dtype)
@@ -23,7 +23,7 @@ def window(filter: Float[Array, "D F"], start: int, length: int) -> Float[Array,
 def toeplitz(
     filter: Float[Array, "D F"], rows: int, columns: int, offset: int
 ) -> Float[Array, "D rows columns"]:
-    """M[d, i, j] = filter[d, offset + i - j], zero outside of the filter.
+    """Return M[d, i, j] = filter[d, offset + i - j], zero outside of the filter.
 
     Built by laying the reversed taps end to end, one copy per row, and cutting rows one shorter than a copy: each
     row then starts one tap later. Its transpose is a sum over rows, where that of a gather would be a scatter.
@@ -37,7 +37,10 @@ def toeplitz(
 
 
 def precision(*operands: Array) -> lax.Precision:
-    """Full fp32 if all operands are wide; else what the narrow one deserves (TF32 or better)."""
+    """Return full fp32 if all operands are wide, else what the narrow one deserves.
+
+    That is TF32 or better.
+    """
     wide = all(jnp.finfo(x.dtype).bits >= 32 for x in operands)
     return lax.Precision.HIGHEST if wide else lax.Precision.DEFAULT
 
@@ -73,6 +76,9 @@ _product.defvjp(_product_fwd, _product_bwd)
 def toeplitz_product(
     filter: Float[Array, "D F"], u: Float[Array, "B D N C"], *, rows: int, offset: int
 ) -> Float[Array, "B D N rows"]:
-    """y_i = sum_j filter[offset + i - j] u_j in each of N blocks; operands in u's dtype, sums in fp32."""
+    """Return y_i = sum_j filter[offset + i - j] u_j in each of N blocks.
+
+    Operands are in u's dtype, sums in fp32.
+    """
     filter, u = vary_alike(filter, u)
     return _product(filter, u, rows, offset)
