@@ -17,7 +17,7 @@ LOG_GATE = Range(
 
 
 def check_heads(op: str, q: Any, k: Any, v: Any) -> None:
-    """Raises ValueError for queries, keys and values that do not fit each other."""
+    """Raise ValueError for queries, keys and values that do not fit each other."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4 or 0 in x.shape:
             raise ValueError(
@@ -38,7 +38,7 @@ def check_heads(op: str, q: Any, k: Any, v: Any) -> None:
 
 
 def check_gates(op: str, expected: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
-    """Raises ValueError for an array that is given and is not floating point or has another shape."""
+    """Raise ValueError for an array that is not floating point or has another shape."""
     for name, (x, shape) in expected.items():
         if x is None:
             continue
@@ -49,7 +49,7 @@ def check_gates(op: str, expected: Mapping[str, tuple[Any, tuple[int, ...]]]) ->
 
 
 def check_rows(op: str, v: Any, segment_ids: Any, chunk_size: int) -> None:
-    """Raises ValueError for segment ids that are no integers [B, T], or chunks that are no power of two."""
+    """Raise ValueError for ids that are no integers [B, T], or chunks that are no power of two."""
     if segment_ids is not None:
         if segment_ids.shape != v.shape[:2]:
             raise ValueError(f"{op}: segment_ids must have shape {v.shape[:2]}, got {segment_ids.shape}")

@@ -18,19 +18,19 @@ Sums = list[tuple[Array, Array]]
 
 
 def split_halves(x: Float[Array, "N B H C ..."], size: int) -> tuple[Array, Array]:
-    """First and second halves, [N, B, H, M, size, ...] each, of the blocks of 2 `size` steps."""
+    """Split blocks of 2 `size` steps into halves, [N, B, H, M, size, ...] each."""
     x = x.reshape(*x.shape[:TIME], -1, 2, size, *x.shape[TIME + 1 :])
     return x[:, :, :, :, 0], x[:, :, :, :, 1]
 
 
 def join_halves(first: Float[Array, "N B H M S ..."], second: Float[Array, "N B H M S ..."]) -> Array:
-    """The inverse of `split_halves`."""
+    """Undo `split_halves`."""
     x = jnp.stack([first, second], TIME + 1)
     return x.reshape(*x.shape[:TIME], -1, *x.shape[TIME + 3 :])
 
 
 def sum_gates(log_gate: Float[Array, "N B H C ..."]) -> Sums:
-    """Sums of log gates inside blocks of 1, 2, 4 ... C steps; C is a power of two."""
+    """Sum log gates inside blocks of 1, 2, 4 ... C steps; C is a power of two."""
     prefix, suffix = log_gate, jnp.zeros_like(log_gate)
     sums, size = [(prefix, suffix)], 1
     while size < log_gate.shape[TIME]:
@@ -43,7 +43,9 @@ def sum_gates(log_gate: Float[Array, "N B H C ..."]) -> Sums:
 
 
 def pair_decays(sums: Sums) -> Float[Array, "N B H G C C"]:
-    """exp(sum of log gates over the steps behind j up to i) at [i, j]; 1 on the diagonal and, unused, above it.
+    """Return exp(sum of log gates behind j up to i) at [i, j]; 1 on the diagonal.
+
+    Above the diagonal it is 1 too, and unused.
 
     Args:
       sums: of gates [N, B, H, C, G].

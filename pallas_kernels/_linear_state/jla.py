@@ -38,7 +38,10 @@ a chunk's start: -inf would give NaN, and sums of larger gates lose the digits o
 
 
 def why_not_package(device: Device) -> str | None:
-    """Why none of its kernels runs on `device`, or None: the GPU, what is installed, and this machine."""
+    """Return why none of the package's kernels runs on `device`, or None.
+
+    The GPU, what is installed, and this machine count.
+    """
     if (reason := why_not_on(device)) is not None:
         return reason
     try:
@@ -55,12 +58,12 @@ def why_not_package(device: Device) -> str | None:
 
 
 def this_machine() -> Device:
-    """The device that the package looks at to decide whether its kernels run."""
+    """Return the device that the package looks at to decide whether its kernels run."""
     return as_device(jax.devices()[0])
 
 
 def why_not_rows(device: Device, q: Any, k: Any, v: Any) -> str | None:
-    """Why its kernels do not take these streams, or None."""
+    """Return why the package's kernels do not take these streams, or None."""
     if (reason := why_not_package(device)) is not None:
         return reason
     if (reason := why_not_streams(device, q, k, v)) is not None:
@@ -71,7 +74,7 @@ def why_not_rows(device: Device, q: Any, k: Any, v: Any) -> str | None:
 
 
 def rather_not(device: Device, q: Any, k: Any, v: Any, *others: Any, **options: Any) -> str | None:
-    """Why a call is left to others: a row of a few steps, as in decoding; or None."""
+    """Return why a call is left to others, or None: a row of a few steps, as in decoding."""
     if (length := v.shape[1]) < CHUNK:
         return f"rows of {length} steps would be filled up to {CHUNK}"
     return None
@@ -90,7 +93,7 @@ def call_jla(
     log_gate: Float[Array, "B T ..."] | None = None,
     beta: Float[Array, "B T H"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """The package's op `kind` under our segment ids, by its Mosaic kernels and nothing else.
+    """Run the package's op `kind` under our segment ids, by its Mosaic kernels only.
 
     Outputs and gradients are zero at holes and padding, where NaN may lie. A log gate below `LOWEST_LOG_GATE` acts as
     that and has a gradient of zero.
@@ -125,9 +128,10 @@ def _package_op(kind: str, options: dict[str, Any], floats: dict[str, Array], do
 
 @lru_cache(maxsize=256)
 def _shared(op: Callable[..., Any], kind: str, options: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    """One function for equal calls: jit traces it once, so layers of a program share its kernels, which compile once.
+    """Return one function for equal calls.
 
-    Else each layer has kernels of its own, as JAX numbers them (`_mosaic_gpu.py`).
+    jit traces it once, so layers of a program share its kernels, which compile once. Else each layer has kernels of its
+    own, as JAX numbers them (`_mosaic_gpu.py`).
     """
 
     def run(floats: dict[str, Array], documents: Array | None) -> Any:

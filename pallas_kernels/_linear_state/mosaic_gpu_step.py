@@ -68,7 +68,7 @@ def step(
     beta: Float[Array, "B 1 H"] | None = None,
     interpret: Any = None,
 ) -> tuple[Float[Array, "B 1 H V"], Float[Array, "B H K V"]]:
-    """The output, and the state behind the step in fp32.
+    """Return the output, and the state behind the step in fp32.
 
     Args:
       log_gate: [B, 1, H], [B, 1, J, K] or [B, 1, H, V], as `gate` says.
@@ -101,7 +101,7 @@ def step(
 
 
 def _program(*refs: Any, call: Call, has_beta: bool) -> None:
-    """128 columns of one head's state."""
+    """Run 128 columns of one head's state."""
     q, k, v, *others, states, o, final, shared = refs
     row, group = lax.axis_index("row"), lax.axis_index("row") // call.ratio
     columns = pl.ds(lax.axis_index("block") * LANES, LANES)
@@ -132,7 +132,7 @@ def _program(*refs: Any, call: Call, has_beta: bool) -> None:
 
 
 def _decays(gate: Any, row: Array, columns: Any, shared: Shared, call: Call) -> Callable[[Any], Array]:
-    """The decay of a row of the state: one number, or one for each of its columns."""
+    """Return the decay of a row of the state: one number, or one for each of its columns."""
     if call.gate == "key":
         return lambda i: _exp(_number(shared.rows[2], i))
     whole = _exp(gate[row] if call.gate == "head" else _read(gate.at[row, columns]))
@@ -146,7 +146,7 @@ def _exp(x: Array) -> Array:
 def _over_rows(
     advance: Callable[[Row, Array], Array], shared: Shared, decay: Callable[[Any], Array]
 ) -> Float[Array, "128"]:
-    """What `advance` makes of zeros over the rows of the state, in groups.
+    """Sum what `advance` makes of the rows of the state, in groups.
 
     Read a group before its first row is stored: the compiler moves no load above a store.
     """
@@ -172,7 +172,7 @@ def _layout() -> Any:
 
 
 def _read(ref: Any) -> Float[Array, "128"]:
-    """One number a thread, in fp32."""
+    """Read one number a thread, in fp32."""
     return plgpu.load(ref, layout=_layout(), optimized=False).astype(jnp.float32)
 
 

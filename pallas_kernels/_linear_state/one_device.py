@@ -18,7 +18,9 @@ from pallas_kernels._own_gradient import OwnGradient
 
 
 def on_one_device(fn: Callable[[Any, Any], Any], floats: Any, others: Any) -> Any:
-    """`fn(floats, others)`, which must not talk to other devices, with gradients by the rules inside `fn`.
+    """Return `fn(floats, others)`, with gradients by the rules inside `fn`.
+
+    `fn` must not talk to other devices.
 
     Args:
       fn: closes over no array.
@@ -47,7 +49,7 @@ _call.defvjp(_forward, _backward)
 
 
 def _traced_alone(fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)` as one operation on arrays that vary alike."""
+    """Run `fn(*args)` as one operation on arrays that vary alike."""
     leaves, structure = jax.tree.flatten(args)
     found: list[Any] = []
 

@@ -48,7 +48,10 @@ def rows_plan(
 
 
 def _loop(call: Callable[..., Any], names: tuple[str, ...], chunk_size: int, *args: Any) -> Any:
-    """One chunk after another, each from the state that the one before it leaves; the length is a multiple of it."""
+    """Run one chunk after another, each from the state of the one before.
+
+    The length is a multiple of a chunk.
+    """
 
     def step(state: Any, chunk: tuple[Any, ...]) -> tuple[Any, Any]:
         o, state = call(*chunk, initial_state=state, output_final_state=True)
@@ -64,9 +67,10 @@ def _loop(call: Callable[..., Any], names: tuple[str, ...], chunk_size: int, *ar
 
 
 def decode_plan(op: Callable[..., Any], table: Sequence[Implementation], streams: Mapping[str, Any]) -> Plan:
-    """The kernel of one step against XLA, or a loop where it does not run; all checked against the loop.
+    """Plan the kernel of one step against XLA, all checked against a loop.
 
-    The floor is the state read once and written once, and the streams, at the bandwidth of a copy.
+    Where the kernel does not run, the loop stands in its place. The floor is the state read once and written once, and
+    the streams, at the bandwidth of a copy.
     """
     k, v = streams["k"], streams["v"]
     state = jax.random.normal(jax.random.key(2), (v.shape[0], v.shape[2], k.shape[3], v.shape[3]))

@@ -14,7 +14,7 @@ from pallas_kernels._own_gradient import OwnGradient
 
 
 def product(equation: str, a: Float[Array, "..."], b: Float[Array, "..."], dtype: Any) -> Float[Array, "..."]:
-    """einsum(equation, a, b) with operands rounded to `dtype` and sums in its accumulator.
+    """Return einsum(equation, a, b) with operands rounded to `dtype` and wide sums.
 
     In its gradient the cotangent is rounded to `dtype` as well: a product of a wide and a narrow array would miss the
     tensor cores. Each index of an operand stands in the other operand or in the result.
@@ -26,7 +26,7 @@ def product(equation: str, a: Float[Array, "..."], b: Float[Array, "..."], dtype
 def multiply(
     equation: str, a: Float[Array, "..."], b: Float[Array, "..."], result: Any = None
 ) -> Float[Array, "..."]:
-    """einsum of operands of one dtype, summed in its accumulator; see `product`.
+    """Return the einsum of operands of one dtype, summed in its accumulator; see `product`.
 
     Args:
       equation: what indices stand where.

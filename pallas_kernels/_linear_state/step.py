@@ -25,7 +25,7 @@ KEYS = (8, 256)
 
 
 def why_not(device: Device, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> str | None:
-    """Why the kernel cannot run such a call, or None."""
+    """Return why the kernel cannot run such a call, or None."""
     if (reason := why_not_streams(device, q, k, v)) is not None:
         return reason
     if (length := v.shape[1]) != 1:
@@ -79,7 +79,7 @@ def run_step(
 def derived_as(
     plain: Callable[..., Any], run: Callable[..., Any], arrays: dict[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """run(**arrays), which is plain(**arrays), with the derivative of `plain`."""
+    """Return run(**arrays), which is plain(**arrays), with the derivative of `plain`."""
     return run(**arrays)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 
 def only_tokens(x: Float[Array, "B T ..."], segment_ids: Int[Array, "B T"] | None) -> Float[Array, "B T ..."]:
-    """x with zeros (in value and in gradient) at holes and padding, whatever lies there."""
+    """Zero x, in value and in gradient, at holes and padding, whatever lies there."""
     if segment_ids is None:
         return x
     token = (segment_ids > 0).reshape(*segment_ids.shape, *(1,) * (x.ndim - 2))
@@ -21,7 +21,7 @@ def only_tokens(x: Float[Array, "B T ..."], segment_ids: Int[Array, "B T"] | Non
 
 
 def count_documents(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """How many documents began in a row up to each position, not counting the row's first one.
+    """Count the documents that began in a row up to each position, without its first.
 
     Padding counts to the document before it. The first document of a row is the one that its initial state is of.
     """
@@ -40,26 +40,26 @@ class Documents:
     numbers: Int[Array, "N B C"] | None
 
     def within(self, x: Float[Array, "N B *heads C C"]) -> Float[Array, "N B *heads C C"]:
-        """x[i, j], zero unless j is at or before i and in i's document."""
+        """Return x[i, j], zero unless j is at or before i and in i's document."""
         seen = jnp.tri(x.shape[-1], dtype=bool)[None, None]
         if self.numbers is not None:
             seen = seen & (self.numbers[..., :, None] == self.numbers[..., None, :])
         return _keep(seen.reshape(*seen.shape[:2], *(1,) * (x.ndim - 4), *seen.shape[2:]), x)
 
     def reading(self, x: Float[Array, "N B H C ..."]) -> Float[Array, "N B H C ..."]:
-        """x, zero at positions whose document began in their chunk: the state that enters is of another."""
+        """Zero x where a document began in the chunk: the state that enters is of another."""
         if self.numbers is None:
             return x
         return _keep(_beside_heads(self.numbers == self._entering[..., None], x), x)
 
     def writing(self, x: Float[Array, "N B H C ..."]) -> Float[Array, "N B H C ..."]:
-        """x, zero at positions whose document ends in their chunk: the state that leaves is of another."""
+        """Zero x where the document ends in the chunk: the state that leaves is of another."""
         if self.numbers is None:
             return x
         return _keep(_beside_heads(self.numbers == self.numbers[..., -1:], x), x)
 
     def carrying(self, x: Float[Array, "N B ..."]) -> Float[Array, "N B ..."]:
-        """x, zero for chunks in which a document begins: no state goes through them."""
+        """Zero x for chunks in which a document begins: no state goes through them."""
         if self.numbers is None:
             return x
         stays = self.numbers[..., -1] == self._entering
