@@ -16,7 +16,7 @@ LONGEST = 512
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Array:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 
     return blocked_conv_mosaic_gpu(*args, **options)
@@ -43,7 +43,7 @@ def blocked_conv(
     causal: bool = True,
     implementation: Literal["mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Float[Array, "B D T"]:
-    """Depthwise convolution with a filter of medium length (L <= 512), its gates fused.
+    """Convolve depthwise with a filter of medium length (L <= 512), its gates fused.
 
     y_t = post_gate_t * (sum_s h[t - s] u_s + bias u_t), with u = pre_gate * x, over the s of t's own document.
 
@@ -88,5 +88,8 @@ def blocked_conv(
 
 
 def explain(x: Any, filter: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    """Return which implementation runs for these arrays on `device`, and why no faster one.
+
+    Arrays may be ShapeDtypeStructs.
+    """
     return explain_call(blocked_conv, device, x, filter, **options)

@@ -14,7 +14,10 @@ from pallas_kernels.blocked_conv.xla import blocked_conv_xla
 
 
 def plan(shape: BlockedConvShape, *, interpret: bool = False) -> Plan:
-    """The kernel on bf16 streams with both gates against the XLA form, both checked against XLA in fp32."""
+    """Plan the kernel on bf16 streams with both gates against the XLA form.
+
+    Both are checked against XLA in fp32.
+    """
     keys = jax.random.split(jax.random.key(1), 4)
     full = (shape.batch, shape.channels, shape.length)
     x, pre_gate, post_gate = (jax.random.normal(key, full, jnp.bfloat16) for key in keys[:3])

@@ -17,7 +17,10 @@ def convolve_first_chunks(
     taps: Float[Array, "D 64 192"],
     shape: tuple[int, ...],
 ) -> tuple[Float[Array, "R 64"], Float[Array, "R 64"]]:
-    """y and U of the chunk that each row begins within; `taps` are those of `tiles.matrices`."""
+    """Return y and U of the chunk that each row begins in.
+
+    `taps` are those of `tiles.matrices`.
+    """
     parts = {place: flat.edges(z, shape) for place, z in streams.items()}
     u = _product(parts, X, PRE)
     y = jnp.einsum("dij,bdj->bdi", taps[..., block_of(0)], u, preferred_element_type=jnp.float32)
@@ -33,9 +36,10 @@ def differentiate_last_chunks(
     taps: Float[Array, "D 64 192"],
     shape: tuple[int, ...],
 ) -> tuple[list[Float[Array, "R 64"]], Float[Array, "D 64 64"]]:
-    """Gradients of the streams at `written` and G in the chunk that each row ends within; what it adds to dM_0^T.
+    """Return the streams' gradients at `written`, G, and what is added to dM_0^T.
 
-    What its G adds to the gradients of M_1 and M_2 is left to the kernel, which is given G.
+    They are of the chunk that each row ends in. What its G adds to the gradients of M_1 and M_2 is left to the kernel,
+    which is given G.
     """
     parts = {place: flat.edges(z, shape) for place, z in streams.items()}
     u, g = _product(parts, X, PRE), _product(parts, DY, POST)

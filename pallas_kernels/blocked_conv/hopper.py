@@ -14,7 +14,10 @@ TILE = CHUNK * ROWS
 
 
 def is_read_flat(length: int, *, packed: bool) -> bool:
-    """Whether rows of this length are read where they lie, see `_conv.flat_rows`, though they share chunks."""
+    """Return whether rows of this length are read where they lie, though they share chunks.
+
+    See `_conv.flat_rows`.
+    """
     return not packed and not is_in_whole_boxes(length)
 
 
@@ -28,7 +31,7 @@ def why_not(
     causal: bool = True,
     **_: Any,
 ) -> str | None:
-    """Why the kernel cannot run such a call, or None."""
+    """Return why the kernel cannot run such a call, or None."""
     if refused := why_not_streams(device, x, pre_gate, post_gate):
         return refused
     if not causal:

@@ -63,7 +63,7 @@ def blocked_conv_mosaic_gpu(
     causal: bool = True,
     interpret: bool = False,
 ) -> Float[Array, "B D T"]:
-    """See `blocked_conv`; what `hopper.why_not` refuses is not looked at again.
+    """Compute `blocked_conv`; what `hopper.why_not` refuses is not checked again.
 
     Args:
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
@@ -83,7 +83,7 @@ def _conv(
     marks: Marks | None,
     interpret: bool,
 ) -> Array:
-    """Rows are matrices [chunk, step]; a last tile that is not full reads zeros.
+    """Convolve rows, as matrices [chunk, step]; a last tile that is not full reads zeros.
 
     Where T is no multiple of 512 they share chunks, see `_conv.flat_rows`; packed rows are padded.
     """
@@ -105,7 +105,7 @@ def _kernel(
     batch: int,
     interpret: bool,
 ) -> Array:
-    """`_conv` of streams in chunks; `edges` are those of `convolve_first_chunks`."""
+    """Run `_conv` of streams in chunks; `edges` are those of `convolve_first_chunks`."""
     x, channels = streams[X], taps.shape[0]
     shared = rows_per_program(batch, channels)
     loaded, stored = tile_ref, tile_ref(ROWS, CHUNK, dtype=x.dtype)
@@ -147,7 +147,7 @@ def _program(
     flat: FlatRows | None,
     interpret: bool,
 ) -> None:
-    """One channel of `rows` rows, tile after tile, row after row."""
+    """Run one channel of `rows` rows, tile after tile, row after row."""
     refs, arriving = (refs[:-1], refs[-1]) if flat is not None and flat.ragged else (refs, None)
     *given, y, loaded, stored, toeplitz, history, arrived, ready = refs
     pre_gated, post_gated = gated
@@ -179,7 +179,7 @@ def _program(
         pl.when(step + STAGES < rows * tiles)(lambda: load(step + STAGES))
 
     def put(kept: Any, step: Array, out: Array) -> None:
-        """The output into shared memory, with the neighbour's steps where they lie in the tile."""
+        """Put the output into shared memory, with the neighbour's steps where they lie in the tile."""
         if edges is not None:
             out = edges.join(0, out, line_of(step), step % tiles, step % STAGES)
         kept[...] = out.astype(dtype)

@@ -70,9 +70,10 @@ def gradients(
 ) -> tuple[
     Float[Array, "B D T"], Float[Array, "D F"], Float[Array, "B D T"] | None, Float[Array, "B D T"] | None
 ]:
-    """Gradients of x, h (in fp32), pre_gate and post_gate, where y = post_gate * conv(pre_gate * x, h).
+    """Return gradients of x, h (in fp32), pre_gate and post_gate.
 
-    That of post_gate in packed rows, which have `marks`, is left to the caller: None.
+    y = post_gate * conv(pre_gate * x, h). That of post_gate in packed rows, which have `marks`, is left to the caller:
+    None.
     """
     streams = {DY: dy, POST: post_gate, X: x, PRE: pre_gate}
     given = {place: z for place, z in streams.items() if z is not None}
@@ -112,7 +113,7 @@ def _kernel(
     batch: int,
     interpret: bool,
 ) -> list[Array]:
-    """[the gradient of `taps` in each program, those of the streams at `written`].
+    """Return [the gradient of `taps` in each program, those of the streams at `written`].
 
     `edges` are those of `differentiate_last_chunks`.
     """
@@ -150,7 +151,7 @@ def _kernel(
 
 
 def _tiles(dtype: Any, flat: FlatRows | None) -> list[Any]:
-    """Memory of the stages, and of two tiles more or of one that is shifted.
+    """Return memory of the stages, and of two tiles more or of one that is shifted.
 
     Of flat rows each has three names: as tensor cores read tiles, as copies begin at any chunk, and plain.
     """
@@ -169,7 +170,10 @@ def _tiles(dtype: Any, flat: FlatRows | None) -> list[Any]:
 
 
 def _looking_back(places: tuple[int, ...], written: tuple[int, ...]) -> tuple[int, ...]:
-    """Streams whose last chunks before a tile are loaded with it: those of U, where it is convolved."""
+    """Return streams whose last chunks before a tile are loaded with it.
+
+    They are those of U, where it is convolved.
+    """
     return tuple(place for place in (X, PRE) if place in places) if POST in written else ()
 
 
@@ -183,7 +187,7 @@ def _program(
     flat: FlatRows | None,
     interpret: bool,
 ) -> None:
-    """One channel of `rows` rows, each from its last tile to its first, row after row."""
+    """Run one channel of `rows` rows, each from its last tile to its first, row after row."""
     refs, arriving = (refs[:-1], refs[-1]) if flat is not None and flat.ragged else (refs, None)
     streams, (taps, *rest) = dict(zip(places, refs, strict=False)), refs[len(places) : -7]
     marks, rest = rest[:marked], rest[marked:]
@@ -220,7 +224,7 @@ def _program(
             edges.load(line_of(step), slot, arrived.at[slot])
 
     def store(step: Array, dpost: Any, put: Callable[[Any], None]) -> None:
-        """Gradients at `written` to device memory; `put` leaves all in tiles but the one at `dpost`."""
+        """Store gradients at `written`; `put` leaves all in tiles except the one at `dpost`."""
         if flat is not None:
             whole, plain = copied
             kept = (whole, dpost), (plain, plain_stages.at[step % STAGES, DY])
@@ -231,7 +235,7 @@ def _program(
             plgpu.copy_smem_to_gmem(source, box(output, step, tile_of(step) * ROWS, ROWS))
 
     def enter(step: Array) -> None:
-        """G of the chunk that a row ends within, behind the chunks that the kernel takes of it."""
+        """Return G of the chunk that a row ends in, behind the chunks that the kernel takes of it."""
         assert flat is not None
         assert last is not None
         shifted[flat.entry(line_of(step), tile_of(step)), :CHUNK] = read_steps(last.at[line_of(step)])
@@ -252,7 +256,7 @@ def _program(
             u, g = keep_own_steps(flat, line_of(step), tile_of(step), u, g)
 
         def join(place: int, z: Array) -> Array:
-            """The gradient of a stream with the neighbour's steps where they lie in the tile."""
+            """Return the gradient of a stream with the neighbour's steps where they lie in the tile."""
             if edges is None:
                 return z
             return edges.join(written.index(place), z, line_of(step), tile_of(step), slot)
@@ -285,7 +289,7 @@ def _program(
 
 
 def _sources(written: tuple[int, ...], tiles: Any, dpost: Any) -> list[Any]:
-    """Where the gradients at `written` lie in shared memory."""
+    """Return where the gradients at `written` lie in shared memory."""
     found = {X: tiles.at[0], PRE: tiles.at[1], POST: dpost}
     return [found[place] for place in written]
 
@@ -300,7 +304,10 @@ def _store_flat(
     whole: tuple[Any, Any],
     plain: tuple[Any, Any],
 ) -> None:
-    """The row's chunks of a tile, from `whole` or `plain`: tiles for `put`, and dpost_gate, which is in `whole`."""
+    """Store the row's chunks of a tile, from `whole` or `plain`.
+
+    Both are tiles for `put`, and dpost_gate is in `whole`.
+    """
 
     def put_plain() -> None:
         if POST in written:
@@ -323,7 +330,7 @@ def _product(stage: Any, stream: int, gate: int, places: tuple[int, ...]) -> Arr
 
 
 def _edge(before: Any, places: tuple[int, ...], none: Array) -> Array:
-    """The last chunks of U before a tile, zeros if there are `none`."""
+    """Return the last chunks of U before a tile, zeros if there are `none`."""
     edge = before[0]
     if PRE in places:
         edge = edge * before[1]
@@ -331,7 +338,7 @@ def _edge(before: Any, places: tuple[int, ...], none: Array) -> Array:
 
 
 def _convolve(u: Array, edge: Array, shifted: Any, toeplitz: Any, interpret: bool) -> Array:
-    """conv(u) of a tile, with the chunks of `_edge` before it."""
+    """Return conv(u) of a tile, with the chunks of `_edge` before it."""
     shifted[:REACH, :CHUNK] = edge
     shifted[REACH:, :CHUNK] = u
     earlier = [u, *(read_shifted(shifted, REACH - lag) for lag in LAGS[1:])]
@@ -346,9 +353,10 @@ def _shifted_cotangents(
     documents: TileDocuments | None,
     enter: Callable[[], None] | None,
 ) -> list[Array]:
-    """G_0, G_1, G_2 of a tile; `after` is the chunks of G after it, unless there are `none`; then its own first.
+    """Return G_0, G_1, G_2 of a tile.
 
-    `enter` is called where there are none, to put into `shifted` what lies behind the row's last chunk.
+    `after` is the chunks of G after it. Without any (`none`) they are its own first. `enter` is called where there are
+    none, to put into `shifted` what lies behind the row's last chunk.
     """
     edge = after[...]
     shifted[:ROWS, :CHUNK] = g if documents is None else documents.leaving(g)
@@ -369,7 +377,7 @@ def _add_outer(
     documents: TileDocuments | None,
     interpret: bool,
 ) -> tuple[Array, ...]:
-    """total_l + G_l^T U, by way of `spare` and `room`: two at once, then the third.
+    """Return total_l + G_l^T U, by way of `spare` and `room`: two at once, then the third.
 
     In packed rows of the last document of each chunk, then G_0^T U of the others, one by one. What lies above the
     diagonal of G_0^T U, U later than G, does not count.
@@ -401,7 +409,7 @@ def _store_input_gradients(
     documents: TileDocuments | None,
     join: Callable[[int, Array], Array],
 ) -> None:
-    """dx, and dpre_gate if it is wanted, in `kept`."""
+    """Put dx, and dpre_gate if it is wanted, into `kept`."""
     for i, factor in enumerate((PRE, X) if PRE in places else (None,)):
         z = du if factor is None else du * read(stage.at[factor]).astype(du.dtype)
         z = join((X, PRE)[i], z if documents is None else documents.tokens(z))

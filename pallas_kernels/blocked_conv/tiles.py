@@ -21,22 +21,28 @@ PITCH = CHUNK + 8
 
 
 def matrices(h: Array) -> Array:
-    """[D, i, (l, j)] = h[64 l + i - j], the largest l first: M_l transposed, see `mosaic_gpu`."""
+    """Return M_l transposed, the largest l first; see `mosaic_gpu`.
+
+    [D, i, (l, j)] = h[64 l + i - j].
+    """
     return toeplitz(h, CHUNK, (REACH + 1) * CHUNK, REACH * CHUNK)
 
 
 def block_of(lag: int) -> slice:
-    """Where M_lag is among the columns of `matrices`."""
+    """Return where M_lag is among the columns of `matrices`."""
     return slice((REACH - lag) * CHUNK, (REACH - lag + 1) * CHUNK)
 
 
 def read_shifted(buffer: Any, start: int) -> Array:
-    """The tile that starts at chunk `start` of a buffer of pitch `PITCH`."""
+    """Read the tile that starts at chunk `start` of a buffer of pitch `PITCH`."""
     return plgpu.load(buffer.at[start : start + ROWS, :CHUNK], layout=plgpu.Layout.WGMMA, optimized=False)
 
 
 def linked(tiles: Sequence[Array], documents: TileDocuments | None) -> list[Array]:
-    """A tile and those 1, 2, ... chunks before it in the walk, of which only what reaches the tile's chunks is kept."""
+    """Return a tile and those 1, 2, ... chunks before it in the walk.
+
+    Only what reaches the tile's chunks is kept of them.
+    """
     if documents is None:
         return list(tiles)
     return [tiles[0], *(documents.linked(z, chunks) for chunks, z in enumerate(tiles[1:]))]
@@ -49,9 +55,10 @@ def convolve_tile(
     interpret: bool,
     kept: Any = None,
 ) -> Array:
-    """sum_l left_l @ right_l of `linked` tiles; of packed rows each document of a chunk for itself.
+    """Return sum_l left_l @ right_l of `linked` tiles.
 
-    `kept` is where the first of them lies in shared memory, if it is not to stay in registers.
+    In packed rows each document of a chunk is summed by itself. `kept` is where the first of them lies in shared
+    memory, if it is not to stay in registers.
     """
     if documents is None:
         return sum_of_products(left, right, interpret)
@@ -64,7 +71,7 @@ def convolve_tile(
 
 
 def sum_of_products(left: Sequence[Array], right: Sequence[Any], interpret: bool) -> Array:
-    """sum_l left_l @ right_l in fp32; left in registers, right in shared memory."""
+    """Return sum_l left_l @ right_l in fp32; left in registers, right in shared memory."""
     if interpret:  # The simulation knows no product whose left operand is in registers.
         products = [
             jnp.dot(a, b[...], preferred_element_type=jnp.float32) for a, b in zip(left, right, strict=True)

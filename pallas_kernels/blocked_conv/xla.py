@@ -15,7 +15,10 @@ SMALLEST = 128
 
 
 def block_size(taps: int, length: int) -> int:
-    """Steps per block: the filter rounded up to a multiple of STEP, at least SMALLEST, less for short rows."""
+    """Return steps per block: the filter rounded up to a multiple of STEP, at least SMALLEST.
+
+    There are fewer for short rows.
+    """
     block = max(SMALLEST, -(-taps // STEP) * STEP)
     return block if length > block else min(block, 1 << (length - 1).bit_length())
 
@@ -31,7 +34,7 @@ def blocked_conv_xla(
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
 ) -> Float[Array, "B D T"]:
-    """See `blocked_conv`."""
+    """Compute `blocked_conv` by XLA."""
     u = enter(x, pre_gate, segment_ids)
     centre = 0 if causal else (filter.shape[1] - 1) // 2
     block = block_size(filter.shape[1] - centre, x.shape[2])
@@ -53,7 +56,10 @@ def blocked_conv_xla(
 def _by_blocks(
     u: Array, h: Array, documents: Array | None, block: int, centre: int, one_document_per_block: bool
 ) -> Array:
-    """Rematerialised, as it is linear in u and h: backward needs these two and no intermediate."""
+    """Convolve by blocks.
+
+    It is rematerialised: linear in u and h, backward needs these two and no intermediate.
+    """
     count = -(-u.shape[-1] // block)
 
     def blocks(z: Array) -> Array:
@@ -74,7 +80,10 @@ def _by_blocks(
 def _from_neighbour(
     h: Array, here: Array, ids: Array | None, step: int, centre: int, one_document_per_block: bool
 ) -> Array:
-    """What each block gets from the block `step` before it. Only the document across their edge takes part."""
+    """Return what each block gets from the block `step` before it.
+
+    Only the document across their edge takes part.
+    """
     block = here.shape[-1]
     near = _move(here, step, axis=2)
     if ids is not None and not one_document_per_block:
@@ -89,7 +98,7 @@ def _from_neighbour(
 
 
 def _move(x: Array, step: int, axis: int) -> Array:
-    """x moved by one block along `axis`, to the right for step 1, to the left for -1; zeros enter."""
+    """Move x by one block along `axis`: right for step 1, left for -1; zeros enter."""
     pad = [(0, 0)] * x.ndim
     pad[axis] = (1, 0) if step == 1 else (0, 1)
     count = x.shape[axis]
