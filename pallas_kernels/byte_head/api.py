@@ -28,7 +28,7 @@ def cross_entropy(
     *,
     implementation: Literal["xla", "reference"] | None = None,
 ) -> Float[Array, "*S T"]:
-    """-log softmax(x head)[target] of each byte in nats, without keeping its logits.
+    """Return -log softmax(x head)[target] of each byte in nats, without keeping its logits.
 
     Sums are fp32, and so is the result; the head is rounded to x's dtype, its gradient is summed in fp32.
 
@@ -62,7 +62,7 @@ def entropy(
     *,
     implementation: Literal["xla", "reference"] | None = None,
 ) -> Float[Array, "*S T"]:
-    """-sum_v p_v log p_v in nats with p = softmax(x head), without keeping the logits.
+    """Return -sum_v p_v log p_v in nats with p = softmax(x head), without keeping the logits.
 
     Sums are fp32, and so is the result; the head is rounded to x's dtype, its gradient is summed in fp32.
 
@@ -82,7 +82,9 @@ def entropy(
 
 @checked
 def explain(of: Literal["cross_entropy", "entropy"], *, device: Device | None = None) -> str:
-    """Which implementation runs, and why not the faster ones; it depends on the device alone.
+    """Return which implementation runs, and why not the faster ones.
+
+    It depends only on the device.
 
     Args:
       of: which of the two functions.

@@ -17,7 +17,10 @@ CHUNKS = (8_192, 32_768, 131_072)
 
 
 def plan(shape: ByteHeadShape, dtype: Any = jnp.bfloat16) -> Plan:
-    """Every chunk length against the plain version, on hidden states in `dtype` and a head in fp32."""
+    """Plan every chunk length against the plain version.
+
+    Hidden states are in `dtype`, the head is in fp32.
+    """
     states, weights, ids = jax.random.split(jax.random.key(1), 3)
     tokens = shape.batch * shape.length
     args = (
@@ -46,7 +49,7 @@ def _plain(x: Any, head: Any, targets: Any) -> Any:
 
 
 def _by_rows(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Row after row, so that fp32 logits of a whole batch need no room."""
+    """Run row after row, so that fp32 logits of a whole batch need no room."""
 
     def run(x: Any, head: Any, targets: Any) -> Any:
         return jax.lax.map(lambda row: fn(row[0], head, row[1]), (x, targets))

@@ -8,13 +8,13 @@ from jaxtyping import Array, Float, Int
 def cross_entropy(
     x: Float[Array, "*S T D"], head: Float[Array, "D V"], targets: Int[Array, "*S T"]
 ) -> Float[Array, "*S T"]:
-    """-log p_target."""
+    """Return -log p_target."""
     log_p = _log_probabilities(x, head)
     return -jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0]
 
 
 def entropy(x: Float[Array, "*S T D"], head: Float[Array, "D V"]) -> Float[Array, "*S T"]:
-    """-sum_v p_v log p_v."""
+    """Return -sum_v p_v log p_v."""
     log_p = _log_probabilities(x, head)
     return -jnp.sum(jnp.exp(log_p) * log_p, -1)
 

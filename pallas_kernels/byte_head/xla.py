@@ -29,7 +29,7 @@ def cross_entropy(
     *,
     tokens: int = TOKENS,
 ) -> Float[Array, "*S T"]:
-    """See `pallas_kernels.byte_head.cross_entropy`; logits of about `tokens` tokens exist at a time."""
+    """Compute `cross_entropy`; logits of about `tokens` tokens exist at a time."""
     rows = _as_rows(x)
     rows, head, flat = vary_alike(rows, head, targets.reshape(rows.shape[:2]))
     return _cross_entropy(_chunk(rows, tokens), rows, head, flat).reshape(targets.shape)
@@ -38,7 +38,7 @@ def cross_entropy(
 def entropy(
     x: Float[Array, "*S T D"], head: Float[Array, "D V"], *, tokens: int = TOKENS
 ) -> Float[Array, "*S T"]:
-    """See `pallas_kernels.byte_head.entropy`; logits of about `tokens` tokens exist at a time."""
+    """Compute `entropy`; logits of about `tokens` tokens exist at a time."""
     rows, head = vary_alike(_as_rows(x), head)
     return _entropy(_chunk(rows, tokens), rows, head).reshape(x.shape[:-1])
 
@@ -98,7 +98,10 @@ def _logits(x: Float[Array, "B C D"], head: Float[Array, "D V"]) -> Float[Array,
 
 
 def _is_target(logits: Array, targets: Array) -> Array:
-    """A comparison instead of a gather, whose gradient would be a scatter."""
+    """Compare ids with targets.
+
+    The gradient of a gather would be a scatter.
+    """
     return targets[..., None] == lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
 
 
@@ -107,7 +110,10 @@ def _as_rows(x: Float[Array, "*S T D"]) -> Float[Array, "B T D"]:
 
 
 def _chunk(x: Float[Array, "B T D"], tokens: int) -> int:
-    """Steps of each row in a chunk, rows being split evenly. Rows are not mixed: they may lie on many devices."""
+    """Return steps of each row in a chunk, rows split evenly.
+
+    Rows are not mixed: they may lie on many devices.
+    """
     rows, length = x.shape[:2]
     count = -(-length // max(tokens // rows, 1))
     return -(-length // count)
@@ -123,7 +129,7 @@ def _part(x: Array, index: Array, chunk: int) -> Array:
 
 
 def _by_chunks(fn: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
-    """fn of every chunk of the arrays [B, T, ...], its results [B, chunk] put together to [B, T]."""
+    """Return fn of every chunk of the arrays [B, T, ...], results [B, chunk] joined to [B, T]."""
     length = arrays[0].shape[1]
     arrays = tuple(_padded(a, chunk) for a in arrays)
     count = jnp.arange(arrays[0].shape[1] // chunk, dtype=jnp.int32)
@@ -139,7 +145,10 @@ def _pull(
     g: Float[Array, "B T"],
     *saved: Array,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "D V"]]:
-    """Gradients of x and head: chunk after chunk, cotangent times slope(logits, *saved) sent back."""
+    """Return gradients of x and head, chunk after chunk.
+
+    Each chunk sends back the cotangent times slope(logits, *saved).
+    """
     length = x.shape[1]
     x, *per_token = (_padded(a, chunk) for a in (x, g, *saved))
 
