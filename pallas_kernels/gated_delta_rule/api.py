@@ -18,7 +18,7 @@ OP = "gated_delta_rule"
 
 
 def _mosaic_gpu_step(*args: Any, **options: Any) -> Any:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.gated_delta_rule.mosaic_gpu_step import gated_delta_rule_step
 
     return gated_delta_rule_step(*args, **options)
@@ -51,7 +51,7 @@ def gated_delta_rule(
     chunk_size: int = 64,
     implementation: Literal["jla", "mosaic_gpu_step", "xla", "reference"] | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Linear attention that replaces what its state holds at a key, in linear time.
+    """Attend linearly, replacing what the state holds at a key, in linear time.
 
     S_t = exp(log_gate_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T,  o_t = scale S_t^T q_t.
 
@@ -101,5 +101,8 @@ def gated_delta_rule(
 
 
 def explain(q: Any, k: Any, v: Any, beta: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    """Return which implementation runs for these arrays on `device`, and why no faster one.
+
+    Arrays may be ShapeDtypeStructs.
+    """
     return explain_call(gated_delta_rule, device, q, k, v, beta, **options)

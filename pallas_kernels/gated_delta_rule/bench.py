@@ -15,7 +15,10 @@ CHUNK = 64
 
 
 def arrays(shape: DeltaRuleShape) -> dict[str, Any]:
-    """bf16 streams with keys of length 1, fp32 beta, and gates that keep from a few steps to a few thousand."""
+    """Draw bf16 streams with keys of length 1, fp32 beta, and gates.
+
+    Gates keep from a few steps to a few thousand.
+    """
     keys, batch = jax.random.split(jax.random.key(1), 5), (shape.batch, shape.length)
     narrow, full = (*batch, shape.key_heads, shape.keys), (*batch, shape.heads, shape.values)
     k = jax.random.normal(keys[1], narrow)

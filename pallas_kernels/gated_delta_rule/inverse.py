@@ -9,7 +9,7 @@ from pallas_kernels._own_gradient import OwnGradient
 
 
 def unit_lower_inverse(lower: Float[Array, "*S C C"]) -> Float[Array, "*S C C"]:
-    """(I + lower)^-1 for a strictly lower triangular matrix; C is a power of two.
+    """Return (I + lower)^-1 for a strictly lower triangular matrix; C is a power of two.
 
     A block of 2, 4, 8 ... C rows has the inverse [[X, 0], [-Y M X, Y]], with X and Y those of its halves and M what
     lies below the diagonal. This is substitution by blocks. Powers of `lower`, whose sum the inverse is too, would grow
@@ -31,7 +31,7 @@ def _inverse(lower: Array) -> Array:
 
 
 def _below(lower: Array, size: int) -> Array:
-    """The blocks of `size` rows below the diagonal blocks, [..., M, size, size]."""
+    """Return blocks of `size` rows below the diagonal blocks, [..., M, size, size]."""
     lead, count = lower.shape[:-2], lower.shape[-1] // (2 * size)
     blocks = lower.reshape(*lead, count, 2, size, count, 2, size)[..., :, 1, :, :, 0, :]
     return jnp.moveaxis(jnp.diagonal(blocks, axis1=-4, axis2=-2), -1, -3)

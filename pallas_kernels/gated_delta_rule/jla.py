@@ -14,7 +14,7 @@ WIDTHS = frozenset(
 
 
 def why_not(device: Device, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> str | None:
-    """Why the package's kernels cannot run such a call, or None."""
+    """Return why the package's kernels cannot run such a call, or None."""
     if (reason := why_not_rows(device, q, k, v)) is not None:
         return reason
     if (widths := (k.shape[3], v.shape[3])) not in WIDTHS:
@@ -35,7 +35,7 @@ def gated_delta_rule_jla(
     scale: float = 1.0,
     chunk_size: int = 64,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """See `gated_delta_rule`; its chunks are of 64 steps."""
+    """Compute `gated_delta_rule` by the package; its chunks are of 64 steps."""
     return call_jla(
         "deltanet" if log_gate is None else "gated_deltanet",
         *(q, k, v),

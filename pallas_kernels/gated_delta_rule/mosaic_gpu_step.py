@@ -24,7 +24,9 @@ def gated_delta_rule_step(
     chunk_size: int = 64,
     interpret: Any = None,
 ) -> Float[Array, "B 1 H V"] | tuple[Float[Array, "B 1 H V"], Float[Array, "B H K V"]]:
-    """See `gated_delta_rule`. Its gradient is that of `xla`.
+    """Compute one step of `gated_delta_rule`.
+
+    Its gradient is that of `xla`.
 
     Args:
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.

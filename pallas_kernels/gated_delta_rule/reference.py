@@ -22,7 +22,10 @@ def gated_delta_rule_reference(
     scale: float = 1.0,
     chunk_size: int = 64,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """See `gated_delta_rule`. It has derivatives of any order, forward mode too."""
+    """Compute `gated_delta_rule` by its definition.
+
+    It has derivatives of any order, forward mode too.
+    """
     (batch, length, heads, values), keys, group = v.shape, k.shape[3], v.shape[2] // k.shape[2]
     wide = accumulator(v.dtype)
 

@@ -23,7 +23,9 @@ def carry_states(
     start: Float[Array, "B J G K V"],
     dtype: Any,
 ) -> tuple[Float[Array, "N B J G K V"], Float[Array, "N B J G C V"], Float[Array, "B J G K V"]]:
-    """The states before each chunk S in `dtype`, the values written D, and the state behind the last chunk.
+    """Return states S before chunks, values D written, and the state behind the last chunk.
+
+    S and D are in `dtype`.
 
     Args:
       decay: a, of a whole chunk.
@@ -40,7 +42,10 @@ def carry_states(
 def _carry(
     decay: Array, reading: Array, offered: Array, writing: Array, start: Array, dtype: Any
 ) -> tuple[Array, Array, Array]:
-    """The gradient is a loop with two products a chunk as well; the rest XLA multiplies for all chunks at once."""
+    """Carry states over chunks.
+
+    The gradient is a loop with two products a chunk as well; XLA multiplies the rest for all chunks at once.
+    """
 
     def step(state: Array, now: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
         decay, reading, offered, writing = now

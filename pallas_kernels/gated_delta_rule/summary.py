@@ -23,7 +23,7 @@ def gated_delta_rule_summary(
     chunk_size: int = 64,
     implementation: Any = None,
 ) -> tuple[Float[Array, "B H K K"], Float[Array, "B H K V"], Float[Array, "B T H K"]]:
-    """The transition over all steps, the state that they leave behind from zero, and what they read of a state.
+    """Return the transition over all steps, the state left from zero, and what reads a state.
 
     Behind the stretch the state is transition @ state + left, and its outputs are those from zero + state^T reads.
     Where a document begins behind the row's first token the transition is zero, and so are the reads from there on.
@@ -58,7 +58,7 @@ def gated_delta_rule_adjoint(
     *,
     segment_ids: Int[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B H K K"], Float[Array, "B H K V"]]:
-    """What a stretch does to the gradient by the state behind it, both fp32.
+    """Return what a stretch does to the gradient by the state behind it, both fp32.
 
     Before the stretch it is back @ gradient + read. back is the transition, transposed. read is what outputs with the
     cotangents do say of the state that enters: the sum of reads_t do_t^T.

@@ -29,7 +29,7 @@ def gated_delta_rule_xla(
     scale: float = 1.0,
     chunk_size: int = 64,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """See `gated_delta_rule`."""
+    """Compute `gated_delta_rule` by XLA."""
     (batch, length, heads, values), (_, _, key_heads, keys) = v.shape, k.shape
     wide, grouped = accumulator(v.dtype), (batch, length, key_heads, heads // key_heads)
     gate = jnp.zeros(v.shape[:3], wide) if log_gate is None else log_gate
@@ -48,7 +48,9 @@ def gated_delta_rule_xla(
 def _chunked(
     q: Array, k: Array, v: Array, beta: Array, gate: Array, state: Array, numbers: Array | None, chunk: int
 ) -> tuple[Array, Array]:
-    """Rematerialised: backward keeps the inputs and no state.
+    """Run chunks.
+
+    It is rematerialised: backward keeps the inputs and no state.
 
     Args:
       v: [B, T, J, G, V].
