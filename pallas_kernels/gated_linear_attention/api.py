@@ -17,7 +17,7 @@ OP = "gated_linear_attention"
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Any:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
 
     return gated_linear_attention_mosaic_gpu(*args, **options)
@@ -28,7 +28,7 @@ def _mosaic_gpu_stretches(*args: Any, **options: Any) -> Any:
 
 
 def _mosaic_gpu_step(*args: Any, **options: Any) -> Any:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.gated_linear_attention.mosaic_gpu_step import gated_linear_attention_step
 
     return gated_linear_attention_step(*args, **options)
@@ -67,7 +67,7 @@ def gated_linear_attention(
     ]
     | None = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """Linear attention with a gated matrix of state per head, in linear time.
+    """Attend linearly with a gated matrix of state per head, in linear time.
 
     S_t = A_t * S_{t-1} + k_t v_t^T,  o_t = scale S_t^T q_t, elementwise in A_t, which has the shape of S and is
     exp(log_gate_t) throughout, exp(log_key_gate_t) in each column or exp(log_value_gate_t) in each row.
@@ -124,7 +124,7 @@ def gated_linear_attention(
 
 
 def check_one_gate(log_gate: Any, log_key_gate: Any, log_value_gate: Any) -> None:
-    """Raises ValueError if more than one gate is given."""
+    """Raise ValueError if more than one gate is given."""
     gates = {"log_gate": log_gate, "log_key_gate": log_key_gate, "log_value_gate": log_value_gate}
     given = [name for name, gate in gates.items() if gate is not None]
     if len(given) > 1:
@@ -134,5 +134,8 @@ def check_one_gate(log_gate: Any, log_key_gate: Any, log_value_gate: Any) -> Non
 
 
 def explain(q: Any, k: Any, v: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    """Return which implementation runs for these arrays on `device`, and why no faster one.
+
+    Arrays may be ShapeDtypeStructs.
+    """
     return explain_call(gated_linear_attention, device, q, k, v, **options)

@@ -15,7 +15,7 @@ CHUNK = 64
 
 
 def arrays(shape: LinearAttentionShape) -> dict[str, Any]:
-    """bf16 streams and fp32 gates that keep from a few steps to a few thousand."""
+    """Draw bf16 streams and fp32 gates that keep from a few steps to a few thousand."""
     keys, batch = jax.random.split(jax.random.key(1), 4), (shape.batch, shape.length)
     narrow, full = (*batch, shape.key_heads, shape.keys), (*batch, shape.heads, shape.values)
     names = {

@@ -16,7 +16,10 @@ from pallas_kernels._linear_state.products import product
 def score_under_key_gates(
     q: Float[Array, "N B H C K"], k: Float[Array, "N B H C K"], sums: Sums, dtype: Any
 ) -> Float[Array, "N B H C C"]:
-    """sum_k q_ik k_jk exp(sum of gate k over the steps behind j up to i) for j <= i, zero above."""
+    """Return scores under gates of key channels for j <= i, zero above.
+
+    They are sum_k q_ik k_jk exp(sum of gate k over the steps behind j up to i).
+    """
     scores = jnp.sum(q * k, -1)[..., None, None]
     for level, (prefix, suffix) in enumerate(sums[:-1]):
         size = 1 << level
@@ -32,7 +35,10 @@ def score_under_key_gates(
 def read_under_value_gates(
     scores: Float[Array, "N B H C C"], v: Float[Array, "N B H C G V"], sums: Sums, dtype: Any
 ) -> Float[Array, "N B H C G V"]:
-    """sum_{j <= i} scores_ij v_jv exp(sum of gate v over the steps behind j up to i)."""
+    """Return reads under gates of value channels.
+
+    They are sum_{j <= i} scores_ij v_jv exp(sum of gate v over the steps behind j up to i).
+    """
     blocks, o = scores[:, :, :, None], jnp.zeros_like(v)
     for level in reversed(range(len(sums) - 1)):
         size, (prefix, suffix) = 1 << level, sums[level]

@@ -20,17 +20,17 @@ PIECE = 64
 
 
 def filled_keys(keys: int) -> int:
-    """The narrowest heads of keys that hold as many channels."""
+    """Return the narrowest heads of keys that hold as many channels."""
     return next((width for width in WIDTHS if keys <= width), -(-keys // WIDTHS[-1]) * WIDTHS[-1])
 
 
 def filled_values(values: int) -> int:
-    """The narrowest heads of values that hold as many channels."""
+    """Return the narrowest heads of values that hold as many channels."""
     return -(-values // PIECE) * PIECE
 
 
 def program_values(keys: int, values: int, *, by_key: bool) -> int:
-    """Value channels of a program, of heads as wide as they are filled up to.
+    """Return the value channels of a program, for heads as wide as they are filled up to.
 
     Two warpgroups share what they make of key channels: of gates by key channel only if each has 64 of them.
     """
@@ -39,12 +39,12 @@ def program_values(keys: int, values: int, *, by_key: bool) -> int:
 
 
 def why_not(device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, **_: Any) -> str | None:
-    """Why the kernels cannot run such a call, or None."""
+    """Return why the kernels cannot run such a call, or None."""
     return why_not_heads(device, q, k, v, by_key=log_key_gate is not None) or why_not_steps(v.shape[1])
 
 
 def why_not_heads(device: Device, q: Any, k: Any, v: Any, *, by_key: bool) -> str | None:
-    """Why the kernels cannot run such a call with rows of any length, or None."""
+    """Return why the kernels cannot run such a call with rows of any length, or None."""
     if refused := why_not_streams(device, q, k, v):
         return refused
     if k.shape[3] > (WIDTHS[-1] if by_key else WIDEST):
@@ -61,7 +61,10 @@ def why_not_heads(device: Device, q: Any, k: Any, v: Any, *, by_key: bool) -> st
 
 
 def why_not_steps(length: int) -> str | None:
-    """Why the kernels cannot run rows of as many steps, or None: gradients have a program for each chunk."""
+    """Return why the kernels cannot run rows of as many steps, or None.
+
+    Gradients have a program for each chunk.
+    """
     if (chunks := -(-length // PIECE)) > MOST_BLOCKS:
         longest = MOST_BLOCKS * PIECE
         return (
@@ -73,7 +76,10 @@ def why_not_steps(length: int) -> str | None:
 def rather_not(
     device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, log_value_gate: Any = None, **_: Any
 ) -> str | None:
-    """Why a call is left to others, or None: rows of a few steps, as in decoding, and widths that were not timed."""
+    """Return why a call is left to others, or None.
+
+    These are rows of a few steps, as in decoding, and widths that were not timed.
+    """
     del device, q
     (_, length, _, values), keys = v.shape, k.shape[3]
     if length < PIECE:

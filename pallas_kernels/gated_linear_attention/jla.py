@@ -21,7 +21,7 @@ def why_not(
     log_value_gate: Any = None,
     **_: Any,
 ) -> str | None:
-    """Why the package's kernels cannot run such a call, or None."""
+    """Return why the package's kernels cannot run such a call, or None."""
     if (reason := why_not_rows(device, q, k, v)) is not None:
         return reason
     if log_value_gate is not None:
@@ -38,7 +38,7 @@ def why_not(
 def rather_not(
     device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, **options: Any
 ) -> str | None:
-    """Why a call is left to others, or None."""
+    """Return why a call is left to others, or None."""
     if (refused := jla.rather_not(device, q, k, v, log_key_gate, **options)) is not None:
         return refused
     (key_heads, keys), (heads, values) = k.shape[2:], v.shape[2:]
@@ -66,7 +66,10 @@ def gated_linear_attention_jla(
     scale: float = 1.0,
     chunk_size: int = 64,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """See `gated_linear_attention`; its chunks are of 64 steps, its heads of 64 or 128 channels."""
+    """Compute `gated_linear_attention` by the package.
+
+    Its chunks are of 64 steps, its heads of 64 or 128 channels.
+    """
     pieces = Pieces.of(k, v, by_key=log_key_gate is not None)
     if log_key_gate is not None:
         kind, gate = "gla", pieces.of_keys(log_key_gate)

@@ -51,7 +51,9 @@ def gated_linear_attention_mosaic_gpu(
     chunk_size: int = 64,
     interpret: Any = None,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """See `gated_linear_attention`; what `hopper.why_not` refuses is not looked at again, and chunks are of 64.
+    """Compute `gated_linear_attention`; what `hopper.why_not` refuses is not checked again.
+
+    Chunks are of 64.
 
     Args:
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
@@ -73,7 +75,10 @@ def gated_linear_attention_mosaic_gpu(
 
 
 def _fill(q: Array, k: Array, v: Array, gate: Array, state: Array, name: str) -> tuple[Array, ...]:
-    """Channels of zeros up to widths that programs have: they hold a state of zeros, whatever its gate."""
+    """Fill channels with zeros up to a program's width.
+
+    They hold a state of zeros, whatever its gate.
+    """
     keys, values = filled_keys(k.shape[3]) - k.shape[3], filled_values(v.shape[3]) - v.shape[3]
     of_gate = {"log_gate": 0, "log_key_gate": keys, "log_value_gate": values}[name]
 
@@ -138,7 +143,10 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 def _prepare(
     ids: Int[Array, "B T"] | None, q: Array, k: Array, v: Array, gate: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Zeros where there is no token, and gates in units of log 2 that forget all where a document begins."""
+    """Zero positions without a token, and return gates in units of log 2.
+
+    Gates forget all where a document begins.
+    """
     q, k, v, gate = (only_tokens(x, ids) for x in (q, k, v, gate))
     log2 = jnp.maximum(gate.astype(jnp.float32) * math.log2(math.e), LEAST)
     if ids is not None:
@@ -155,23 +163,23 @@ class Split(NamedTuple):
     parts: int
 
     def gates(self, log2: Array) -> tuple[Array, Array]:
-        """As the kernels take them."""
+        """Return gates as the kernels take them."""
         return sums_of_heads(log2, self.parts) if self.call.gate == "head" else halves_of_gates(log2)
 
     def states(self, state: Float[Array, "B H K V"]) -> Float[Array, "B heads K width"]:
-        """In fp32."""
+        """Return states in fp32."""
         batch, _, keys, _ = state.shape
         cut = state.astype(jnp.float32).reshape(batch, -1, keys, self.parts, self.call.workers * PIECE)
         return jnp.moveaxis(cut, 3, 2).reshape(batch, self.heads, keys, -1)
 
     def whole_states(self, state: Float[Array, "B heads K width"]) -> Float[Array, "B H K V"]:
-        """The inverse of `states`."""
+        """Undo `states`."""
         batch, _, keys, width = state.shape
         cut = jnp.moveaxis(state.reshape(batch, -1, self.parts, keys, width), 2, 3)
         return cut.reshape(batch, self.heads // self.parts, keys, -1)
 
     def sum_heads(self, x: Float[Array, "B padded C"], k: Float[Array, "B T J K"]) -> Float[Array, "B T J K"]:
-        """Of all heads that share one of keys, in fp32 if they are several."""
+        """Sum over all heads that share one of keys, in fp32 if they are several."""
         x = x[:, : k.shape[1]].reshape(*k.shape[:3], -1, k.shape[3])
         return x[:, :, :, 0] if x.shape[3] == 1 else x.astype(jnp.float32).sum(3)
 
@@ -195,7 +203,7 @@ def _split(k: Array, v: Array, gate: Gate, scale: float, interpret: Any) -> Spli
 
 
 def sums_of_heads(log2: Float[Array, "B T H"], parts: int) -> tuple[Array, Array]:
-    """Sums of each chunk's gates up to a step and behind it, [B, H parts, T] with whole chunks."""
+    """Sum each chunk's gates up to a step and behind it, [B, H parts, T] with whole chunks."""
     batch, length, heads = log2.shape
     log2 = jnp.repeat(jnp.swapaxes(log2, 1, 2), parts, axis=1)
     log2 = jnp.pad(log2, ((0, 0), (0, 0), (0, -length % PIECE))).reshape(batch, heads * parts, -1, PIECE)
@@ -205,7 +213,7 @@ def sums_of_heads(log2: Float[Array, "B T H"], parts: int) -> tuple[Array, Array
 
 
 def halves_of_gates(log2: Float[Array, "B T H C"]) -> tuple[Array, Array]:
-    """bf16 numbers whose sum has 16 bits of each gate.
+    """Return bf16 numbers whose sum has 16 bits of each gate.
 
     XLA may drop a cast to bf16 and back, but no `reduce_precision`.
     """
@@ -214,5 +222,5 @@ def halves_of_gates(log2: Float[Array, "B T H C"]) -> tuple[Array, Array]:
 
 
 def _matrix(x: Float[Array, "B T H C"]) -> Float[Array, "B padded H*C"]:
-    """Heads side by side, and a multiple of 8 steps, as the copy engine wants it."""
+    """Lay heads side by side, filled to a multiple of 8 steps, as the copy engine wants it."""
     return jnp.pad(x.reshape(*x.shape[:2], -1), ((0, 0), (0, -x.shape[1] % 8), (0, 0)))

@@ -66,9 +66,9 @@ class Shared(NamedTuple):
 
 
 def gradients(streams: Sequence[Array], call: Call, heads: int, interpret: Any) -> tuple[Array, ...]:
-    """dq, dk and dv as matrices in bf16, of each head of v; that of the gates in fp32, with whole chunks.
+    """Return dq, dk, dv as bf16 matrices of each head of v, and the gates' gradient in fp32.
 
-    For gates by head that is [B, heads x warpgroups x 4, T].
+    The latter has whole chunks. For gates by head that is [B, heads x warpgroups x 4, T].
 
     Args:
       streams: q, k, v, do, two gates as matrices (see `mosaic_gpu_forward`), states before and gradients behind chunks.
@@ -123,7 +123,7 @@ def _scratch(call: Call) -> Shared:
 
 
 def _program(*refs: Any, call: Call) -> None:
-    """One chunk of one head of one row."""
+    """Run one chunk of one head of one row."""
     *arrays, dq, dk, dv, dgate, shared = refs
     chunk, head, row = (lax.axis_index(name) for name in ("chunk", "head", "row"))
     worker = lax.axis_index("warpgroup") if _warpgroups(call) > 1 else 0
@@ -183,7 +183,7 @@ Done = list[tuple[Any, Any]]
 
 
 def merge_weights(lower: Tile, upper: Tile, masks: Pairs) -> tuple[Tile, Tile]:
-    """W + W^T off the diagonal in bf16, and the diagonal in each column."""
+    """Return W + W^T off the diagonal in bf16, and the diagonal in each column."""
     both = jnp.where(masks.behind(), upper, lower).astype(jnp.bfloat16)
     return both, spread(jnp.where(masks.same(), lower, 0.0).sum(axis=1))
 
@@ -236,7 +236,9 @@ def _by_head(shared: Shared, keys: list[Any], values: list[Any], worker: Any, ca
 def sum_parts(
     parts: Float[Array, "B rows padded"], sums: Float[Array, "B heads padded"], heads: int
 ) -> Float[Array, "B padded H"]:
-    """The gradient of the gates of H heads: what spans a step, and of its chunk reading from it on, writing before it.
+    """Return the gradient of the gates of H heads.
+
+    It is what spans a step, plus what its chunk reads from it on and writes before it.
 
     Args:
       parts: of all heads and warpgroups, see `PARTS`; the states' are by key channel.
@@ -328,7 +330,7 @@ def _by_value(
 
 
 def _exchange(scores: Tile, shared: Shared, worker: Any, masks: Pairs, call: Call) -> list[Any]:
-    """Scores below the diagonal over this warpgroup's channels, and over the other's if there is one, in shared memory.
+    """Exchange scores below the diagonal over the warpgroups' channels, in shared memory.
 
     What was written to shared memory before may be read after.
     """
@@ -350,7 +352,9 @@ def decay_pair(
     masks: Pairs,
     call: Call,
 ) -> tuple[Tile, Tile, Tile, Tile]:
-    """da, db, a b^T + b a^T with decays, and the gradient of the gates; a and b are left decayed to the chunk's ends.
+    """Return da, db, a b^T + b a^T with decays, and the gates' gradient.
+
+    a and b are left decayed to the chunk's ends.
 
     Args:
       pair: a, to be multiplied by `factor`, and b.

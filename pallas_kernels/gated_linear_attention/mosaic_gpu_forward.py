@@ -83,7 +83,7 @@ class Shared(NamedTuple):
 def forward(
     streams: Sequence[Array], call: Call, heads: int, interpret: Any
 ) -> tuple[Float[Array, "B T HV"], Float[Array, "B H K V"]]:
-    """Outputs, as wide as v, and final states in fp32.
+    """Return outputs, as wide as v, and final states in fp32.
 
     Args:
       streams: q, k, v as matrices [B, T, heads x channels], gates (see `Stage`), initial states in fp32.
@@ -121,7 +121,7 @@ def _scratch(call: Call) -> Shared:
 
 
 def _program(*refs: Any, call: Call) -> None:
-    """One head of one row."""
+    """Run one head of one row."""
     q, k, v, *gates, start, o, final, shared = refs
     worker = lax.axis_index("warpgroup")
 
@@ -137,7 +137,7 @@ def _program(*refs: Any, call: Call) -> None:
 
 
 def _feed(arrays: Stage, shared: Shared, call: Call) -> None:
-    """Copies one chunk after another."""
+    """Copy one chunk after another."""
     row, head, stage = lax.axis_index("row"), lax.axis_index("head"), shared.stage
     group = head // call.ratio
 
@@ -161,7 +161,7 @@ def _feed(arrays: Stage, shared: Shared, call: Call) -> None:
 
 
 def _compute(start: Any, o: Any, final: Any, shared: Shared, call: Call) -> None:
-    """A warpgroup's value channels, chunk after chunk."""
+    """Compute a warpgroup's value channels, chunk after chunk."""
     row, head, worker = (lax.axis_index(name) for name in ("row", "head", "warpgroup"))
     own = pl.ds(worker * PIECE, PIECE)
     parts = [(row, head, pl.ds(i * PIECE, PIECE), own) for i in range(call.keys)]
@@ -190,7 +190,7 @@ def _compute(start: Any, o: Any, final: Any, shared: Shared, call: Call) -> None
 
 
 def _places(shared: Shared, step: Array, call: Call) -> tuple[list[Any], list[Any], Any, list[Any], Any]:
-    """Tiles of q and of k, this warpgroup's of v, of the state as it was before the chunk, and its two spare ones."""
+    """Return tiles of q, k, this warpgroup's v, the state before the chunk, and two spare ones."""
     slot, worker, stage = step % STAGES, lax.axis_index("warpgroup"), shared.stage
     q, k = ([ref.at[slot, i] for i in range(call.keys)] for ref in (stage.q, stage.k))
     states = [shared.states.at[worker, i] for i in range(call.keys)]
@@ -202,12 +202,15 @@ def _scores(q: list[Any], k: list[Any], call: Call) -> Tile:
 
 
 def _written(k: list[Any], v: Any, decayed: Sequence[Tile], call: Call) -> State:
-    """The state behind the chunk, from what is left of that before it."""
+    """Return the state behind the chunk, from what is left of that before it."""
     return tuple(multiply([(a.T, v)], call, total) for a, total in zip(k, decayed, strict=True))
 
 
 def _by_head(shared: Shared, step: Array, state: State, call: Call) -> tuple[Tile, State]:
-    """Of sums up to two steps of a chunk the difference is used, as they were cut where nothing is left."""
+    """Run a chunk under gates of heads.
+
+    The difference of sums up to two steps is used: sums were cut where nothing is left.
+    """
     q, k, v, states, spare = _places(shared, step, call)
     sums, rest = (ref.at[step % STAGES] for ref in shared.stage.gates)
     here = spread(by_row(sums))
@@ -248,7 +251,10 @@ def _by_key(shared: Shared, step: Array, state: State, call: Call) -> tuple[Tile
 
 
 def _scores_by_key(tile: list[Any], gates: list[Any], spare: Any, masks: Pairs, call: Call) -> Tile:
-    """Scores over 64 key channels; q and k are left with their decays from and to the chunk's ends."""
+    """Return scores over 64 key channels.
+
+    q and k are left with their decays from and to the chunk's ends.
+    """
     scores = jnp.where(masks.same(), spread((read(tile[0]) * read(tile[1])).sum(axis=1)), 0.0)
 
     def add(level: Array, scores: Tile) -> Tile:
@@ -276,7 +282,7 @@ def _by_value(shared: Shared, step: Array, state: State, call: Call) -> tuple[Ti
 def read_under_value_gates(
     scores: Tile, entered: Tile, v: Any, gates: Sequence[Any], spare: Any, masks: Pairs, call: Call
 ) -> Tile:
-    """What a chunk's steps read under gates by value channel, without `scale`.
+    """Return what a chunk's steps read under gates by value channel, without `scale`.
 
     Args:
       scores: q k^T of all pairs.

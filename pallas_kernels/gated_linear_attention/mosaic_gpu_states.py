@@ -57,7 +57,9 @@ class Shared(NamedTuple):
 def states(
     streams: Sequence[Array], call: Call, heads: int, interpret: Any, *, reverse: bool = False
 ) -> tuple[Float[Array, "BHNK V"], Float[Array, "B H K V"]]:
-    """The state before each chunk (`reverse`: the gradient behind it), as a matrix, and what leaves the last (first).
+    """Return the state before each chunk, as a matrix, and what leaves the last.
+
+    With `reverse` it is the gradient behind each chunk, and what leaves the first.
 
     Args:
       streams: k and v (`reverse`: q and the outputs' cotangent), gates as of the forward kernel, what enters, in fp32.
@@ -99,7 +101,7 @@ def _scratch(call: Call) -> Shared:
 
 
 def _program(*refs: Any, call: Call, reverse: bool) -> None:
-    """One head of one row."""
+    """Run one head of one row."""
     left, right, *gates, start, found, last, shared = refs
     worker = lax.axis_index("warpgroup")
 
@@ -139,7 +141,7 @@ def _feed(arrays: Sequence[Any], shared: Shared, call: Call, reverse: bool) -> N
 
 
 def _compute(start: Any, found: Any, last: Any, shared: Shared, call: Call, reverse: bool) -> None:
-    """A warpgroup's value channels, chunk after chunk."""
+    """Compute a warpgroup's value channels, chunk after chunk."""
     row, head, worker = (lax.axis_index(name) for name in ("row", "head", "warpgroup"))
     own = pl.ds(worker * PIECE, PIECE)
     parts = [(row, head, pl.ds(i * PIECE, PIECE), own) for i in range(call.keys)]
@@ -169,7 +171,7 @@ def _compute(start: Any, found: Any, last: Any, shared: Shared, call: Call, reve
 
 
 def _pass(shared: Shared, slot: Array, state: State, call: Call, reverse: bool) -> State:
-    """The state on the chunk's other side."""
+    """Return the state on the chunk's other side."""
     worker, masks = lax.axis_index("warpgroup"), pairs()
     left, right = [shared.left.at[slot, i] for i in range(call.keys)], shared.right.at[slot, worker]
     spare, factor = shared.spare.at[worker], call.scale if reverse else 1.0

@@ -27,7 +27,9 @@ def gated_linear_attention_step(
     chunk_size: int = 64,
     interpret: Any = None,
 ) -> Float[Array, "B 1 H V"] | tuple[Float[Array, "B 1 H V"], Float[Array, "B H K V"]]:
-    """See `gated_linear_attention`. Its gradient is that of `xla`.
+    """Compute one step of `gated_linear_attention`.
+
+    Its gradient is that of `xla`.
 
     Args:
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.

@@ -54,33 +54,33 @@ class Call(NamedTuple):
 
 
 def tiles(*places: int) -> Any:
-    """Scratch for tiles that tensor cores read."""
+    """Return scratch for tiles that tensor cores read."""
     return tile_ref(*places, PIECE, PIECE, dtype=jnp.bfloat16)
 
 
 def zeros() -> Tile:
-    """A tile in registers, laid out as products are."""
+    """Return a tile of zeros in registers, laid out as products are."""
     return plgpu.layout_cast(jnp.zeros((PIECE, PIECE), jnp.float32), plgpu.Layout.WGMMA)
 
 
 def by_row(ref: Any) -> Float[Array, "64"]:
-    """A vector from memory, one number for each row of a product."""
+    """Read a vector from memory, one number for each row of a product."""
     return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
 
 
 def along(ref: Any) -> Tile:
-    """One number a column, from memory, in each row."""
+    """Read one number a column, from memory, in each row."""
     column = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
     return lax.broadcast_in_dim(column, (PIECE, PIECE), [1])
 
 
 def read(ref: Any) -> Tile:
-    """A tile from shared memory, in fp32 and registers."""
+    """Read a tile from shared memory into registers, in fp32."""
     return plgpu.load(ref, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
 
 
 def boxes(ref: Any, at: tuple[Any, Any], of: Any, places: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """What of a matrix [B, T, heads x channels] goes to each place.
+    """Return what of a matrix [B, T, heads x channels] goes to each place.
 
     Args:
       at: row, and chunk.
@@ -93,7 +93,7 @@ def boxes(ref: Any, at: tuple[Any, Any], of: Any, places: Sequence[Any]) -> list
 
 
 def feed(sources: Callable[[Array], list[tuple[Any, Any]]], there: Any, free: Any, steps: int) -> None:
-    """Copies what each step needs as soon as its place is free, and sees all places free again."""
+    """Copy what each step needs once its place is free; wait for all places at the end."""
 
     def advance(step: Array, _: None) -> None:
         slot = step % STAGES
@@ -109,7 +109,10 @@ def feed(sources: Callable[[Array], list[tuple[Any, Any]]], there: Any, free: An
 
 
 def multiply(pairs: Sequence[tuple[Any, Any]], call: Call, total: Array | None = None) -> Array:
-    """total + sum left @ right in fp32; `right` is in shared memory, `left` there or in registers, in bf16."""
+    """Return total + sum left @ right in fp32.
+
+    `right` is in shared memory, `left` there or in registers, in bf16.
+    """
     if call.simulated:
         for left, right in pairs:
             product = jnp.dot(left[...], right[...], preferred_element_type=jnp.float32)
@@ -135,7 +138,7 @@ def multiply(pairs: Sequence[tuple[Any, Any]], call: Call, total: Array | None =
 
 
 def load_state(ref: Any, boxes: Sequence[Any], places: Sequence[Any]) -> State:
-    """Tiles in fp32 from global memory, bit by bit, by way of three tiles of shared memory.
+    """Load fp32 tiles from global memory, bit by bit, by way of three tiles of shared memory.
 
     Inside `shard_map` what is loaded from global memory varies over mesh axes and a sum of products does not. A loop
     carries one type.
@@ -161,68 +164,81 @@ class Pairs(NamedTuple):
     column: Int[Array, "64 64"]
 
     def until(self) -> Bool[Array, "64 64"]:
-        """Steps up to a row's own: the gates that a state from before the chunk has passed when it is read."""
+        """Mark steps up to a row's own.
+
+        A state from before the chunk has passed their gates when it is read.
+        """
         return self.column <= self.row
 
     def behind(self) -> Bool[Array, "64 64"]:
-        """Steps behind a row's own: the gates that what is written there passes up to the chunk's end."""
+        """Mark steps behind a row's own.
+
+        What is written there passes their gates up to the chunk's end.
+        """
         return self.column > self.row
 
     def same(self) -> Bool[Array, "64 64"]:
-        """The diagonal."""
+        """Mark the diagonal."""
         return self.column == self.row
 
     def is_second(self, level: Array) -> Bool[Array, "64 64"]:
-        """Rows in the second half of their block of 2^(level + 1)."""
+        """Mark rows in the second half of their block of 2^(level + 1)."""
         return ((self.row >> level) & 1) == 1
 
     def to_middle(self, level: Array) -> Bool[Array, "64 64"]:
-        """Steps between a row and the middle of its block of 2^(level + 1), its own in the second half."""
+        """Mark steps between a row and the middle of its block of 2^(level + 1).
+
+        Its own is among them in the second half.
+        """
         start, second = (self.row >> level) << level, self.is_second(level)
         first = jnp.where(second, start, self.row + 1)
         last = jnp.where(second, self.row, start + ((1 << level) - 1))
         return (self.column >= first) & (self.column <= last)
 
     def apart(self, level: Array) -> Bool[Array, "64 64"]:
-        """Rows in the second half and columns in the first half of one block of 2^(level + 1)."""
+        """Mark rows in the second half and columns in the first half of one block of 2^(level + 1)."""
         start, half = (self.row >> level) << level, 1 << level
         return self.is_second(level) & (self.column >= start - half) & (self.column < start)
 
 
 def pairs() -> Pairs:
-    """Of a chunk."""
+    """Return the pairs of a chunk."""
     return Pairs(
         *(plgpu.broadcasted_iota(jnp.int32, (PIECE, PIECE), i, layout=plgpu.Layout.WGMMA) for i in (0, 1))
     )
 
 
 def ones(where: Bool[Array, "64 64"] | None = None) -> Tile:
-    """1 there and 0 elsewhere, in bf16."""
+    """Return 1 there and 0 elsewhere, in bf16."""
     if where is None:
         return (zeros() + 1.0).astype(jnp.bfloat16)
     return jnp.where(where, zeros() + 1.0, 0.0).astype(jnp.bfloat16)
 
 
 def decay(steps: Bool[Array, "64 64"] | None, gates: Sequence[Any], place: Any, call: Call) -> Tile:
-    """2^(sum of the gates, in shared memory, over the steps that each row has; all if None).
+    """Return 2^(sum of the gates over the steps that each row has; all if None).
 
-    The row of ones goes through shared memory, to `place`: see docs/notes/mosaic-gpu.md on left operands in registers.
+    Gates lie in shared memory. The row of ones goes through shared memory, to `place`: see docs/notes/mosaic-gpu.md on
+    left operands in registers.
     """
     store(place, ones(steps))
     return jnp.exp2(multiply([(place, gate) for gate in gates], call))
 
 
 def total_by_row(gates: Sequence[Any], masks: Pairs, place: Any, call: Call) -> Float[Array, "64"]:
-    """Decay of a chunk by key channel. All rows of the product are the same: the diagonal has one to a row."""
+    """Return the decay of a chunk by key channel.
+
+    All rows of the product are the same: the diagonal has one to a row.
+    """
     return jnp.where(masks.same(), decay(None, gates, place, call), 0.0).sum(axis=1)
 
 
 def store(ref: Any, x: Tile) -> None:
-    """x in bf16 where tensor cores will read it, told to them."""
+    """Store x in bf16 where tensor cores will read it, and fence it for them."""
     ref[...] = x.astype(jnp.bfloat16)
     plgpu.commit_smem()
 
 
 def spread(x: Float[Array, "64"]) -> Tile:
-    """One number a row in each column."""
+    """Spread one number a row over each column."""
     return lax.broadcast_in_dim(x, (PIECE, PIECE), [0])

@@ -70,7 +70,7 @@ class Shared(NamedTuple):
 def forward_wide(
     streams: Sequence[Array], call: Call, heads: int, interpret: Any
 ) -> tuple[Float[Array, "B T HV"], Float[Array, "B H K V"]]:
-    """As `mosaic_gpu_forward.forward`."""
+    """Compute `mosaic_gpu_forward.forward` for wide keys."""
     q, k, v, *gates, start = streams
     before, final = states((k, v, *gates, start), call, heads, interpret)
     o = mosaic_kernel(
@@ -103,7 +103,7 @@ def _scratch() -> Shared:
 def _program(
     q: Any, k: Any, v: Any, high: Any, low: Any, before: Any, o: Any, shared: Shared, *, call: Call
 ) -> None:
-    """One chunk of one head of one row."""
+    """Run one chunk of one head of one row."""
     at = place_of(call)
     for source, place in zip((v, high, low), (shared.v, *shared.gates), strict=True):
         plgpu.copy_gmem_to_smem(source.at[values_of(at)], place, shared.arrived.at[VALUES])
@@ -128,20 +128,20 @@ def _program(
 
 
 def place_of(call: Call) -> Place:
-    """Of this program, by the names of its grid."""
+    """Return the place of this program, by the names of its grid."""
     row, chunk, head = (lax.axis_index(name) for name in ("row", "chunk", "head"))
     return Place(row, chunk, head, head // call.ratio)
 
 
 def values_of(at: Place) -> tuple[Any, ...]:
-    """The box of its steps and value channels, in a matrix [B, T, heads x 64]."""
+    """Return the box of its steps and value channels, in a matrix [B, T, heads x 64]."""
     return at.row, pl.ds(at.chunk * PIECE, PIECE), pl.ds(at.head * PIECE, PIECE)
 
 
 def copy_tile(
     arrays: Sequence[Any], places: Sequence[Any], arrived: Any, at: Place, tile: Any, slot: Any, call: Call
 ) -> None:
-    """Copies a tile of key channels of matrices [B, T, key heads x K]."""
+    """Copy a tile of key channels of matrices [B, T, key heads x K]."""
     columns = pl.ds((at.group * tiles_of_keys(call) + tile) * PIECE, PIECE)
     box = (at.row, pl.ds(at.chunk * PIECE, PIECE), columns)
     for array, place in zip(arrays, places, strict=True):
@@ -149,7 +149,7 @@ def copy_tile(
 
 
 def state_of(at: Place, tile: Any, v: Any, call: Call) -> tuple[Any, Any]:
-    """The box of a tile of key channels in what `states` returns, which has one piece after another."""
+    """Return the box of a tile of key channels in the result of `states`, piece after piece."""
     heads = v.shape[2] // PIECE
     piece = (at.row * heads + at.head) * call.pieces + tile // call.keys
     return pl.ds(((piece * call.chunks + at.chunk) * call.keys + tile % call.keys) * PIECE, PIECE), pl.ds(
@@ -158,7 +158,7 @@ def state_of(at: Place, tile: Any, v: Any, call: Call) -> tuple[Any, Any]:
 
 
 def tiles_of_keys(call: Call) -> int:
-    """Tiles of 64 key channels of a head."""
+    """Count tiles of 64 key channels of a head."""
     return call.pieces * call.keys
 
 
@@ -169,7 +169,7 @@ def sum_over_tiles(
     arrived: Any,
     call: Call,
 ) -> State:
-    """Sums over tiles of key channels, of which `STAGES` are under way or in use.
+    """Sum over tiles of key channels, of which `STAGES` are under way or in use.
 
     Args:
       copy: starts the copies of a tile into a slot.

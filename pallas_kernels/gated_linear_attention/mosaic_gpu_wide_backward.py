@@ -85,7 +85,7 @@ class Keys(NamedTuple):
 
 
 def gradients_wide(streams: Sequence[Array], call: Call, heads: int, interpret: Any) -> tuple[Array, ...]:
-    """As `mosaic_gpu_backward.gradients`."""
+    """Compute `mosaic_gpu_backward.gradients` for wide keys."""
     q, k, v, _, _, _, before, behind = streams
     batch, length, full = v.shape
     whole = (batch, call.chunks * PIECE, full)
@@ -146,7 +146,10 @@ def _scratch_of_keys() -> Keys:
 
 
 def _values(*refs: Any, call: Call) -> None:
-    """Gradients of values and gates, and what the second kernel needs, of one chunk, head and row."""
+    """Compute gradients of values and gates, and what the second kernel needs.
+
+    They are of one chunk, head and row.
+    """
     *arrays, dv, dgate, weights, read_by, written, shared = refs
     at, masks = place_of(call), pairs()
     both = _sums(arrays, at, shared, masks, call)
@@ -175,7 +178,10 @@ def _values(*refs: Any, call: Call) -> None:
 
 
 def _sums(arrays: Sequence[Any], at: Place, shared: Values, masks: Pairs, call: Call) -> tuple[Tile, Tile]:
-    """Scores as `decay_pair` takes them; the other sums over tiles of key channels stay in shared memory."""
+    """Return scores as `decay_pair` takes them.
+
+    The other sums over tiles of key channels stay in shared memory.
+    """
     q, k, v, do, high, low, before, behind = arrays
     for source, place in zip((v, do, high, low), (shared.v, shared.do, *shared.gates), strict=True):
         plgpu.copy_gmem_to_smem(source.at[values_of(at)], place, shared.arrived.at[VALUES])
@@ -203,7 +209,7 @@ def _sums(arrays: Sequence[Any], at: Place, shared: Values, masks: Pairs, call: 
 
 
 def _keep(ref: Any, x: Tile) -> None:
-    """Sixteen bits of each number of x, in two tiles."""
+    """Keep sixteen bits of each number of x, in two tiles."""
     ref[0] = x.astype(jnp.bfloat16)
     ref[1] = (x - x.astype(jnp.bfloat16).astype(jnp.float32)).astype(jnp.bfloat16)
 
@@ -213,7 +219,7 @@ def _kept(ref: Any) -> Tile:
 
 
 def _keys(*refs: Any, call: Call) -> None:
-    """Gradients of 64 channels of queries and keys, of one chunk, head and row."""
+    """Compute gradients of 64 channels of queries and keys, of one chunk, head and row."""
     q, k, weights, do, v, before, behind, dq, dk, shared = refs
     row, chunk, index = (lax.axis_index(name) for name in ("row", "chunk", "head"))
     head, tile = index // tiles_of_keys(call), index % tiles_of_keys(call)

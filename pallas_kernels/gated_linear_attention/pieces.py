@@ -37,7 +37,10 @@ class Pieces(NamedTuple):
 
     @classmethod
     def of(cls, k: Any, v: Any, *, by_key: bool) -> "Pieces":
-        """For keys [B, T, J, K] and values [B, T, H, V]; `by_key` says whether gates are of key channels."""
+        """Return the pieces of keys [B, T, J, K] and values [B, T, H, V].
+
+        `by_key` says whether gates are of key channels.
+        """
         (key_heads, width), (heads, breadth) = k.shape[2:], v.shape[2:]
         (keys, key_width), (values, value_width) = _cut(width), _cut(breadth)
         if (
@@ -52,14 +55,14 @@ class Pieces(NamedTuple):
         )
 
     def of_keys(self, x: Float[Array, "B T J K"]) -> Float[Array, "B T J2 K2"]:
-        """Queries, keys or their gates."""
+        """Cut queries, keys or their gates."""
         if self.is_whole:
             return x
         x = _filled(x, 3, self.keys * self.key_width).reshape(*x.shape[:2], -1, self.key_width)
         return jnp.repeat(x, self.group * self.values, axis=2) if self.repeated else x
 
     def of_values(self, x: Float[Array, "B T H V"]) -> Float[Array, "B T H2 V2"]:
-        """Values, each for all pieces of its keys."""
+        """Cut values, each for all pieces of its keys."""
         if self.is_whole:
             return x
         x = _filled(x, 3, self.values * self.value_width)
@@ -67,14 +70,14 @@ class Pieces(NamedTuple):
         return jnp.repeat(x, self.keys, axis=3).reshape(*x.shape[:2], -1, self.value_width)
 
     def of_heads(self, x: Float[Array, "B T H"]) -> Float[Array, "B T H2"]:
-        """Gates of heads."""
+        """Repeat gates of heads for their pieces."""
         if self.is_whole:
             return x
         x = jnp.repeat(x, self.values, axis=2).reshape(*x.shape[:2], self.key_heads, 1, -1)
         return jnp.repeat(x, self.keys, axis=3).reshape(*x.shape[:2], -1)
 
     def of_states(self, x: Float[Array, "B H K V"]) -> Float[Array, "B H2 K2 V2"]:
-        """States."""
+        """Cut states."""
         if self.is_whole:
             return x
         x = _filled(_filled(x, 2, self.keys * self.key_width), 3, self.values * self.value_width)
@@ -85,14 +88,14 @@ class Pieces(NamedTuple):
         return x.reshape(len(x), -1, self.key_width, self.value_width)
 
     def outputs(self, o: Float[Array, "B T H2 V2"], width: int) -> Float[Array, "B T H V"]:
-        """Of whole heads with so many channels: sums over the pieces of keys."""
+        """Join outputs of whole heads with so many channels, summed over the pieces of keys."""
         if self.is_whole:
             return o
         o = o.reshape(*o.shape[:2], self.key_heads, self.keys, self.group, -1)[..., :width]
         return jnp.sum(o, 3, dtype=jnp.float32).astype(o.dtype).reshape(*o.shape[:2], -1, width)
 
     def states(self, x: Float[Array, "B H2 K2 V2"], keys: int, values: int) -> Float[Array, "B H K V"]:
-        """Of whole heads with so many channels."""
+        """Join states of whole heads with so many channels."""
         if self.is_whole:
             return x
         x = x.reshape(len(x), self.key_heads, self.keys, self.group, self.values, *x.shape[2:])
@@ -102,12 +105,12 @@ class Pieces(NamedTuple):
 
 
 def _cut(channels: int) -> tuple[int, int]:
-    """Pieces, and channels of each."""
+    """Return pieces, and channels of each."""
     return (1, NARROW) if channels <= NARROW else (-(-channels // WIDE), WIDE)
 
 
 def _filled(x: Any, axis: int, width: int) -> Any:
-    """With zeros behind it."""
+    """Fill x up with zeros behind it."""
     pads = [(0, 0)] * x.ndim
     pads[axis] = (0, width - x.shape[axis])
     return jnp.pad(x, pads) if width > x.shape[axis] else x

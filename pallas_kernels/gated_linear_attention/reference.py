@@ -23,7 +23,10 @@ def gated_linear_attention_reference(
     scale: float = 1.0,
     chunk_size: int = 64,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """See `gated_linear_attention`. It has derivatives of any order, forward mode too."""
+    """Compute `gated_linear_attention` by its definition.
+
+    It has derivatives of any order, forward mode too.
+    """
     (batch, length, heads, values), keys, group = v.shape, k.shape[3], v.shape[2] // k.shape[2]
     wide = accumulator(v.dtype)
 

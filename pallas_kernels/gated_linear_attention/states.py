@@ -20,13 +20,16 @@ def carry_states(
     start: Float[Array, "B H K G V"],
     dtype: Any,
 ) -> tuple[Float[Array, "N B H K G V"], Float[Array, "B H K G V"]]:
-    """The state before each chunk, in `dtype`, and the wide one behind the last."""
+    """Return the state before each chunk, in `dtype`, and the wide one behind the last."""
     return _carry(*vary_alike(decay, written, start), dtype)
 
 
 @partial(OwnGradient, nondiff_argnums=(3,))
 def _carry(decay: Array, written: Array, start: Array, dtype: Any) -> tuple[Array, Array]:
-    """The gradient is the same recurrence from the end; XLA sums that of the decays over all chunks at once."""
+    """Carry states over chunks.
+
+    The gradient is the same recurrence from the end; XLA sums that of the decays over all chunks at once.
+    """
 
     def step(state: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
         return now[0] * state + now[1], state.astype(dtype)

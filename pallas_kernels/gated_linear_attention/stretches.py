@@ -37,7 +37,10 @@ TIMED_STRETCHES = 16
 
 
 def count_stretches(k: Any, v: Any, *, by_key: bool) -> int:
-    """Stretches a row, so that no more programs are made than run at a time; 1 for rows that are many or short."""
+    """Count stretches a row, so that no more programs are made than run at a time.
+
+    It is 1 for rows that are many or short.
+    """
     batch, length, heads, values = v.shape
     keys, values = hopper.filled_keys(k.shape[3]), hopper.filled_values(values)
     pieces = values // hopper.program_values(keys, values, by_key=by_key) * -(-keys // hopper.WIDTHS[-1])
@@ -48,7 +51,7 @@ def count_stretches(k: Any, v: Any, *, by_key: bool) -> int:
 def why_not(
     device: Device, q: Any, k: Any, v: Any, *, log_key_gate: Any = None, **options: Any
 ) -> str | None:
-    """Why rows are not cut for the Hopper kernels, or None."""
+    """Return why rows are not cut for the Hopper kernels, or None."""
     del options
     by_key = log_key_gate is not None
     if refused := hopper.why_not_heads(device, q, k, v, by_key=by_key):
@@ -69,7 +72,10 @@ def rather_not(
     log_value_gate: Any = None,
     **options: Any,
 ) -> str | None:
-    """Why a call is left to others, or None: it was timed as slots are written, and in many stretches of wide heads."""
+    """Return why a call is left to others, or None.
+
+    It was timed as slots are written, and in many stretches of wide heads.
+    """
     gates = {"log_key_gate": log_key_gate, "log_value_gate": log_value_gate}
     if refused := hopper.rather_not(device, q, k, v, **gates, **options):
         return refused
@@ -101,7 +107,7 @@ def in_stretches(
     scale: float = 1.0,
     chunk_size: int = 64,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """See `gated_linear_attention`.
+    """Compute `gated_linear_attention` in stretches of each row, by `run`.
 
     Args:
       run: implementation that stretches run by.
@@ -126,7 +132,7 @@ def in_stretches(
 
 
 def _filled(z: Array, steps: int) -> Array:
-    """Whole stretches: behind the row nothing is written and nothing decays."""
+    """Fill rows up to whole stretches: behind the row nothing is written and nothing decays."""
     return jnp.pad(z, ((0, 0), (0, -z.shape[1] % steps), *((0, 0),) * (z.ndim - 2)))
 
 
@@ -195,7 +201,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 def _of_stretches(
     run: Any, name: str, scale: float, chunk_size: int, entering: Array, ids: Array | None
 ) -> Callable[..., tuple[Array, Array]]:
-    """Outputs and final states of stretches, of their q, k, v and gate."""
+    """Return a function of q, k, v and gate to outputs and final states of stretches."""
 
     def attend(q: Array, k: Array, v: Array, gate: Array) -> tuple[Array, Array]:
         options: dict[str, Any] = {"segment_ids": ids, "scale": scale, "chunk_size": chunk_size, name: gate}
@@ -205,7 +211,7 @@ def _of_stretches(
 
 
 def _cut(z: Array | None, steps: int) -> Any:
-    """[B, T, ...] as rows of `steps` [B N, steps, ...]."""
+    """Cut [B, T, ...] into rows of `steps` [B N, steps, ...]."""
     return None if z is None else z.reshape(-1, steps, *z.shape[2:])
 
 
@@ -220,7 +226,10 @@ def _side_by_side(z: Float[Array, "N B ..."]) -> Float[Array, "BN ..."]:
 def _continues(
     ids: Int[Array, "B T"] | None, v: Float[Array, "B T H V"], steps: int
 ) -> Bool[Array, "N B 1 1 1"]:
-    """Whether a stretch's first document is that of the state which enters it; a stretch of padding lets it through."""
+    """Return whether a stretch's first document is that of the state which enters it.
+
+    A stretch of padding lets the state through.
+    """
     batch, length = v.shape[:2]
     if ids is None:
         return jnp.ones((length // steps, batch, 1, 1, 1), bool)

@@ -21,7 +21,7 @@ def gated_linear_attention_summary(
     log_value_gate: Float[Array, "B T H V"] | None = None,
     segment_ids: Int[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B H #K #V"], Float[Array, "B H K V"]]:
-    """The decay over all steps and the state that they leave behind from zero, both fp32.
+    """Return the decay over all steps, and the state that they leave from zero, both fp32.
 
     Behind the stretch the state is decay * state + left. Where a document begins behind the row's first token the decay
     is zero. Stretches one after the other have decay_2 decay_1, and leave decay_2 left_1 + left_2. left is one product:
@@ -49,7 +49,7 @@ def gated_linear_attention_adjoint(
     segment_ids: Int[Array, "B T"] | None = None,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B H #K #V"], Float[Array, "B H K V"]]:
-    """What a stretch does to the gradient by the state behind it, both fp32.
+    """Return what a stretch does to the gradient by the state behind it, both fp32.
 
     Before the stretch it is decay * gradient + read. decay is that of `gated_linear_attention_summary`. read is what
     outputs with the cotangents do say of the state that enters: the sum of q_t do_t^T over its document, weighted by
@@ -69,7 +69,7 @@ def gated_linear_attention_adjoint(
 
 
 def _document(segment_ids: Array | None, *, last: bool) -> tuple[Array | None, Array | None]:
-    """Ids of each row's first or last document alone, and whether no other begins in the row."""
+    """Return ids of only each row's first or last document, and whether no other begins in it."""
     if segment_ids is None:
         return None, None
     begun = count_documents(segment_ids)
@@ -79,7 +79,10 @@ def _document(segment_ids: Array | None, *, last: bool) -> tuple[Array | None, A
 def _of_tokens(
     k: Array, v: Array, ids: Array | None, head: Array | None, key: Array | None, value: Array | None
 ) -> tuple[Array, Array, Array, bool]:
-    """k, v and the wide gate, zero where `ids` have no token; whether the gate is of key channels."""
+    """Return k, v and the wide gate, zero where `ids` have no token.
+
+    Also returns whether the gate is of key channels.
+    """
     wide = accumulator(v.dtype)
     given = [gate for gate in (head, key, value) if gate is not None]
     gate = given[0].astype(wide) if given else jnp.zeros(v.shape[:3], wide)
@@ -89,7 +92,10 @@ def _of_tokens(
 
 @partial(jax.checkpoint, static_argnums=3)
 def _weighted(k: Array, v: Array, sums: Array, by_key: bool) -> Array:
-    """The sum over time of exp(sums) k v^T, [B, H, K, V]. Backward makes the weighted array again."""
+    """Return the sum over time of exp(sums) k v^T, [B, H, K, V].
+
+    Backward makes the weighted array again.
+    """
     (batch, length, key_heads, keys), (_, _, heads, values) = k.shape, v.shape
     weight = jnp.exp(sums)
     if by_key:
@@ -101,7 +107,10 @@ def _weighted(k: Array, v: Array, sums: Array, by_key: bool) -> Array:
 
 
 def _through(total: Array, stays: Array | None, state: Array, by_key: bool) -> Array:
-    """What all steps multiply a state by, from the sum of their log gates: zero in rows where it does not stay."""
+    """Return what all steps multiply a state by, from the sum of their log gates.
+
+    It is zero in rows where the state does not stay.
+    """
     decay, (batch, heads, *_) = jnp.exp(total), state.shape
     if by_key:
         decay = jnp.repeat(decay, heads // decay.shape[1], 1)

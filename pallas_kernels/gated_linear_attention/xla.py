@@ -31,7 +31,7 @@ def gated_linear_attention_xla(
     scale: float = 1.0,
     chunk_size: int = 64,
 ) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], Float[Array, "B H K V"]]:
-    """See `gated_linear_attention`."""
+    """Compute `gated_linear_attention` by XLA."""
     (batch, length, heads, values), (_, _, key_heads, keys) = v.shape, k.shape
     wide, grouped = accumulator(v.dtype), (batch, length, key_heads, heads // key_heads)
     gate = log_gate if log_value_gate is None else log_value_gate
@@ -65,7 +65,9 @@ def _chunked(
     chunk: int,
     reads: bool,
 ) -> tuple[Array, Array]:
-    """Rematerialised: backward keeps the inputs and no state.
+    """Run chunks.
+
+    It is rematerialised: backward keeps the inputs and no state.
 
     Args:
       v: [B, T, J, G, V].
@@ -94,7 +96,7 @@ def _chunked(
 
 
 def _within_chunks(q: Array, k: Array, v: Array, sums: Sums, documents: Documents, dtype: Any) -> Array:
-    """What each step reads of the steps before it in its chunk, and of itself."""
+    """Return what each step reads of the steps before it in its chunk, and of itself."""
     gate = sums[0][0]
     if gate.ndim == q.ndim:
         scores = documents.within(score_under_key_gates(q, k, sums, dtype))
