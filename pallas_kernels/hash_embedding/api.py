@@ -23,7 +23,7 @@ def hash_embedding(
     dtype: Any = None,
     implementation: Literal["xla", "reference"] | None = None,
 ) -> Float[Array, "*S D"]:
-    """y = sum_g table_g[rows_g], summed in fp32; so is the gradient of the tables.
+    """Return y = sum_g table_g[rows_g], summed in fp32; so is the gradient of the tables.
 
     Args:
       table: G tables of N / G rows each, one after the other.
@@ -52,5 +52,8 @@ def hash_embedding(
 
 
 def explain(table: Any, rows: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    """Return which implementation runs for these arrays on `device`, and why no faster one.
+
+    Arrays may be ShapeDtypeStructs.
+    """
     return explain_call(hash_embedding, device, table, rows, **options)

@@ -18,7 +18,10 @@ from pallas_kernels.hash_embedding.xla import hash_embedding
 
 
 def plan(shape: HashShape, dtype: Any = jnp.bfloat16) -> Plan:
-    """The op against `jnp.take` and its gradient, for a table in fp32 and results in `dtype`."""
+    """Plan the op against `jnp.take` and its gradient.
+
+    The table is in fp32, results are in `dtype`.
+    """
     tables = len(shape.sizes)
     table = jax.random.normal(jax.random.key(1), (tables * shape.table_size, shape.dim)) * 0.02
     ids = jnp.asarray(zipf_text(shape.batch, shape.length))
@@ -40,7 +43,10 @@ def plan(shape: HashShape, dtype: Any = jnp.bfloat16) -> Plan:
 
 
 def zipf_text(rows: int, length: int, *, words: int = 10_000) -> np.ndarray:
-    """Byte ids [rows, length] of words of 1 to 10 random letters; the k-th most frequent has weight 1 / k."""
+    """Draw byte ids [rows, length] of words of 1 to 10 random letters.
+
+    The k-th most frequent word has weight 1 / k.
+    """
     rng = np.random.default_rng(0)
     letters = [rng.integers(ord("a"), ord("z") + 1, rng.integers(1, 11)) for _ in range(words)]
     spaced = [np.append(word, ord(" ")).astype(np.int32) + 4 for word in letters]

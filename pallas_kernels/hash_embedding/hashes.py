@@ -19,10 +19,11 @@ def ngram_rows(
     functions: int = 1,
     history_run: Int[Array, "B R"] | None = None,
 ) -> Int[Array, "B T G"]:
-    """For each hash function and each n of `sizes`: sum_{i<n} (id_{t-i} + 1) a^i mod 2^32, mixed, mod table_size.
+    """Hash the n-grams before each byte, for each hash function and each n of `sizes`.
 
-    Bytes before the document count as 0, so an n-gram never reaches into another document. Powers and prefix sums are
-    shared by all n, so the longest n-gram costs as much as all of them.
+    The hash is sum_{i<n} (id_{t-i} + 1) a^i mod 2^32, mixed, mod table_size. Bytes before the document count as 0, so
+    an n-gram never reaches into another document. Powers and prefix sums are shared by all n, so the longest n-gram
+    costs as much as all of them.
 
     Args:
       ids: byte ids.
@@ -63,7 +64,7 @@ def ngram_rows(
 
 
 def _mix(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
-    """The 32-bit finaliser of MurmurHash3: every input bit reaches every output bit."""
+    """Mix by MurmurHash3's 32-bit finaliser: every input bit reaches every output bit."""
     x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> jnp.uint32(16))

@@ -13,7 +13,7 @@ from pallas_kernels._own_gradient import OwnGradient
 def hash_embedding(
     table: Float[Array, "N D"], rows: Int[Array, "*S G"], *, dtype: Any = None
 ) -> Float[Array, "*S D"]:
-    """See `pallas_kernels.hash_embedding.hash_embedding`."""
+    """Compute `hash_embedding` by XLA."""
     dtype = jnp.dtype(dtype or table.dtype)
     table, flat = vary_alike(table, rows.reshape(-1, rows.shape[-1]))
     total = _sum_of_rows((table.shape[0], table.dtype, dtype), table, flat)
@@ -45,7 +45,7 @@ _sum_of_rows.defvjp(_forward, _backward)
 
 
 def _sort(rows: Int[Array, "M G"], count: int) -> tuple[Int[Array, "K"], Int[Array, "K"]]:
-    """The row among all tables, and the token, of every n-gram, in the order of rows."""
+    """Return the row among all tables, and the token, of every n-gram, in the order of rows."""
     tokens, tables = rows.shape
     offsets = jnp.arange(tables, dtype=rows.dtype)[None] * (count // tables)
     token = lax.broadcasted_iota(jnp.int32, (tokens, tables), 0)
