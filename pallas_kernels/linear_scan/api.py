@@ -22,7 +22,7 @@ def _mosaic_gpu(*args: Any, **options: Any) -> Any:
 
 
 def _widened(run: Callable[..., Any]) -> Callable[..., Any]:
-    """An implementation whose inputs are in the dtype of its sums."""
+    """Return an implementation whose inputs are in the dtype of its sums."""
 
     def widened(a: Any, b: Any, *, initial: Any = None, reverse: bool = False) -> Any:
         dtype = jnp.float64 if jnp.float64 in (a.dtype, b.dtype) else jnp.float32
@@ -52,7 +52,7 @@ def linear_scan(
     reverse: bool = False,
     implementation: Literal["mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Float[Array, "*S T D"]:
-    """Run h_t = a_t h_{t-1} + b_t along the last axis but one, elementwise, and return every h_t.
+    """Run h_t = a_t h_{t-1} + b_t along the last axis but one, elementwise; return every h_t.
 
     Args:
       a: factors. Leading axes of size 1 are shared by the rows of b and are not copied.
@@ -75,7 +75,10 @@ def linear_scan(
 
 
 def explain(a: Any, b: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    """Return which implementation runs for these arrays on `device`, and why no faster one.
+
+    Arrays may be ShapeDtypeStructs.
+    """
     return explain_call(linear_scan, device, a, b, **options)
 
 

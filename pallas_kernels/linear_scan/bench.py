@@ -13,7 +13,7 @@ from pallas_kernels.linear_scan.shapes import SHAPES, LinearScanShape
 
 
 def plan(shape: LinearScanShape, *, interpret: bool = False) -> Plan:
-    """Factors between 0 and 1, as gates give them."""
+    """Plan factors between 0 and 1, as gates give them."""
     keys = jax.random.split(jax.random.key(1))
     full = (shape.batch, shape.length, shape.width)
     a = jax.nn.sigmoid(2 + jax.random.normal(keys[0], full)).astype(shape.dtype)

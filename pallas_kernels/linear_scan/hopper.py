@@ -44,7 +44,10 @@ class Grid:
 
 
 def lay_out(rows: int, length: int, width: int, pieces: int | None = None) -> Grid:
-    """The grid for streams [rows, length, width]; `pieces` instead of a number that fills an H200."""
+    """Return the grid for streams [rows, length, width].
+
+    `pieces` replaces the number that fills an H200.
+    """
     columns = width if width < LANES and LANES % width == 0 else LANES
     together = LANES // columns
     tiles = -(-length // STEPS)
@@ -56,7 +59,7 @@ def lay_out(rows: int, length: int, width: int, pieces: int | None = None) -> Gr
 
 
 def why_not(device: Device, a: Any, b: Any, **_: Any) -> str | None:
-    """Why the kernel cannot run such a call, or None."""
+    """Return why the kernel cannot run such a call, or None."""
     if (reason := why_not_on(device)) is not None:
         return reason
     for name, array in (("a", a), ("b", b)):
@@ -70,7 +73,7 @@ def why_not(device: Device, a: Any, b: Any, **_: Any) -> str | None:
 
 
 def rather_not(device: Device, a: Any, b: Any, **_: Any) -> str | None:
-    """Why a call of few steps or columns, as in decoding, is left to others, or None."""
+    """Return why a call of few steps or columns, as in decoding, is left to others, or None."""
     del device, a
     length, width = b.shape[-2:]
     if length < STEPS:

@@ -40,7 +40,9 @@ def linear_scan_mosaic_gpu(
     pieces: int | None = None,
     interpret: bool = False,
 ) -> Float[Array, "*S T D"]:
-    """See `linear_scan`; what `hopper.why_not` refuses is not looked at again. Streams may be bf16 or fp32.
+    """Compute `linear_scan`; what `hopper.why_not` refuses is not checked again.
+
+    Streams may be bf16 or fp32.
 
     Args:
       pieces: pieces of a row, instead of a number that fills an H200.
@@ -56,7 +58,10 @@ def linear_scan_mosaic_gpu(
 
 
 def _shared_rows(a: Array, shape: tuple[int, ...], together: int) -> Float[Array, "R T D"]:
-    """The factors as rows, row s of b having those of row s modulo R; copied where no such R is."""
+    """Return factors as R rows: row s of b has those of s modulo R.
+
+    They are copied where no such R is.
+    """
     lead = next((i for i, n in enumerate(a.shape[:-2]) if n != 1), len(shape) - 2)
     if math.prod(shape[lead:-2]) % together:
         lead = 0
@@ -93,7 +98,7 @@ def _walk(name: str, step: Step, options: _Options, **more: Any) -> Walk:
 def _edges(
     effect: Step, streams: tuple[Array, Array], start: Array | None, options: _Options, *, reverse: bool
 ) -> Float[Array, "S P D"] | None:
-    """The state before each piece, of a walk that begins with `start`."""
+    """Return the state before each piece, of a walk that begins with `start`."""
     if options.grid.pieces == 1:
         return start
     walk = _walk("linear_scan_effect", effect, options, states=2, reverse=reverse)

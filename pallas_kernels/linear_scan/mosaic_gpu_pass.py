@@ -118,7 +118,10 @@ def run(
 
 
 def _stages(streams: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Tiles of each stream that arrive at a time: what tiles of the outputs, two of each, leave room for."""
+    """Return tiles of each stream that arrive at a time.
+
+    They take what two tiles of each output leave room for.
+    """
     arriving, leaving = (
         LANES * STEPS * sum(jnp.dtype(d).itemsize for d in dtypes) for dtypes in (streams, outputs)
     )
@@ -126,7 +129,7 @@ def _stages(streams: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 def _program(*refs: Any, walk: Walk, has: tuple[bool, bool], counts: tuple[int, int]) -> None:
-    """One piece of `grid.rows` rows, `grid.columns` columns."""
+    """Run one piece of `grid.rows` rows, `grid.columns` columns."""
     *arrays, loaded, stored, edges, beside, arrived, ready = refs
     grid = walk.grid
     streams, arrays = arrays[: counts[0]], arrays[counts[0] :]
@@ -139,7 +142,7 @@ def _program(*refs: Any, walk: Walk, has: tuple[bool, bool], counts: tuple[int, 
     count = jnp.minimum(grid.tiles, -(-length // STEPS) - first)
 
     def start_of(k: Array) -> Array:
-        """The first step of the k-th tile of the walk."""
+        """Return the first step of the k-th tile of the walk."""
         return (first + (count - 1 - k if walk.reverse else k)) * STEPS
 
     def load(k: Array) -> None:
@@ -211,7 +214,10 @@ class _Tile:
     outputs: Sequence[Any]
 
     def walk(self, states: tuple[Array, ...], after: Any, beyond: Array) -> tuple[Array, ...]:
-        """All steps, in groups whose values are read first. `after` is the neighbour behind the tile's last step."""
+        """Walk all steps, in groups whose values are read first.
+
+        `after` is the neighbour behind the tile's last step.
+        """
         sign = -1 if self.of.reverse else 1
         ahead = self.of.neighbour
 
@@ -234,11 +240,14 @@ class _Tile:
         return lax.fori_loop(0, STEPS // GROUP, walk_group, states)
 
     def _end(self) -> int:
-        """The last step of the row's walk."""
+        """Return the last step of the row's walk."""
         return 0 if self.of.reverse else self.length - 1
 
     def _step(self, i: Array, states: tuple[Array, ...], values: Sequence[Array]) -> Any:
-        """Steps behind the row's end change no state: what lies there is no number of the row's."""
+        """Take one step.
+
+        Steps behind the row's end change no state: what lies there is no number of the row's.
+        """
         new, results = self.of.step(states, tuple(values))
         if self.length % STEPS:
             inside = self.start + i < self.length
@@ -247,12 +256,12 @@ class _Tile:
 
 
 def _layout(*shape: int) -> Any:
-    """A thread for each column."""
+    """Return the layout with a thread for each column."""
     return plgpu.Layout.WG_STRIDED(shape, vec_size=1)
 
 
 def _read(ref: Any) -> Array:
-    """One value a thread, in fp32."""
+    """Read one value a thread, in fp32."""
     return plgpu.load(ref, layout=_layout(*ref.shape)).astype(jnp.float32)
 
 

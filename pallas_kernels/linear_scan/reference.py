@@ -14,7 +14,10 @@ def linear_scan_reference(
     initial: Float[Array, "*S D"] | None = None,
     reverse: bool = False,
 ) -> Float[Array, "*S T D"]:
-    """See `linear_scan`. It has derivatives of any order, forward mode too."""
+    """Compute `linear_scan` by its definition.
+
+    It has derivatives of any order, forward mode too.
+    """
 
     def step(h: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
         h = decayed(now[0], h) + now[1]
@@ -27,6 +30,9 @@ def linear_scan_reference(
 
 
 def decayed(a: Float[Array, "..."], h: Float[Array, "..."]) -> Float[Array, "..."]:
-    """a h, and 0 where a is 0 and h not finite: 0 times NaN would hand a document's NaN on to the next document."""
+    """Return a h, and 0 where a is 0 and h not finite.
+
+    0 times NaN would hand a document's NaN on to the next document.
+    """
     lost = (a == 0) & ~jnp.isfinite(h)
     return a * jnp.where(lost, jnp.zeros((), h.dtype), h)

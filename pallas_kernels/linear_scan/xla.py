@@ -19,7 +19,7 @@ def linear_scan_xla(
     initial: Float[Array, "*S D"] | None = None,
     reverse: bool = False,
 ) -> Float[Array, "*S T D"]:
-    """See `linear_scan`."""
+    """Compute `linear_scan` by XLA."""
     a, b, initial = vary_alike(a, b, initial)
     if reverse:
         a, b = jnp.flip(a, -2), jnp.flip(b, -2)
@@ -32,7 +32,7 @@ def linear_scan_xla(
 
 @OwnGradient
 def _scan(a: Float[Array, "*#S T D"], b: Float[Array, "*S T D"]) -> Float[Array, "*S T D"]:
-    """h from h_{-1} = 0.
+    """Return h from h_{-1} = 0.
 
     The gradient is the same recurrence from the end, g_t = dh_t + a_{t+1} g_{t+1}, with db_t = g_t and
     da_t = g_t h_{t-1}. Do not leave it to JAX: the gradient of `associative_scan` had not compiled for an H200 after
@@ -59,9 +59,10 @@ def _one_by_one(a: Array, b: Array) -> Array:
 
 
 def _past(a: Array, h: Array) -> Array:
-    """h, and 0 where a is; as `decayed`, with two operations less and without a derivative.
+    """Return h, and 0 where a is 0: `decayed`, with two operations less.
 
-    a stands for the 0: a constant would be kept for the gradient of a loop around it, and Shardy crashes on that.
+    It has no derivative. a stands for the 0: a constant would be kept for the gradient of a loop around it, and Shardy
+    crashes on that.
     """
     return jnp.where(a == 0, a, h)
 
