@@ -17,7 +17,7 @@ from pallas_kernels.long_conv.xla_or_monarch import long_conv_xla_or_monarch, ra
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Array:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.long_conv.mosaic_gpu import long_conv_mosaic_gpu
 
     return long_conv_mosaic_gpu(*args, **options)
@@ -50,7 +50,7 @@ def long_conv(
     ]
     | None = None,
 ) -> Float[Array, "B D T"]:
-    """Depthwise convolution with a filter of any length, its gates fused.
+    """Convolve depthwise with a filter of any length, its gates fused.
 
     y_t = post_gate_t * (sum_s h[t - s] u_s + bias u_t), with u = pre_gate * x, over the s of t's own document, in
     fp32. h is zero beyond its L taps; taps that no two steps of x are apart by are not read.
@@ -93,5 +93,8 @@ def long_conv(
 
 
 def explain(x: Any, filter: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    """Return which implementation runs for these arrays on `device`, and why no faster one.
+
+    Arrays may be ShapeDtypeStructs.
+    """
     return explain_call(long_conv, device, x, filter, **options)

@@ -25,9 +25,10 @@ MATRIX_BYTES = 2**32
 
 
 def plan(shape: LongConvShape, dtype: Any = jnp.bfloat16) -> Plan:
-    """What the table has beside XLA's FFT and the textbook, with both gates, all checked against the FFT in fp32.
+    """Plan the table's entries beside XLA's FFT and the textbook, with both gates.
 
-    Short rows of one document also as one Toeplitz matrix a channel, in XLA: version "toeplitz".
+    All are checked against the FFT in fp32. Short rows of one document also as one Toeplitz matrix a channel, in XLA:
+    version "toeplitz".
     """
     # Ids are an argument: the compiler would take minutes over what follows from those that it knows.
     args = (*arguments(shape, dtype), *packed_ids(shape.batch, shape.length, shape.documents))
@@ -53,7 +54,7 @@ def plan(shape: LongConvShape, dtype: Any = jnp.bfloat16) -> Plan:
 
 
 def full_toeplitz(x: Any, filter: Any, *, pre_gate: Any, post_gate: Any, causal: bool) -> Any:
-    """One product with a whole Toeplitz matrix in x's dtype for each channel, sums in fp32."""
+    """Multiply by a whole Toeplitz matrix in x's dtype for each channel, sums in fp32."""
     u, length = enter(x, pre_gate, None), x.shape[2]
     offset = 0 if causal else filter.shape[1] // 2
 
@@ -69,7 +70,7 @@ def full_toeplitz(x: Any, filter: Any, *, pre_gate: Any, post_gate: Any, causal:
 
 
 def arguments(shape: LongConvShape, dtype: Any) -> tuple[Any, ...]:
-    """x, taps of unit energy, and both gates."""
+    """Draw x, taps of unit energy, and both gates."""
     keys = jax.random.split(jax.random.key(1), 4)
     full, taps = (shape.batch, shape.channels, shape.length), shape.taps
     x, pre_gate, post_gate = (jax.random.normal(key, full, dtype) for key in keys[:3])

@@ -28,7 +28,10 @@ class Orders(NamedTuple):
 
     @classmethod
     def of(cls, documents: Int[Array, "B T"]) -> "Orders":
-        """From |segment id|; what fills up a row is of its last document, a block beyond all rows of one."""
+        """Return orders from |segment id|.
+
+        What fills up a row is of its last document, a block beyond all rows of one.
+        """
         filled = jnp.pad(documents, ((0, 0), (0, -documents.shape[1] % BLOCK)), mode="edge")
         filled = filled.reshape(-1, BLOCK)
         begins = (filled[:, 1:] != filled[:, :-1]).astype(jnp.int16)
@@ -38,7 +41,7 @@ class Orders(NamedTuple):
 
 
 def as_blocks(z: Float[Array, "B D T"]) -> Float[Array, "D 8 N 64"]:
-    """Rows one after another, chunk by chunk of their blocks, filled up with zeros to whole tiles of 64 blocks."""
+    """Lay rows one after another, chunk by chunk of blocks, filled to whole tiles of 64 blocks."""
     batch, channels, length = z.shape
     filled = fit(z, length + -length % BLOCK).reshape(batch, channels, -1, CHUNKS, CHUNK)
     blocks = jnp.transpose(filled, (1, 3, 0, 2, 4)).reshape(channels, CHUNKS, -1, CHUNK)
@@ -46,7 +49,7 @@ def as_blocks(z: Float[Array, "B D T"]) -> Float[Array, "D 8 N 64"]:
 
 
 def from_blocks(z: Float[Array, "D 8 N 64"], shape: tuple[int, ...]) -> Float[Array, "B D T"]:
-    """The inverse of `as_blocks`; `shape` is [B, D, T]."""
+    """Undo `as_blocks`; `shape` is [B, D, T]."""
     batch, channels, length = shape
     blocks = -(-length // BLOCK)
     own = z[:, :, : batch * blocks].reshape(channels, CHUNKS, batch, blocks, CHUNK)
@@ -54,5 +57,5 @@ def from_blocks(z: Float[Array, "D 8 N 64"], shape: tuple[int, ...]) -> Float[Ar
 
 
 def block_weights(filter: Float[Array, "D F"]) -> Float[Array, "D 8 64 64"]:
-    """W_l[i, j] = filter[64 l + i - j], zero outside of the filter."""
+    """Return W_l[i, j] = filter[64 l + i - j], zero outside of the filter."""
     return toeplitz(filter, BLOCK, CHUNK, 0).reshape(-1, CHUNKS, CHUNK, CHUNK)

@@ -48,7 +48,7 @@ STAGE_FLOPS = 2600.0
 
 @lru_cache(maxsize=256)
 def radices(points: int) -> tuple[int, ...]:
-    """The cheapest stages whose product M is at least `points`."""
+    """Return the cheapest stages whose product M is at least `points`."""
     if points <= GRID:
         return (points,)
     found = [*_one(points), *_two(points), *_three(points)]
@@ -56,7 +56,10 @@ def radices(points: int) -> tuple[int, ...]:
 
 
 def _cost(stages: tuple[int, ...]) -> float:
-    """Of one point, in FLOPs; the first stage has real inputs there and real outputs back."""
+    """Return a point's FLOPs.
+
+    The first stage has real inputs there and real outputs back.
+    """
     first, *rest = (-(-radix // TILE) * TILE for radix in stages)
     return 8.0 * first + 16.0 * sum(rest) + STAGE_FLOPS * len(stages)
 
@@ -79,20 +82,21 @@ def _three(points: int) -> list[tuple[int, ...]]:
 
 
 def _filling(points: int, others: int) -> int:
-    """The least radix that fills up `points` beside the others."""
+    """Return the least radix that fills up `points` beside the others."""
     return -(-points // (others * GRID)) * GRID
 
 
 def stage_matrices(stages: tuple[int, ...], dtype: Any) -> tuple[Float[Array, "P K N"], ...]:
-    """The matrices of each stage as real blocks, [r_1 ... r_(j-1), 2 r_j (outputs), 2 r_j (inputs)].
+    """Return the matrices of each stage as real blocks.
 
-    Outputs have (re, im) behind their digit, inputs before it; the first stage has real inputs, [1, 2 r_1, r_1].
+    They are [r_1 ... r_(j-1), 2 r_j (outputs), 2 r_j (inputs)]. Outputs have (re, im) behind their digit, inputs before
+    it; the first stage has real inputs, [1, 2 r_1, r_1].
     """
     return tuple(stage_matrix(stages, index, dtype) for index in range(len(stages)))
 
 
 def stage_matrix(stages: tuple[int, ...], index: int, dtype: Any) -> Float[Array, "P K N"]:
-    """The matrix of one stage, for each frequency of those before it."""
+    """Return the matrix of one stage, for each frequency of those before it."""
     radix, before = stages[index], math.prod(stages[:index])
     frequency = jnp.zeros(1, jnp.uint32)
     for j in range(index + 1):
@@ -110,7 +114,10 @@ def stage_matrix(stages: tuple[int, ...], index: int, dtype: Any) -> Float[Array
 def turned(
     frequency: UInt[Array, "P R 1"], radix: int, whole: int, dtype: Any
 ) -> tuple[Float[Array, "P R R"], Float[Array, "P R R"]]:
-    """Cosine and sine of 2 pi frequency n / whole for n < radix, over sqrt(radix), from exact integer phases."""
+    """Return cosine and sine of 2 pi frequency n / whole for n < radix, over sqrt(radix).
+
+    Phases are exact integers.
+    """
     phase = (frequency * jnp.arange(radix, dtype=jnp.uint32)[None, None]) % whole
     wide = accumulator(dtype)
     # Both halves of a turn: the angle is rounded in units of its own size.
@@ -122,7 +129,7 @@ def turned(
 
 
 def transform(matrices: tuple[Array, ...], u: Float[Array, "M R"]) -> Float[Array, "M 2 R"]:
-    """A u of every column, real and imaginary part, in the matrices' dtype."""
+    """Return A u of every column, real and imaginary part, in the matrices' dtype."""
     rows, z = u.shape[-1], u
     for matrix in matrices:
         z = stage_product("pkn,pnr->pkr", matrix, z.reshape(matrix.shape[0], matrix.shape[2], -1))
@@ -130,7 +137,7 @@ def transform(matrices: tuple[Array, ...], u: Float[Array, "M R"]) -> Float[Arra
 
 
 def restore(matrices: tuple[Array, ...], spectrum: Float[Array, "M 2 R"]) -> Float[Array, "M R"]:
-    """Re(A^H S) of every column, in the matrices' dtype."""
+    """Return Re(A^H S) of every column, in the matrices' dtype."""
     rows, z = spectrum.shape[-1], spectrum
     for matrix in reversed(matrices):
         z = stage_product("pkn,pkr->pnr", matrix, z.reshape(matrix.shape[0], matrix.shape[1], -1))
@@ -138,14 +145,17 @@ def restore(matrices: tuple[Array, ...], spectrum: Float[Array, "M 2 R"]) -> Flo
 
 
 def stage_product(equation: str, matrix: Array, z: Array) -> Array:
-    """Sums in fp32 or wider, rounded once to the operands' dtype."""
+    """Multiply with sums in fp32 or wider, rounded once to the operands' dtype."""
     wide = accumulator(matrix.dtype)
     exact = lax.Precision.HIGHEST if matrix.dtype == wide else lax.Precision.DEFAULT
     return jnp.einsum(equation, matrix, z, precision=exact, preferred_element_type=matrix.dtype)
 
 
 def power_of_two(largest: Float[Array, "..."], bits: int) -> Float[Array, "..."]:
-    """The power of two that takes `largest` to at least 2^(bits - 1) and less than 2^bits; 1 for zero."""
+    """Return the power of two that takes `largest` to 2^(bits - 1) up to 2^bits; 1 for zero.
+
+    2^bits itself is not reached.
+    """
     _, exponent = jnp.frexp(largest)
     shift = jnp.clip(bits - exponent, -LARGEST_SHIFT, LARGEST_SHIFT)
     return jnp.ldexp(jnp.ones_like(largest), jnp.where(largest > 0, shift, 0))

@@ -15,7 +15,7 @@ from pallas_kernels.long_conv.groups import SPECTRUM_BYTES, fewest_groups
 
 
 def fast_length(n: int) -> int:
-    """The least even number >= n whose only prime factors are 2, 3 and 5."""
+    """Return the least even number >= n whose only prime factors are 2, 3 and 5."""
     best = 2 << (max(n, 2) - 1).bit_length()
     five = 1
     while five < best:
@@ -31,7 +31,7 @@ def fast_length(n: int) -> int:
 
 
 def _transform(op: Callable[[Array], Array], x: Array) -> Array:
-    """op over the last axis: all rows in one call, but on CPUs one row per call.
+    """Run op over the last axis: all rows in one call, except on CPUs one row per call.
 
     XLA's CPU runtime splits a batch of transforms over the very threads that run it, and waits for the parts. When
     as many transforms as there are threads are ready together, all wait and none works: the program hangs. Packed
@@ -46,12 +46,12 @@ def _transform(op: Callable[[Array], Array], x: Array) -> Array:
 
 
 def rfft(x: Float[Array, "*B T"], length: int) -> Complex[Array, "*B F"]:
-    """Spectrum of x, filled up with zeros to `length`."""
+    """Return the spectrum of x, filled up with zeros to `length`."""
     return _transform(partial(jnp.fft.rfft, n=length), x)
 
 
 def irfft(spectrum: Complex[Array, "*B F"], length: int) -> Float[Array, "*B length"]:
-    """The row of `length` steps with that spectrum."""
+    """Return the row of `length` steps with that spectrum."""
     return _transform(partial(jnp.fft.irfft, n=length), spectrum)
 
 
@@ -63,10 +63,10 @@ def fft_product(
     offset: int,
     spectrum_bytes: int = SPECTRUM_BYTES,
 ) -> Float[Array, "B D N rows"]:
-    """y_i = sum_j filter[offset + i - j] u_j for i < rows, in each of N blocks; 0 <= offset, fp32 throughout.
+    """Return y_i = sum_j filter[offset + i - j] u_j for i < rows, in each of N blocks.
 
-    The transform may wrap around as long as what wraps falls on outputs nobody wants: for a causal row of T its
-    length is T + min(L, T) - 1, for two halves of size s it is 2s.
+    0 <= offset, in fp32 throughout. The transform may wrap around as long as what wraps falls on outputs nobody wants:
+    for a causal row of T its length is T + min(L, T) - 1, for two halves of size s it is 2s.
     """
     (batch, channels, blocks, columns), taps = u.shape, filter.shape[1]
     behind = min(columns - 1, offset)
@@ -84,7 +84,10 @@ def fft_product(
 
 @partial(jax.checkpoint, static_argnums=(2, 3, 4))
 def _convolve(h: Array, u: Array, length: int, skip: int, rows: int) -> Array:
-    """irfft(rfft(u) rfft(h)), outputs from `skip` on. Rematerialised: spectra are twice as large as inputs."""
+    """Return irfft(rfft(u) rfft(h)), outputs from `skip` on.
+
+    It is rematerialised: spectra are twice as large as inputs.
+    """
     wide = accumulator(u.dtype)
     spectrum = rfft(u.astype(wide), length) * rfft(h.astype(wide), length)[None, :, None]
     return fit(irfft(spectrum, length)[..., skip:], rows)

@@ -17,7 +17,7 @@ SPECTRUM_BYTES = 2**31
 
 
 def fewest_groups(channels: int, size: int, limit: int) -> int:
-    """Return the fewest groups of equally many channels that keep each group's share of `size` within the limit.
+    """Return the fewest equal groups of channels that keep each share of `size` in the limit.
 
     A size that an open number of rows makes symbolic is taken to fit.
     """
@@ -28,7 +28,10 @@ def fewest_groups(channels: int, size: int, limit: int) -> int:
 
 
 def by_groups(groups: int, work: Callable[[Arrays], Arrays], arrays: Arrays, like: Arrays) -> Arrays:
-    """`work` on a group of channels after the other, its results written into arrays of the shapes of `like`."""
+    """Run `work` on one group of channels after another.
+
+    Its results are written into arrays of the shapes of `like`.
+    """
     if groups == 1:
         return work(arrays)
     channels = arrays[0].shape[0]
@@ -51,5 +54,5 @@ def by_groups(groups: int, work: Callable[[Arrays], Arrays], arrays: Arrays, lik
 
 
 def _axis(z: Array) -> int:
-    """Of channels: taps are [D, F], a bias [D], streams [B, D, N, C]."""
+    """Return the axis of channels: taps are [D, F], a bias [D], streams [B, D, N, C]."""
     return 0 if z.ndim <= 2 else 1

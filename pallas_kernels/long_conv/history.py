@@ -10,7 +10,7 @@ from pallas_kernels.long_conv.fft import fft_product
 def long_conv_history(
     past: Float[Array, "B D S"], filter: Float[Array, "D F"], *, steps: int
 ) -> Float[Array, "B D steps"]:
-    """The share of S earlier inputs in the next outputs of a causal `long_conv`.
+    """Return the share of S earlier inputs in the next outputs of a causal `long_conv`.
 
     y_t = sum_s h[S + t - s] past_s for t < steps, in fp32, by one FFT of about min(S, L) + steps points.
 

@@ -58,7 +58,10 @@ class Ring(NamedTuple):
 
     @classmethod
     def of(cls, length: int, batch: int) -> "Ring":
-        """For rows of so many steps. Rows share tiles if that fills them."""
+        """Return the ring for rows of so many steps.
+
+        Rows share tiles if that fills them.
+        """
         if length > TILE // 2:
             ring = cls(-(-length // TILE), 1)
             return ring.even if ring.classes > CLASSES else ring
@@ -91,7 +94,10 @@ class Ring(NamedTuple):
 
 
 def is_read_flat(rows: int, length: int) -> bool:
-    """Whether so many rows in all, no longer than fits on chip, are read where they lie."""
+    """Return whether so many rows in all are read where they lie.
+
+    They are no longer than fits on chip.
+    """
     # The kernels want a chunk in each row that is its own, and an array no smaller than a tile.
     return length % BOX != 0 and length >= BOX and rows * length >= TILE
 
@@ -105,7 +111,7 @@ def why_not(
     post_gate: Any = None,
     **_: Any,
 ) -> str | None:
-    """Why the kernel cannot run such a call, or None."""
+    """Return why the kernel cannot run such a call, or None."""
     if refused := why_not_streams(device, x, pre_gate, post_gate):
         return refused
     if x.shape[2] > LONGEST:
@@ -119,7 +125,7 @@ def why_not(
 
 
 def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
-    """Why a slower form goes first, or None where the kernel was timed and is faster."""
+    """Return why a slower form goes first, or None where the kernel was timed and is faster."""
     rows, length = x.shape[0] * x.shape[1], x.shape[2]
     if length < TIMED:
         return f"it has not been timed below {TIMED:,} steps"
@@ -131,7 +137,7 @@ def rather_not(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, 
 
 
 def rather_not_half(device: Device, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
-    """The same of the kernel with fp16 between its stages."""
+    """Return why a slower form goes before the kernel with fp16 between its stages, or None."""
     if refused := rather_not(device, x, filter, segment_ids=segment_ids):
         return refused
     return None if segment_ids is None else "its GPU tests are of one document a row"

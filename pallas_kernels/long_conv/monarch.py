@@ -21,7 +21,10 @@ TIMED = (8192, 1 << 20)
 def monarch_product(
     filter: Float[Array, "D F"], u: Float[Array, "B D N C"], *, rows: int, offset: int
 ) -> Float[Array, "B D N rows"]:
-    """y_i = sum_j filter[offset + i - j] u_j for i < rows, in each of N blocks; 0 <= offset, in fp32."""
+    """Return y_i = sum_j filter[offset + i - j] u_j for i < rows, in each of N blocks.
+
+    0 <= offset, in fp32.
+    """
     form = Form(rows, offset, jnp.dtype(accumulator(u.dtype)))
     filter, u = vary_alike(filter, u)
     return gated(form, filter, None, u, None, None, None)
@@ -38,7 +41,7 @@ def long_conv_monarch(
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
 ) -> Float[Array, "B D T"]:
-    """See `long_conv`."""
+    """Compute `long_conv` by Monarch products."""
     centre = 0 if causal else (filter.shape[1] - 1) // 2
     taps = filter.astype(accumulator(x.dtype))
     if segment_ids is None or segment_alignment >= x.shape[2]:
@@ -55,19 +58,19 @@ def long_conv_monarch(
 
 
 def _one_block(z: Array) -> Array:
-    """[B, D, T] as [B, D, 1, T], and segment ids [B, T] as [B, 1, 1, T]."""
+    """Return [B, D, T] as [B, D, 1, T], and segment ids [B, T] as [B, 1, 1, T]."""
     return z[:, :, None] if z.ndim == 3 else z[:, None, None]
 
 
 def why_not_monarch(device: Any, x: Any, filter: Any, **options: Any) -> str | None:
-    """Why it cannot run such a call, or None."""
+    """Return why it cannot run such a call, or None."""
     if x.shape[2] > LONGEST:
         return f"rows of {x.shape[2]} steps, at most {LONGEST}"
     return None
 
 
 def rather_not_monarch(device: Any, x: Any, filter: Any, *, segment_ids: Any = None, **_: Any) -> str | None:
-    """Why FFTs go first, or None where it was timed and is faster."""
+    """Return why FFTs go first, or None where it was timed and is faster."""
     if (reason := why_not_streams(device, x)) is not None:
         return f"it was timed with bf16 streams on an H200 alone, and {reason}"
     if segment_ids is not None:

@@ -49,9 +49,9 @@ def gated(
     post_gate: Float[Array, "B D N rows"] | None,
     segment_ids: Int[Array, "B 1 N C"] | None,
 ) -> Float[Array, "B D N rows"]:
-    """y_i = post_i sum_j filter[offset + i - j] u_j in each block, u = pre x, zero at what are not tokens.
+    """Return y_i = post_i sum_j filter[offset + i - j] u_j in each block.
 
-    With a bias, for blocks of `rows` steps, bias u_i is added to the sum.
+    u = pre x is zero at what are not tokens. With a bias, for blocks of `rows` steps, bias u_i is added to the sum.
     """
     return _forward(form, filter, bias, x, pre_gate, post_gate, segment_ids)[0]
 
@@ -120,7 +120,7 @@ class Plan:
         return self.matrices[0].dtype
 
     def spectrum(self, u: Float[Array, "B D N C"]) -> "_Spectrum":
-        """A u of each row, scaled."""
+        """Return A u of each row, scaled."""
         largest = jnp.max(jnp.abs(u), axis=-1, initial=0)
         scale = self._scale(largest, LARGEST_NORM - math.ceil(math.log2(self.points) / 2))
         narrow = fit((u * scale[..., None]).astype(self.dtype), self.points)
@@ -129,7 +129,7 @@ class Plan:
         return _Spectrum(values.reshape(self.points, 2, *columns.shape[1:]), _rows_first(scale))
 
     def response(self, filter: Float[Array, "D F"], bias: Float[Array, "D"] | None) -> "_Spectrum":
-        """H of each channel, [M, 2, 1, 1, D]."""
+        """Return H of each channel, [M, 2, 1, 1, D]."""
         filter = add_skip(filter, bias, self.form.offset)
         sides = [window(filter, self.form.offset - start, self.points) for start in (0, self.points)]
         found = self.spectrum(jnp.stack(sides)[:, :, None].astype(self.wide))
@@ -141,19 +141,19 @@ class Plan:
         return _Spectrum(values * scale[None, None], scale)
 
     def convolve(self, sent: "_Spectrum", response: "_Spectrum", rows: int | None = None) -> Array:
-        """Re(A^H (H S)) of each row, the first `rows` steps, [B, D, N, rows]."""
+        """Return Re(A^H (H S)) of each row, the first `rows` steps, [B, D, N, rows]."""
         (a, b), (c, d) = sent.parts(), response.parts()
         both = jnp.stack([a * c - b * d, a * d + b * c], axis=1)
         y = self.restored(both) / (sent.scale * response.scale)[None]
         return jnp.transpose(y[: self.form.rows if rows is None else rows], (1, 3, 2, 0))
 
     def restored(self, values: Float[Array, "M 2 B N D"]) -> Float[Array, "M B N D"]:
-        """Re(A^H S) of each row."""
+        """Return Re(A^H S) of each row."""
         y = restore(self.matrices, values.astype(self.dtype).reshape(self.points, 2, -1))
         return y.reshape(self.points, *values.shape[2:]).astype(self.wide)
 
     def taps_gradient(self, sent: "_Spectrum", got: "_Spectrum", filter: Float[Array, "D F"]) -> Array:
-        """The adjoint of `response`, of the sum over rows of conj(S) G."""
+        """Return the adjoint of `response`, of the sum over rows of conj(S) G."""
         (a, b), (c, d) = sent.parts(), got.parts()
         inverse = 1 / (sent.scale * got.scale)[None]
         real, imaginary = (jnp.sum(z * inverse, axis=(1, 2)) for z in (a * c + b * d, a * d - b * c))
@@ -162,7 +162,7 @@ class Plan:
     def adjoint_response(
         self, real: Float[Array, "M D"], imaginary: Float[Array, "M D"], filter: Float[Array, "D F"]
     ) -> Float[Array, "D F"]:
-        """The gradient of `filter`, which is not read, from that of its spectrum H."""
+        """Return the gradient of `filter`, which is not read, from that of its spectrum H."""
         ahead, behind = jnp.stack([real, imaginary], axis=1), jnp.stack([-imaginary, real], axis=1)
         both = jnp.stack([ahead, behind], axis=2)[:, :, :, None]
         # The norm of a spectrum is at most sqrt(2 M) times the largest part.
@@ -175,7 +175,7 @@ class Plan:
         return vjp(taps.astype(filter.dtype))[0]
 
     def _scale(self, largest: Array, bits: int) -> Array:
-        """A power of two, where operands are narrow."""
+        """Return a power of two, where operands are narrow."""
         if self.dtype == self.wide:
             return jnp.ones_like(largest, self.wide)
         return power_of_two(largest.astype(self.wide), bits)
@@ -189,7 +189,7 @@ class _Spectrum:
     scale: Float[Array, "B N D"]
 
     def parts(self) -> tuple[Array, Array]:
-        """Real and imaginary part, in fp32 or wider."""
+        """Return real and imaginary part, in fp32 or wider."""
         wide = self.values.astype(self.scale.dtype)
         return wide[:, 0], wide[:, 1]
 
@@ -207,7 +207,7 @@ def _rows_first(scale: Float[Array, "B D N"]) -> Float[Array, "B N D"]:
 
 
 def _product(a: Array, b: Array | None, ids: Array | None) -> Array:
-    """a b in fp32 or wider, zero at what are not tokens, whatever lies there."""
+    """Return a b in fp32 or wider, zero at what are not tokens, whatever lies there."""
     wide = accumulator(a.dtype)
     both = a.astype(wide) if b is None else a.astype(wide) * b.astype(wide)
     return both if ids is None else jnp.where(ids > 0, both, jnp.zeros((), wide))

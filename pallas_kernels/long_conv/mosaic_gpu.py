@@ -41,7 +41,7 @@ def long_conv_mosaic_gpu(
     dtype: Any = jnp.float32,
     interpret: bool = False,
 ) -> Float[Array, "B D T"]:
-    """See `long_conv`; what `hopper.why_not` refuses is not looked at again.
+    """Compute `long_conv`; what `hopper.why_not` refuses is not checked again.
 
     Args:
       dtype: of what kernels do element by element; in fp16 they do two numbers at a time.
@@ -62,7 +62,7 @@ def long_conv_mosaic_gpu(
 
 
 def _parts(call: "Call") -> Parts:
-    """What packed rows are put together from, each in fp32."""
+    """Return what packed rows are put together from, each in fp32."""
 
     def within(u: Array, filter: Array, documents: Array) -> Array:
         return convolve_within_blocks(u, filter, documents, interpret=call.interpret).astype(jnp.float32)
@@ -70,7 +70,7 @@ def _parts(call: "Call") -> Parts:
     def product(
         filter: Float[Array, "D F"], u: Float[Array, "B D N C"], *, rows: int, offset: int
     ) -> Float[Array, "B D N rows"]:
-        """Blocks become rows; taps before the first of a block's outputs are negative lags."""
+        """Convolve blocks as rows; taps before the first of a block's outputs are negative lags."""
         batch, channels, blocks, columns = u.shape
         x = jnp.moveaxis(u, 2, 1).reshape(batch * blocks, channels, columns)
         form = Form(columns, offset, u.dtype)
@@ -93,7 +93,7 @@ class Call(NamedTuple):
         return {"interpret": self.interpret, "dtype": self.dtype}
 
     def ring(self, length: int, batch: int) -> tuple[Ring, Any]:
-        """Of rows of so many steps, and the kernel that convolves them.
+        """Return the ring of rows of so many steps, and the kernel that convolves them.
 
         In fp16 a row of more than two tiles is shared by two warpgroups: all of it then fits into their registers.
         """
@@ -125,13 +125,13 @@ def _conv(
 
 
 def _flat(ring: Ring, shape: tuple[int, ...]) -> Flat | None:
-    """Rows that are read where they lie, or None."""
+    """Return rows that are read where they lie, or None."""
     batch, channels, length = shape
     return Flat(ring, length, batch * channels) if is_read_flat(batch * channels, length) else None
 
 
 def _chunks(ring: Ring, z: Float[Array, "B D T"]) -> Float[Array, "R N 64"]:
-    """Rows so long that no tile lies behind their end as a whole."""
+    """Cut rows into chunks, so long that no tile lies behind their end as a whole."""
     least = (ring.classes - 1) * TILE + 1
     return as_chunks(jnp.pad(z, ((0, 0), (0, 0), (0, max(least - z.shape[2], 0)))))
 

@@ -141,9 +141,10 @@ def differentiate(
     dtype: Any = jnp.float32,
     flat: Flat | None = None,
 ) -> Gradients:
-    """Gradients of streams in chunks; see `mosaic_gpu_tables.spectrum` for the two before them.
+    """Return gradients of streams in chunks.
 
-    `flat` rows are not in chunks, and neither are their gradients.
+    `mosaic_gpu_tables.spectrum` explains the two arguments before them. `flat` rows are not in chunks, and neither are
+    their gradients.
     """
     channels, x = spectrum.shape[0], streams[X]
     batch = (x.shape[0] if flat is None else flat.rows) // channels
@@ -177,7 +178,7 @@ def differentiate(
 
 
 def _groups(arrays: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    """As many arrays at a time."""
+    """Split arrays into groups of `size`."""
     return [arrays[i : i + size] for i in range(0, len(arrays), size)]
 
 
@@ -204,7 +205,7 @@ def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
 
 
 def _program(*refs: Any, call: Call) -> None:
-    """One channel of `rows` rows."""
+    """Run one channel of `rows` rows."""
     each = 1 if call.flat is None else call.flat.arrays
     count = len(call.places) * each
     streams, (matrices, twiddles, turns, spectrum, inverse) = refs[:count], refs[count : count + 5]
@@ -253,7 +254,7 @@ class _Row(NamedTuple):
         return self.team * self.call.ring.classes + self.own
 
     def load(self, step: Array, places: Sequence[int]) -> None:
-        """The own tile of these streams."""
+        """Load the own tile of these streams."""
         for place in places:
             came = self.shared.got_came if place in self.call.outer else self.shared.came
             if self.call.flat is not None:
@@ -263,14 +264,14 @@ class _Row(NamedTuple):
                 plgpu.copy_gmem_to_smem(box, part, came.at[self.team])
 
     def _load_flat(self, place: int, came: Any, step: Array) -> None:
-        """The own tile of a stream, whose pieces its number says."""
+        """Load the own tile of a stream, whose pieces its number says."""
         load = self._flat(step).load
         for m in range(self.call.ring.classes):
             source, tile = self.streams[place], self._place(place, m)
             pl.when(self.own == m)(partial(load, source, tile, m, came))
 
     def differentiate(self, step: Array, steps: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The sums with one turn more, and the loads of the next."""
+        """Take one turn: return its sums with those before, and load the next turn."""
         shared, dtype = self.shared, self.call.dtype
         sent, got = ([ref.at[self.worker, i] for i in range(2)] for ref in (shared.sent, shared.got))
         plgpu.barrier_wait(shared.got_came.at[self.team])
@@ -311,7 +312,7 @@ class _Row(NamedTuple):
         return *sums, bias
 
     def _boxes(self, array: Any, tile: Any, step: Array) -> list[tuple[Any, Any]]:
-        """Where the chunks of the own tile lie in device memory, and their places in `tile`."""
+        """Return where the own tile's chunks lie in device memory, and their places in `tile`."""
         ring, found, first = self.call.ring, [], self._first(step)
         for i in range(ring.together):
             row = (first + i) * self.call.channels + lax.axis_index("channel")
@@ -322,7 +323,7 @@ class _Row(NamedTuple):
         return found
 
     def _first(self, step: Array) -> Array:
-        """Of the channel's rows, the first that a turn takes."""
+        """Return the first of the channel's rows that a turn takes."""
         first = lax.axis_index("rows") * self.call.rows
         return first + (self.team + step * self.call.teams) * self.call.ring.together
 
@@ -334,11 +335,11 @@ class _Row(NamedTuple):
         return self.shared.streams.at[self.team, self.call.places.index(place), m]
 
     def _tile(self, place: int) -> Array:
-        """The own tile of a stream, in fp32."""
+        """Return the own tile of a stream, in fp32."""
         return read(self._place(place, self.own)).astype(jnp.float32)
 
     def _input(self, place: int, gate: int, m: Any) -> Array:
-        """A tile of a stream times its gate, in fp32."""
+        """Return a tile of a stream times its gate, in fp32."""
         z = read(self._place(place, m)).astype(jnp.float32)
         return z * read(self._place(gate, m)).astype(jnp.float32) if gate in self.call.places else z
 
@@ -348,7 +349,7 @@ class _Row(NamedTuple):
         return row_scales(tiles, self.shared.sizes.at[self.worker], ring)
 
     def _turned(self, place: int, gate: int, scale: Array, step: Array) -> Complex:
-        """The own class of a row."""
+        """Return the own class of a row."""
         total: list[Any] = [0.0, 0.0]
         for m in range(self.call.ring.classes):
             z = self._input(place, gate, m)
@@ -376,7 +377,10 @@ class _Row(NamedTuple):
         return from_right(tile, last)
 
     def _restore(self, tile: Sequence[Any], step: Array) -> None:
-        """The own class's shares of the own tile and of the other, in place of its spectrum: fewer registers."""
+        """Put the own class's shares of the own tile and of the other in place of its spectrum.
+
+        This takes fewer registers.
+        """
         first, last = (dft.conjugate() for dft in self._dfts())
         back = from_right(tile, last)
         twiddles = parts_of(self.shared.twiddles, self.own)
@@ -388,14 +392,14 @@ class _Row(NamedTuple):
             ref[...] = (share[0] * real + share[1] * imaginary).astype(jnp.float16)
 
     def _meet(self) -> None:
-        """The warpgroups of a team have come here, and see what the other has written."""
+        """Wait until the team's warpgroups have come here, and see what the other has written."""
         if self.call.ring.classes > 1:
             plgpu.commit_smem()
             plgpu.barrier_arrive(self.shared.met.at[self.team])
             plgpu.barrier_wait(self.shared.met.at[self.team])
 
     def _restored(self, shares: Any) -> Array:
-        """The own tile, from all classes' shares."""
+        """Return the own tile, from all classes' shares."""
         classes = self.call.ring.classes
         found = read(shares.at[self.worker, 0]).astype(jnp.float32)
         if classes == 1:
@@ -403,11 +407,11 @@ class _Row(NamedTuple):
         return found + read(shares.at[self.team * classes + 1 - self.own, 1]).astype(jnp.float32)
 
     def _write(self, place: int, z: Array) -> None:
-        """A gradient's own tile, where its stream was."""
+        """Write a gradient's own tile, where its stream was."""
         self._place(place, self.own)[...] = z.astype(jnp.bfloat16)
 
     def _send(self, places: Sequence[int], step: Array) -> None:
-        """Gradients to device memory."""
+        """Send gradients to device memory."""
         for place in places:
             if self.call.flat is not None:
                 self._send_flat(place, step)

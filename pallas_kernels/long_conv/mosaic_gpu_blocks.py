@@ -34,7 +34,10 @@ OWN = CHUNKS // WORKERS
 
 
 def own(i: Any, worker: Array) -> Array:
-    """The i-th tile of a warpgroup: 0, 3, 4, 7 or 1, 2, 5, 6, which take equally many products."""
+    """Return the i-th tile of a warpgroup: 0, 3, 4, 7 or 1, 2, 5, 6.
+
+    Both take equally many products.
+    """
     return 2 * i + (i + worker) % 2
 
 
@@ -57,7 +60,7 @@ def convolve_blocks(
     adjoint: bool,
     interpret: bool,
 ) -> Float[Array, "D 8 N 64"]:
-    """The causal convolution within documents and blocks, or its transpose."""
+    """Convolve causally within documents and blocks, or transpose that."""
     channels, _, count, _ = x.shape
     tiles = rows_per_program(count // ROWS, channels)
     return launch(
@@ -75,7 +78,7 @@ def convolve_blocks(
 def correlate_blocks(
     x: Float[Array, "D 8 N 64"], v: Float[Array, "D 8 N 64"], orders: Orders, *, interpret: bool
 ) -> Float[Array, "D G 8 64 64"]:
-    """The gradient of weights under the cotangent v, in G parts."""
+    """Return the gradient of weights under the cotangent v, in G parts."""
     channels, _, count, _ = x.shape
     tiles = rows_per_program(count // ROWS, channels)
     parts = count // ROWS // tiles
@@ -112,11 +115,11 @@ class _Tiles(NamedTuple):
     first: Array
 
     def box(self, array: Any, p: Any) -> Any:
-        """A tile in device memory."""
+        """Return the box of a tile in device memory."""
         return array.at[lax.axis_index("channel"), p, pl.ds(self.first, ROWS)]
 
     def load(self) -> None:
-        """Own tiles; they are here on return."""
+        """Load own tiles, and wait until they are here."""
         came = self.shared.came.at[self.worker]
         for i in range(OWN):
             p = own(i, self.worker)
@@ -124,12 +127,12 @@ class _Tiles(NamedTuple):
         plgpu.barrier_wait(came)
 
     def of(self, document: Array, p: Any) -> Array:
-        """Which steps of a tile are of the document of this order in their block."""
+        """Mark steps of a tile that are of the document of this order in their block."""
         order = self.order.at[p, pl.ds(self.first, ROWS)]
         return plgpu.load(order, layout=plgpu.Layout.WGMMA, optimized=False).astype(jnp.int32) == document
 
     def part(self, document: Array) -> None:
-        """What is of one document, of all tiles."""
+        """Keep what is of one document, of all tiles."""
 
         def mask(i: Array, _: None) -> None:
             p = own(i, self.worker)
@@ -139,7 +142,7 @@ class _Tiles(NamedTuple):
         self.meet()
 
     def meet(self) -> None:
-        """Both warpgroups have come here, and see what the other has written."""
+        """Wait until both warpgroups have come here, and see what the other has written."""
         plgpu.commit_smem()
         plgpu.barrier_arrive(self.shared.met)
         plgpu.barrier_wait(self.shared.met)
@@ -152,7 +155,7 @@ def _keep(mask: Array, z: Array) -> Array:
 def _convolve(
     x: Any, weights: Any, order: Any, passes: Any, y: Any, shared: Shared, *, tiles: int, adjoint: bool
 ) -> None:
-    """Some times 64 blocks of a channel."""
+    """Convolve `passes` times 64 blocks of a channel."""
     channel, worker = lax.axis_index("channel"), lax.axis_index("warpgroup")
 
     @pl.when(worker == 0)
@@ -189,7 +192,7 @@ def _convolve(
 
 
 def _product(shared: Shared, p: Array, *, adjoint: bool) -> Array:
-    """Y_p of one document."""
+    """Return Y_p of one document."""
 
     def issue(total: Any) -> Array:
         def add(lag: Array, _: None) -> None:
@@ -203,7 +206,7 @@ def _product(shared: Shared, p: Array, *, adjoint: bool) -> Array:
 
 
 def _correlate(x: Any, v: Any, order: Any, passes: Any, found: Any, shared: Shared, *, tiles: int) -> None:
-    """Some times 64 blocks of a channel; a warpgroup has four lags."""
+    """Correlate `passes` times 64 blocks of a channel; a warpgroup has four lags."""
     worker = lax.axis_index("warpgroup")
     place, came = shared.others.at[worker], shared.others_came.at[worker]
 
@@ -236,7 +239,7 @@ def _correlate(x: Any, v: Any, order: Any, passes: Any, found: Any, shared: Shar
 
 
 def _add_outer(total: Array, shared: Shared, v: Any, p: Array, lag: Array) -> Array:
-    """The total and V_p^T X_{p-lag} of one document; nothing lies before the block."""
+    """Return the total and V_p^T X_{p-lag} of one document; nothing lies before the block."""
 
     def issue(found: Any) -> Array:
         plgpu.wgmma(found, v.T, shared.alone.at[p - lag])

@@ -63,7 +63,7 @@ class Tables(NamedTuple):
 
 
 def tables(classes: int) -> Tables:
-    """Of rows of so many classes, in fp16, from phases that are whole numbers."""
+    """Return tables of rows of so many classes, in fp16, from phases that are whole numbers."""
     j, k = (jnp.arange(n, dtype=jnp.uint32) for n in (classes, ROWS))
     frequency = 4 * (j[:, None, None] + classes * k[None, :, None])
 
@@ -90,15 +90,15 @@ class Call(NamedTuple):
     dtype: Any
 
     def channel(self, worker: Array, i: Array) -> Array:
-        """A warpgroup's i-th channel."""
+        """Return a warpgroup's i-th channel."""
         return lax.axis_index("channels") * self.own + worker + i * self.workers
 
     def row(self, part: int, row: Array, channel: Array) -> Array:
-        """Index of a tile of the program's class among [2 C, B, D]."""
+        """Return the index of a tile of the program's class among [2 C, B, D]."""
         return ((2 * lax.axis_index("class") + part) * self.batch + row) * self.channels + channel
 
     def taps(self, part: int, channel: Array) -> Array:
-        """The same among [2 C, D]."""
+        """Return the index of a tile of the program's class among [2 C, D]."""
         return (2 * lax.axis_index("class") + part) * self.channels + channel
 
 
@@ -121,7 +121,10 @@ def convolve_classes(
     interpret: bool,
     dtype: Any = jnp.float32,
 ) -> Float[Array, "P B D 64 64"]:
-    """V of each class, row and channel, from G of rows and of taps; real and imaginary part of a class in turn."""
+    """Return V of each class, row and channel, from G of rows and of taps.
+
+    Real and imaginary part of a class stand in turn.
+    """
     parts, batch, channels = rows.shape[:3]
     classes = parts // 2
     own = rows_per_program(channels, classes)
@@ -155,7 +158,10 @@ def _scratch(call: Call) -> Shared:
 
 
 def load_tables(tables: Tables, matrices: Any, twiddles: Any, ready: Any) -> None:
-    """Those of the program's class, by one warpgroup; `ready` expects `COPIES` arrivals."""
+    """Load the tables of the program's class, by one warpgroup.
+
+    `ready` expects `COPIES` arrivals.
+    """
     j = lax.axis_index("class")
 
     @pl.when(lax.axis_index("warpgroup") == 0)
@@ -174,13 +180,13 @@ class Inner(NamedTuple):
     dtype: Any
 
     def transform(self, tile: Sequence[Any]) -> Complex:
-        """S of G, which its own intermediate replaces."""
+        """Return S of G, which its own intermediate replaces."""
         first, last = self._dfts()
         store(tile, times(from_left(first, tile), parts_of(self.twiddles), dtype=self.dtype))
         return from_right(tile, last)
 
     def restore(self, tile: Sequence[Any]) -> None:
-        """V of P, in its place."""
+        """Put V of P in its place."""
         first, last = self._dfts()
         back = from_right(tile, last.conjugate())
         store(tile, times(back, parts_of(self.twiddles), conjugated=True, dtype=self.dtype))
@@ -191,14 +197,17 @@ class Inner(NamedTuple):
 
 
 def spectrum_of_taps(inner: Inner, tile: Sequence[Any], classes: int) -> None:
-    """H in place of G: sqrt(M) times the unitary transform, at most 1 for taps whose sizes add up to 2^14."""
+    """Put H in place of G: sqrt(M) times the unitary transform.
+
+    It is at most 1 for taps whose sizes add up to 2^14.
+    """
     factor = (classes * TILE) ** 0.5 / 2**LARGEST_NORM
     real, imaginary = inner.transform(tile)
     store(tile, (real * factor, imaginary * factor))
 
 
 def _program(*refs: Any, call: Call) -> None:
-    """One class of some channels."""
+    """Run one class of some channels."""
     rows, taps, *constants, found, shared = refs
     load_tables(Tables(*constants), shared.matrices, shared.twiddles, shared.ready)
     worker = lax.axis_index("warpgroup")
@@ -223,7 +232,7 @@ class _Channels(NamedTuple):
     steps: Array
 
     def load_taps(self, i: Array) -> None:
-        """G of the i-th own channel's taps."""
+        """Load G of the i-th own channel's taps."""
         channel = self.call.channel(self.worker, i)
         for part in range(2):
             source = self.taps.at[self.call.taps(part, channel)]
@@ -231,13 +240,13 @@ class _Channels(NamedTuple):
             plgpu.copy_gmem_to_smem(source, place, self.shared.taps_came.at[self.worker])
 
     def load_row(self, step: Array) -> None:
-        """G of a row, of all own channels' one after the other."""
+        """Load G of a row, of all own channels' one after the other."""
         came = self.shared.rows_came.at[self.worker * PLACES + lax.rem(step, PLACES)]
         for part, place in enumerate(self._tile(step)):
             plgpu.copy_gmem_to_smem(self.rows.at[self._index(step, part)], place, came)
 
     def convolve(self, i: Array) -> None:
-        """One channel, and the loads of the next."""
+        """Convolve one channel, and load the next."""
         shared, batch = self.shared, self.call.batch
         taps = [shared.taps.at[self.worker, part] for part in range(2)]
         plgpu.barrier_wait(shared.taps_came.at[self.worker])

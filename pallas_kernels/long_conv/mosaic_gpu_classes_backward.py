@@ -73,7 +73,10 @@ def differentiate_classes(
     interpret: bool,
     dtype: Any = jnp.float32,
 ) -> Gradients:
-    """From G of taps, of u and of v, and the weight of each row's conj(U) V in the sum; `gated` asks for y."""
+    """Return gradients from G of taps, of u and of v; `gated` asks for y.
+
+    `weights` are those of each row's conj(U) V in the sum.
+    """
     parts, batch, channels = sent.shape[:3]
     classes = parts // 2
     own = rows_per_program(channels, classes)
@@ -117,7 +120,7 @@ def _scratch(call: Call) -> Shared:
 
 
 def _program(*refs: Any, call: Call) -> None:
-    """One class of some channels."""
+    """Run one class of some channels."""
     sent, got, taps, weights, *constants = refs[:7]
     *found, shared = refs[7:]
     load_tables(Tables(*constants), shared.matrices, shared.twiddles, shared.ready)
@@ -146,17 +149,17 @@ class _Channels(NamedTuple):
     steps: Array
 
     def load_taps(self, i: Array) -> None:
-        """G of the i-th own channel's taps."""
+        """Load G of the i-th own channel's taps."""
         for part, place in enumerate(self._tile(self.shared.taps)):
             self._load(self.taps.at[self._index_of_taps(i, part)], place, self.shared.taps_came)
 
     def load_sent(self, step: Array) -> None:
-        """G of a row of u, of all own channels' one after the other."""
+        """Load G of a row of u, of all own channels' one after the other."""
         for part, place in enumerate(self._tile(self.shared.sent)):
             self._load(self.sent.at[self._index(step, part)], place, self.shared.sent_came)
 
     def load_got(self, step: Array) -> None:
-        """G of a row of v, and the row's weight."""
+        """Load G of a row of v, and the row's weight."""
         for part, place in enumerate(self._tile(self.shared.got)):
             self._load(self.got.at[self._index(step, part)], place, self.shared.got_came)
         row, channel = self._row(step)
@@ -167,7 +170,7 @@ class _Channels(NamedTuple):
         plgpu.copy_gmem_to_smem(source, place, came.at[self.worker])
 
     def differentiate(self, i: Array) -> None:
-        """One channel, and the loads of the next."""
+        """Differentiate one channel, and load the next."""
         shared = self.shared
         taps, sent = self._tile(shared.taps), self._tile(shared.sent)
         plgpu.barrier_wait(shared.taps_came.at[self.worker])
@@ -182,7 +185,7 @@ class _Channels(NamedTuple):
         pl.when(i + 1 < self.steps)(lambda: self.load_sent((i + 1) * self.call.batch))
 
     def _differentiate_row(self, i: Array, row: Array) -> None:
-        """One row; `sent` is left free after the last."""
+        """Differentiate one row; `sent` is left free after the last."""
         call, shared, inner = self.call, self.shared, self._inner()
         sent, got, taps = (self._tile(ref) for ref in (shared.sent, shared.got, shared.taps))
         step = i * call.batch + row
@@ -210,7 +213,7 @@ class _Channels(NamedTuple):
         pl.when(step + 1 < self.steps * call.batch)(lambda: self.load_got(step + 1))
 
     def _leave(self, tile: Sequence[Any], array: Any, index: Any) -> None:
-        """A tile to device memory; its place is free after that."""
+        """Store a tile to device memory; its place is free after that."""
         for part, place in enumerate(tile):
             plgpu.copy_smem_to_gmem(place, array.at[index(part)])
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -222,7 +225,7 @@ class _Channels(NamedTuple):
         return [ref.at[self.worker, part] for part in range(2)]
 
     def _row(self, step: Array) -> tuple[Array, Array]:
-        """Row and channel of a step."""
+        """Return row and channel of a step."""
         return lax.rem(step, self.call.batch), self.call.channel(self.worker, lax.div(step, self.call.batch))
 
     def _index(self, step: Array, part: int) -> Array:

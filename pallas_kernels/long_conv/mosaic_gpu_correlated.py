@@ -37,7 +37,7 @@ def correlate(
     *,
     interpret: bool,
 ) -> Float[Array, "D P 64 64"]:
-    """Sums over rows of conj(U) V times `inverse`, in fp32; row i is of channel i mod `channels`."""
+    """Sum conj(U) V times `inverse` over rows, in fp32; row i is of channel i mod `channels`."""
     rows, parts = u.shape[0] // channels, u.shape[1]
     return launch(
         partial(_program, rows=rows, channels=channels),

@@ -67,22 +67,25 @@ class Flat(NamedTuple):
         return 1 + self.ragged
 
     def copies(self, m: int) -> int:
-        """Copies of a stream that `FlatTile.load` makes of tile m."""
+        """Count copies of a stream that `FlatTile.load` makes of tile m."""
         return self.ring.together * len(self.pieces(m))
 
     def pieces(self, m: int) -> list[tuple[int, int, int | None]]:
-        """What is copied of a row's tile m: the first chunk, how many, and the number of an edge, alone."""
+        """Return what is copied of a row's tile m: first chunk, how many, and the edge's number.
+
+        An edge's number stands without the others.
+        """
         height = self.ring.height
         at = {chunk - m * ROWS: i for i, chunk in enumerate(self.edges) if 0 <= chunk - m * ROWS < height}
         bounds = {0, height, *at, *(chunk + 1 for chunk in at), min(max(self.whole - m * ROWS, 0), height)}
         return [(start, stop - start, at.get(start)) for start, stop in pairwise(sorted(bounds))]
 
     def cut(self, row: Any) -> tuple[Any, Any]:
-        """The chunk that a row begins in, and s."""
+        """Return the chunk that a row begins in, and s."""
         return FlatRows(self.length).cut(row)
 
     def enter(self, z: Float[Array, "B D T"]) -> list[Array]:
-        """A stream as chunks [N, 64], and the edges of its rows [rows E, 64] if they have any."""
+        """Cut a stream into chunks [N, 64], and edges of its rows [rows E, 64] if they have any."""
         chunks = flatten(z)
         if not self.ragged:
             return [chunks]
@@ -90,7 +93,7 @@ class Flat(NamedTuple):
         step, end = jnp.arange(CHUNK, dtype=jnp.int32)[None], start + self.length
 
         def own(chunk: int) -> Array:
-            """A chunk of each ring, counted on behind its end, zero where it is not the row's."""
+            """Return a chunk of each ring, counted on behind its end, zero where it is not the row's."""
             point, at = chunk * CHUNK + step, first[:, 0] + chunk
             found = chunks.at[at].get(mode="clip", indices_are_sorted=True)
             return jnp.where((point >= start) & (point < end), found, jnp.zeros((), z.dtype))
@@ -101,7 +104,7 @@ class Flat(NamedTuple):
         return [chunks, jnp.stack(edges, axis=1).reshape(-1, CHUNK)]
 
     def leave(self, found: Sequence[Array], shape: tuple[int, ...]) -> Float[Array, "B D T"]:
-        """A result from its chunks, and the edges of its rows if they have any."""
+        """Join a result from its chunks, and the edges of its rows if they have any."""
         y, *edges = found
         if not edges:
             return unflatten(y, shape)
@@ -132,7 +135,7 @@ class FlatTile(NamedTuple):
     first: Array
 
     def load(self, source: Sequence[Any], tile: Any, m: int, barrier: Any) -> None:
-        """Tile m of a stream, which `source` has as `Flat.enter` gives it."""
+        """Load tile m of a stream, which `source` has as `Flat.enter` gives it."""
         chunks, *edges = source
         for i in range(self.flat.ring.together):
             row = self._row(i)
@@ -147,7 +150,7 @@ class FlatTile(NamedTuple):
                 plgpu.copy_gmem_to_smem(box, part, barrier)
 
     def store(self, target: Sequence[Any], tile: Any, m: int) -> None:
-        """Tile m of a result, to be put together by `Flat.leave`."""
+        """Store tile m of a result, to be put together by `Flat.leave`."""
         chunks, *edges = target
         for i in range(self.flat.ring.together):
             row = self._row(i)
@@ -164,9 +167,9 @@ class FlatTile(NamedTuple):
                     plgpu.copy_smem_to_gmem(part, chunks.at[pl.ds(start, count)])
 
     def turned(self, u: Array, turn: Sequence[Array]) -> Complex:
-        """The ring's first tile times its turns, and times i where steps wrapped around.
+        """Return the ring's first tile times its turns.
 
-        Those are in the first chunk, whose turn is real.
+        Where steps wrapped around it is also times i. Those are in the first chunk, whose turn is real.
         """
         real, imaginary = (spread(part) for part in turn)
         if not self.flat.wraps:
@@ -175,7 +178,10 @@ class FlatTile(NamedTuple):
         return (u - wrapped) * real, u * imaginary + wrapped * real
 
     def turned_back(self, z: Complex, m: int | Array) -> Complex:
-        """Tile m, ready for its turns, whose real part is taken: over i where steps wrapped around."""
+        """Return tile m, ready for its turns, whose real part is taken.
+
+        Where steps wrapped around it is over i.
+        """
         real, imaginary = z
         if not self.flat.wraps or (isinstance(m, int) and m > 0):
             return z
@@ -185,7 +191,7 @@ class FlatTile(NamedTuple):
         return (self.first + i) * self.channels + lax.axis_index("channel")
 
     def _is_wrapped(self, m: int | Array) -> Array:
-        """Elements of the ring's tile m that hold steps from behind its end."""
+        """Mark elements of the ring's tile m that hold steps from behind its end."""
         ring = self.flat.ring
         chunk, step = (
             plgpu.broadcasted_iota(jnp.int32, (ROWS, CHUNK), axis, layout=plgpu.Layout.WGMMA)

@@ -22,7 +22,9 @@ def launch(
     interpret: bool,
     axes: tuple[str, str] = ("channel", "rows"),
 ) -> Any:
-    """Results of `program` over a grid of these axes, which is given refs of `arrays`, results and `scratch`.
+    """Run `program` over a grid of these axes, and return its results.
+
+    It is given refs of `arrays`, results and `scratch`.
 
     Args:
       workers: warpgroups of a program.
@@ -46,7 +48,9 @@ def launch(
 def load_constants(
     worker: Any, matrices: Sequence[tuple[Any, Any]], vectors: Sequence[tuple[Any, Any]], ready: Any
 ) -> None:
-    """Copy what all warpgroups of a program read, by the first of them: sources to places, which `ready` tells.
+    """Copy what all warpgroups of a program read, by the first of them.
+
+    Sources go to places, and `ready` tells when.
 
     Args:
       worker: number of the warpgroup.

@@ -112,7 +112,10 @@ def convolve_long(
     interpret: bool,
     dtype: Any = jnp.float32,
 ) -> Float[Array, "R N 64"]:
-    """See `mosaic_gpu_pass.convolve`; an even number of classes, the last two not empty."""
+    """Convolve as `mosaic_gpu_pass.convolve` does.
+
+    There is an even number of classes, the last two not empty.
+    """
     inputs, gates = ([z for z in streams if z is not None] for streams in ((x, pre_gate), (post_gate,)))
     options: Any = {"name": str(ring.points), "interpret": interpret, "dtype": dtype}
     return run_long(ring, spectrum, inverse, inputs, gates, **options)[0]
@@ -131,9 +134,10 @@ def run_long(
     adjoint: bool = False,
     kept: bool = False,
 ) -> list[Array]:
-    """The convolution of the product of `inputs` times each gate, and what is kept; see `Call`.
+    """Convolve the product of `inputs`, times each gate, and return it and what is kept.
 
-    Spectra are [R, 2 C, 64, 64] in fp16, as in `mosaic_gpu_tables.spectrum`, and one over their scales is [R].
+    See `Call`. Spectra are [R, 2 C, 64, 64] in fp16, as in `mosaic_gpu_tables.spectrum`, and one over their scales is
+    [R].
     """
     channels, x = spectrum.shape[0], inputs[0]
     batch = x.shape[0] // channels
@@ -183,7 +187,7 @@ def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
 
 
 def _program(*refs: Any, call: Call) -> None:
-    """One channel of `rows` rows."""
+    """Run one channel of `rows` rows."""
     count = call.inputs + call.gates
     streams, (matrix, twiddles, shifts, turns, roots, spectrum, inverse) = (
         refs[:count],
@@ -224,7 +228,7 @@ class _Row(NamedTuple):
         return self.call.ring.classes // WORKERS
 
     def load(self, step: Array, parts: Sequence[int]) -> None:
-        """Some of the streams that are convolved."""
+        """Load some of the streams that are convolved."""
         for part in parts:
             for i in range(self.own):
                 self._load(self.streams[part], step, i, part, self.shared.came)
@@ -234,14 +238,14 @@ class _Row(NamedTuple):
         plgpu.copy_gmem_to_smem(self._box(stream, step, i), place, barrier.at[self.worker])
 
     def load_spectrum(self, i: Array) -> None:
-        """H of the i-th own class."""
+        """Load H of the i-th own class."""
         for part in range(2):
             place = self.shared.spectra.at[self.worker, part]
             source = self.spectrum.at[2 * self._index(i) + part]
             plgpu.copy_gmem_to_smem(source, place, self.shared.spectrum_came.at[self.worker])
 
     def convolve(self, step: Array) -> None:
-        """One row, and the loads of the next."""
+        """Convolve one row, and load the next."""
         inverse = self._enter()
         if self.call.kept:
             self.found[-1][self._row(step), self.worker] = inverse
@@ -253,7 +257,7 @@ class _Row(NamedTuple):
         self._leave(sums, spread(inverse * by_row(self.shared.inverse)), step)
 
     def _index(self, i: Any) -> Array:
-        """Of the i-th own tile or class."""
+        """Return the index of the i-th own tile or class."""
         return self.worker + WORKERS * i
 
     def _box(self, array: Any, step: Array, i: int) -> Any:
@@ -264,7 +268,7 @@ class _Row(NamedTuple):
         return row * self.call.channels + lax.axis_index("channel")
 
     def _meet(self) -> None:
-        """Both warpgroups have come here, and see what the other has written."""
+        """Wait until both warpgroups have come here, and see what the other has written."""
         plgpu.commit_smem()
         plgpu.barrier_arrive(self.shared.met)
         plgpu.barrier_wait(self.shared.met)
@@ -273,7 +277,10 @@ class _Row(NamedTuple):
         return [self.shared.tiles[1].at[j, part] for part in range(2)]
 
     def _enter(self) -> Float[Array, "64"]:
-        """u of own tiles, scaled; one over the scale, which is the same in all rows of a tile."""
+        """Return u of own tiles, scaled, and one over the scale.
+
+        The scale is the same in all rows of a tile.
+        """
         shared = self.shared
         plgpu.barrier_wait(shared.came.at[self.worker])
         found, largest = [], None
@@ -296,7 +303,7 @@ class _Row(NamedTuple):
         return inverse
 
     def _turn(self) -> None:
-        """U of own classes, once all u are read."""
+        """Put U of own classes, once all u are read."""
         u, dtype = [read(self._tile(m)[0]) for m in range(self.call.ring.classes)], self.call.dtype
         self._meet()
 
@@ -318,7 +325,7 @@ class _Row(NamedTuple):
         return [spread(by_row(part).astype(self.call.dtype)) for part in parts_of(self.shared.turns, j)]
 
     def _class(self, i: Array, step: Array) -> None:
-        """V of the i-th own class, turned back, in place of U."""
+        """Put V of the i-th own class, turned back, in place of U."""
         shared, j, dtype = self.shared, self._index(i), self.call.dtype
         tile, dft = self._tile(j), Dft(shared.matrix.at[0])
         store(tile, self._twiddled(from_left(dft, tile), j))
@@ -349,7 +356,7 @@ class _Row(NamedTuple):
         return product(times(z, parts_of(self.shared.twiddles), **options), columns, **options)
 
     def _restored(self) -> tuple[Array, ...]:
-        """y of own tiles."""
+        """Return y of own tiles."""
 
         dtype = self.call.dtype
 
@@ -363,7 +370,7 @@ class _Row(NamedTuple):
         )
 
     def _leave(self, sums: tuple[Array, ...], inverse: Array, step: Array) -> None:
-        """The convolution times each gate to device memory, and the next row's inputs from there."""
+        """Store the convolution times each gate, and load the next row's inputs."""
         call, shared, tiles = self.call, self.shared, self.shared.tiles[0]
         for part in range(call.gates):
             for i in range(self.own):

@@ -32,7 +32,10 @@ def differentiate_long(
     interpret: bool,
     dtype: Any = jnp.float32,
 ) -> Gradients:
-    """See `mosaic_gpu_backward.differentiate`; an even number of classes, the last two not empty."""
+    """Differentiate as `mosaic_gpu_backward.differentiate` does.
+
+    There is an even number of classes, the last two not empty.
+    """
     inner, outer = ([streams[z] for z in places if z in streams] for places in ((X, PRE), (DY, POST)))
     gates = [streams[PRE], streams[X]] if PRE in streams else []
 
@@ -50,7 +53,7 @@ def differentiate_long(
 
 
 def _sums_of_products(streams: Sequence[Float[Array, "R N 64"]], channels: int) -> Float[Array, "D"]:
-    """Sums of u v: the gradient of `bias`, one number of many, has no error of a transform."""
+    """Sum u v: the gradient of `bias`, one number of many, without a transform's error."""
     rows, chunks, chunk = streams[0].shape
     both = reduce(jnp.multiply, (z.astype(jnp.float32) for z in streams))
     return jnp.sum(both.reshape(rows // channels, channels, chunks * chunk), axis=(0, 2))

@@ -39,12 +39,15 @@ GRID = 8
 
 
 def classes_of(length: int) -> int:
-    """The fewest classes of rows of so many steps."""
+    """Return the fewest classes of rows of so many steps."""
     return -(-length // (TILE * GRID)) * GRID
 
 
 def convolve_by_classes(form: Form, classes: int, arrays: Arrays, **options: Any) -> Float[Array, "B D T"]:
-    """y of filter, bias, x, pre_gate and post_gate, in x's dtype; `options` are those of `convolve_classes`."""
+    """Return y of filter, bias, x, pre_gate and post_gate, in x's dtype.
+
+    `options` are those of `convolve_classes`.
+    """
     x = arrays[2]
     outer = Outer.of(form, classes)
 
@@ -59,7 +62,10 @@ def convolve_by_classes(form: Form, classes: int, arrays: Arrays, **options: Any
 
 
 def differentiate_by_classes(form: Form, classes: int, arrays: Arrays, g: Array, **options: Any) -> Arrays:
-    """Gradients of filter, bias, x, pre_gate and post_gate (None for what is not given) from y's cotangent."""
+    """Return gradients of filter, bias, x, pre_gate and post_gate from y's cotangent.
+
+    They are None for what is not given.
+    """
     outer, length = Outer.of(form, classes), g.shape[2]
 
     def work(group: Arrays) -> Arrays:
@@ -112,11 +118,11 @@ class Outer(NamedTuple):
         return self.classes * TILE
 
     def groups(self, x: Float[Array, "B D T"]) -> int:
-        """Of channels, so that spectra are not too large."""
+        """Count groups of channels, so that spectra are not too large."""
         return fewest_groups(x.shape[1], 4 * self.points * x.shape[0] * x.shape[1], GROUP_BYTES)
 
     def rows(self, u: Float[Array, "B D T"]) -> Tiles:
-        """G of rows in fp32."""
+        """Return G of rows in fp32."""
         bits = LARGEST_NORM - math.ceil(math.log2(self.points) / 2)
         largest = jnp.max(jnp.abs(u), axis=-1)
         scale = power_of_two(largest, bits)
@@ -124,7 +130,10 @@ class Outer(NamedTuple):
         return Tiles(_transformed(self.matrix, tiles), 1 / scale, largest)
 
     def taps(self, filter: Float[Array, "D F"], bias: Float[Array, "D"] | None) -> Tiles:
-        """G of taps, those of negative lags times -i, as `monarch_vjp` has it; the inverse is of H's scale."""
+        """Return G of taps, those of negative lags times -i, as `monarch_vjp` has it.
+
+        The inverse is of H's scale.
+        """
         sides = self._sides(add_skip(filter, bias, self.form.offset))
         largest = jnp.sum(jnp.abs(sides), axis=(0, 2))
         scale = power_of_two(largest, LARGEST_NORM)
@@ -133,26 +142,29 @@ class Outer(NamedTuple):
         return Tiles(found, 2.0**LARGEST_NORM / scale[None], largest[None])
 
     def restored(self, tiles: Float[Array, "P B D 64 64"], length: int) -> Float[Array, "B D T"]:
-        """The first steps of rows of V, in fp32, scaled."""
+        """Return the first steps of rows of V, in fp32, scaled."""
         rows = jnp.transpose(_restored(self.matrix, tiles), (1, 2, 0, 3))
         return rows.reshape(*rows.shape[:2], self.points)[..., :length].astype(jnp.float32)
 
     def gradient_of_taps(
         self, tiles: Float[Array, "P D 64 64"], scale: Float[Array, "D"], filter: Float[Array, "D F"]
     ) -> Float[Array, "D F"]:
-        """The adjoint of `taps`, from the sums over rows, which are `scale` times what they stand for."""
+        """Return the adjoint of `taps`, from sums over rows.
+
+        The sums are `scale` times what they stand for.
+        """
         _, adjoint = jax.vjp(self._sides, filter)
         sides = _restored(self._matrix_of_taps(), tiles).reshape(-1, self.classes, filter.shape[0], TILE)
         sides = jnp.transpose(sides, (0, 2, 1, 3)).reshape(-1, filter.shape[0], self.points)
         return adjoint(sides.astype(jnp.float32) * (math.sqrt(self.points) / scale)[None, :, None])[0]
 
     def _sides(self, filter: Float[Array, "D F"]) -> Float[Array, "S D M"]:
-        """Taps from lag 0 on, and those of negative lags where there are any."""
+        """Return taps from lag 0 on, and those of negative lags where there are any."""
         starts = (0, self.points) if self.form.offset else (0,)
         return jnp.stack([window(filter, self.form.offset - start, self.points) for start in starts])
 
     def _matrix_of_taps(self) -> Float[Array, "K N"]:
-        """E, beside it -i E where there are negative lags."""
+        """Return E, beside it -i E where there are negative lags."""
         if not self.form.offset:
             return self.matrix
         real, imaginary = jnp.moveaxis(self.matrix.reshape(self.classes, 2, self.classes), 1, 0)
@@ -166,17 +178,17 @@ class Outer(NamedTuple):
 def _transformed(
     matrix: Float[Array, "K N"], tiles: Float[Array, "N ... 4096"]
 ) -> Float[Array, "K ... 64 64"]:
-    """The matrix times tiles, of which each number is a column."""
+    """Multiply the matrix by tiles, of which each number is a column."""
     found = stage_product("kn,nr->kr", matrix, tiles.reshape(tiles.shape[0], -1))
     return found.reshape(matrix.shape[0], *tiles.shape[1:-1], ROWS, CHUNK)
 
 
 def _restored(matrix: Float[Array, "K N"], tiles: Float[Array, "K ... 64 64"]) -> Float[Array, "N ... 4096"]:
-    """The transpose of the matrix times tiles."""
+    """Multiply the transpose of the matrix by tiles."""
     found = stage_product("kn,kr->nr", matrix, tiles.reshape(matrix.shape[0], -1))
     return found.reshape(matrix.shape[1], *tiles.shape[1:-2], TILE)
 
 
 def _product(a: Array, b: Array | None) -> Array:
-    """In fp32."""
+    """Multiply in fp32."""
     return a.astype(jnp.float32) if b is None else a.astype(jnp.float32) * b.astype(jnp.float32)

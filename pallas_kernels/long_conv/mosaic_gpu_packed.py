@@ -19,7 +19,9 @@ def convolve_within_blocks(
     *,
     interpret: bool,
 ) -> Float[Array, "B D T"]:
-    """Causal convolution within documents and within blocks of 512 steps, in bf16; taps are rounded to bf16.
+    """Convolve causally within documents and blocks of 512 steps, in bf16.
+
+    Taps are rounded to bf16.
 
     Args:
       u: inputs, zero where there is no token.

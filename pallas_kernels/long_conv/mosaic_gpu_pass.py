@@ -113,9 +113,9 @@ def convolve(
     dtype: Any = jnp.float32,
     flat: Flat | None = None,
 ) -> Float[Array, "R N 64"] | Float[Array, "B D T"]:
-    """post_gate Re(A^H (H A (pre_gate x))) of rows in chunks; see `mosaic_gpu_tables.spectrum` for the first two.
+    """Return post_gate Re(A^H (H A (pre_gate x))) of rows in chunks.
 
-    `flat` rows are not in chunks, and neither is the result.
+    `mosaic_gpu_tables.spectrum` explains the first two. `flat` rows are not in chunks, and neither is the result.
     """
     channels, given = spectrum.shape[0], [z for z in (x, pre_gate, post_gate) if z is not None]
     batch = (x.shape[0] if flat is None else flat.rows) // channels
@@ -160,7 +160,7 @@ def _scratch(call: Call, constants: Sequence[Array]) -> Shared:
 
 
 def _program(*refs: Any, call: Call) -> None:
-    """One channel of `rows` rows."""
+    """Run one channel of `rows` rows."""
     count, shared = call.inputs + call.gated, refs[-1]
     each = 1 if call.flat is None else call.flat.arrays
     groups = [refs[i * each : (i + 1) * each] for i in range(count)]
@@ -196,7 +196,7 @@ class _Row(NamedTuple):
     steps: Array
 
     def load_inputs(self, step: Array) -> None:
-        """x and pre_gate of a turn."""
+        """Load x and pre_gate of a turn."""
         for i in range(self.call.inputs):
             self._load(i, step, self.shared.came)
 
@@ -210,7 +210,7 @@ class _Row(NamedTuple):
             plgpu.copy_gmem_to_smem(box, place, came)
 
     def convolve(self, step: Array) -> None:
-        """One turn, and the loads of the next."""
+        """Convolve one turn, and load the next."""
         call, shared = self.call, self.shared
         plgpu.barrier_wait(shared.came.at[self.worker])
         scale, inverse = self._scales()
@@ -233,7 +233,7 @@ class _Row(NamedTuple):
             plgpu.copy_smem_to_gmem(place, box)
 
     def _boxes(self, array: Any, stream: int, step: Array) -> list[tuple[Any, Any]]:
-        """Where a turn's chunks lie in device memory and in shared memory."""
+        """Return where a turn's chunks lie in device memory and in shared memory."""
         ring, found, first = self.call.ring, [], self._first(step)
         for i in range(ring.together):
             row = (first + i) * self.call.channels + lax.axis_index("channel")
@@ -246,7 +246,7 @@ class _Row(NamedTuple):
         return found
 
     def _first(self, step: Array) -> Array:
-        """Of the channel's rows, the first that a turn takes."""
+        """Return the first of the channel's rows that a turn takes."""
         first = lax.axis_index("rows") * self.call.rows
         return first + (self.worker + step * self.call.workers) * self.call.ring.together
 
@@ -255,7 +255,7 @@ class _Row(NamedTuple):
         return FlatTile(self.call.flat, self.call.channels, self._first(step))
 
     def _input(self, m: int) -> Array:
-        """u = pre_gate x of a tile, in fp32."""
+        """Return u = pre_gate x of a tile, in fp32."""
         x, *gates = (
             read(self.shared.streams.at[self.worker, i, m]).astype(jnp.float32)
             for i in range(self.call.inputs)
@@ -263,12 +263,12 @@ class _Row(NamedTuple):
         return x * gates[0] if gates else x
 
     def _scales(self) -> tuple[Float[Array, "64"], Float[Array, "64"]]:
-        """The power of two that each row of a tile is scaled by, and one over it."""
+        """Return the power of two that each row of a tile is scaled by, and one over it."""
         ring, sizes = self.call.ring, self.shared.sizes.at[self.worker]
         return row_scales((self._input(m) for m in range(ring.classes)), sizes, ring)
 
     def _class(self, j: Array, sums: tuple[Array, ...], scale: Array, step: Array) -> tuple[Array, ...]:
-        """The sums with what frequencies of class j add."""
+        """Return the sums with what frequencies of class j add."""
         call, shared = self.call, self.shared
         operands = [shared.operands.at[self.worker, i] for i in range(2)]
         first, last = (Dft(shared.matrices.at[i]) for i in (0, shared.matrices.shape[0] - 1))
@@ -289,7 +289,7 @@ class _Row(NamedTuple):
         return tuple(added)
 
     def _turned(self, j: Array, scale: Array, step: Array) -> tuple[Array, Array]:
-        """U of class j."""
+        """Return U of class j."""
         total: list[Any] = [None, None]
         for m in range(self.call.ring.classes):
             u = self._input(m)
@@ -302,7 +302,7 @@ class _Row(NamedTuple):
         return total[0], total[1]
 
     def _twiddled(self, z: Complex, j: Array, *, conjugated: bool = False) -> Complex:
-        """Z times the twiddles of class j, or their conjugates."""
+        """Return Z times the twiddles of class j, or their conjugates."""
         twiddles, shifts, dtype = self.shared.twiddles, self.shared.shifts, self.call.dtype
         turned = times(z, parts_of(twiddles, j if shifts is None else 0), conjugated=conjugated, dtype=dtype)
         if shifts is None:
@@ -315,7 +315,7 @@ class _Row(NamedTuple):
         return [by_row(self.shared.turns.at[at + part]).astype(jnp.float32) for part in range(2)]
 
     def _free_output(self, step: Array) -> None:
-        """Waits until the last turn's y has left its place, for which post_gate may come."""
+        """Wait until the last turn's y has left its place, for which post_gate may come."""
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         if self.call.gated:
             self._load(self.call.inputs, step, self.shared.post_came)

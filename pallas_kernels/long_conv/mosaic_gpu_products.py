@@ -42,17 +42,17 @@ class Dft(NamedTuple):
         return self.conjugate()._replace(transposed=not self.transposed)
 
     def left(self, part: int) -> Any:
-        """A part as a left operand."""
+        """Return a part as a left operand."""
         columns = self.columns(part)
         return columns.T if self.transposed else columns
 
     def columns(self, first: int, count: int = 1) -> Any:
-        """`count` parts side by side."""
+        """Return `count` parts side by side."""
         return self.parts.at[:, first * CHUNK : (first + count) * CHUNK]
 
 
 def from_left(dft: Dft, tile: Sequence[Any]) -> Complex:
-    """F X of a tile in shared memory."""
+    """Return F X of a tile in shared memory."""
     negative, real, imaginary = (dft.left(i) for i in ((2, 1, 0) if dft.conjugated else (0, 1, 2)))
 
     def issue(*totals: Any) -> Complex:
@@ -66,7 +66,10 @@ def from_left(dft: Dft, tile: Sequence[Any]) -> Complex:
 
 
 def from_right(tile: Sequence[Any], dft: Dft) -> Complex:
-    """X F of a tile in shared memory, both parts in one product: a left operand is read once for them."""
+    """Return X F of a tile in shared memory, both parts in one product.
+
+    A left operand is read once for both.
+    """
     rights = [dft.columns(i, 2) for i in ((0, 1) if dft.conjugated else (1, 0))]
 
     def issue(total: Any) -> Array:
@@ -80,21 +83,24 @@ def from_right(tile: Sequence[Any], dft: Dft) -> Complex:
 
 
 def store(tile: Sequence[Any], parts: Complex) -> None:
-    """A tile in fp16 where tensor cores will read it, told to them."""
+    """Store a tile in fp16 where tensor cores will read it, and fence it for them."""
     for ref, part in zip(tile, parts, strict=True):
         ref[...] = part.astype(jnp.float16)
     plgpu.commit_smem()
 
 
 def times(z: Complex, parts: Sequence[Any], *, conjugated: bool = False, dtype: Any = jnp.float32) -> Complex:
-    """z times a tile in shared memory, or its conjugate, element by element."""
+    """Multiply z by a tile in shared memory, or its conjugate, element by element."""
     return product(z, [read(part).astype(dtype) for part in parts], conjugated=conjugated, dtype=dtype)
 
 
 def product(
     z: Complex, other: Sequence[Array], *, conjugated: bool = False, dtype: Any = jnp.float32
 ) -> Complex:
-    """z times the other, or its conjugate, element by element; in fp16 an instruction takes two elements."""
+    """Multiply z by the other, or its conjugate, element by element.
+
+    In fp16 an instruction takes two elements.
+    """
     (a, b), (c, d) = (tuple(part.astype(dtype) for part in factor) for factor in (z, other))
     if conjugated:
         return a * c + b * d, b * c - a * d
@@ -102,30 +108,33 @@ def product(
 
 
 def parts_of(ref: Any, j: Array | int = 0) -> list[Any]:
-    """Real and imaginary part of tile (or row) j."""
+    """Return real and imaginary part of tile (or row) j."""
     return [ref.at[2 * j], ref.at[2 * j + 1]]
 
 
 def by_column(ref: Any) -> Float[Array, "64 64"]:
-    """One number a column in each row, from shared memory."""
+    """Read one number a column in each row, from shared memory."""
     numbers = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
     return lax.broadcast_in_dim(numbers, (ROWS, CHUNK), (1,))
 
 
 def by_row(ref: Any) -> Float[Array, "64"]:
-    """One number for each row of a tile, from shared memory."""
+    """Read one number for each row of a tile, from shared memory."""
     return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
 
 
 def spread(z: Float[Array, "64"]) -> Float[Array, "64 64"]:
-    """One number a row in each column."""
+    """Spread one number a row over each column."""
     return lax.broadcast_in_dim(z, (ROWS, CHUNK), (0,))
 
 
 def row_scales(
     tiles: Iterable[Float[Array, "64 64"]], sizes: Any, ring: Ring
 ) -> tuple[Float[Array, "64"], Float[Array, "64"]]:
-    """The power of two that each row of tiles is scaled by, and one over it; `sizes` is room for 64 numbers."""
+    """Return the power of two that scales each row of tiles, and one over it.
+
+    `sizes` is room for 64 numbers.
+    """
     largest = reduce(jnp.maximum, (jnp.abs(tile) for tile in tiles))
     sizes[...] = jnp.max(largest, axis=1)
     all_rows = by_column(sizes)
@@ -139,7 +148,10 @@ def row_scales(
 
 
 def scales(largest: Float[Array, "64"], points: int) -> tuple[Float[Array, "64"], Float[Array, "64"]]:
-    """The power of two that keeps the norm of so many numbers below 2^14, none larger than given; one over it."""
+    """Return the power of two that keeps so many numbers' norm below 2^14, and one over it.
+
+    No number is larger than `largest`.
+    """
     exponent = lax.bitcast_convert_type(largest, jnp.int32) >> 23
     # Largest is below 2^(exponent - 126), and the norm the square root of `points` times as large at most.
     bits = LARGEST_NORM - ((points - 1).bit_length() + 1) // 2
@@ -148,5 +160,5 @@ def scales(largest: Float[Array, "64"], points: int) -> tuple[Float[Array, "64"]
 
 
 def two_to(exponent: Int[Array, "64"]) -> Float[Array, "64"]:
-    """2^exponent, of -126 to 127."""
+    """Return 2^exponent, of -126 to 127."""
     return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)

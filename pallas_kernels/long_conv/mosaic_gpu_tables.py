@@ -41,7 +41,7 @@ class Tables(NamedTuple):
 
 @lru_cache(maxsize=16)
 def tables(ring: Ring) -> Tables:
-    """Of rows of a ring, from phases that are whole numbers."""
+    """Return tables of rows of a ring, from phases that are whole numbers."""
     classes, height, whole = ring.classes, ring.height, 4 * ring.points
     j, row, step = np.arange(classes)[:, None], np.arange(ROWS) % height, np.arange(CHUNK)
     twiddled = j[:1] if ring.shifts else j
@@ -61,7 +61,10 @@ def tables(ring: Ring) -> Tables:
 
 @lru_cache(maxsize=16)
 def tables_of_long_rows(ring: Ring) -> tuple[Any, ...]:
-    """Matrix, twiddles, shifts as in `tables`; turns of tile 0 and, times them, of tile m, [C, C, 2]; in fp32."""
+    """Return matrix, twiddles, shifts as in `tables`, and turns; in fp32.
+
+    Turns are of tile 0 and, times them, of tile m, [C, C, 2].
+    """
     classes, whole = ring.classes, 4 * ring.points
     j, step = np.arange(classes)[:, None], np.arange(CHUNK)
     turns = _turned(CHUNK * np.arange(ROWS) * (4 * j - 1), whole) / classes**0.5
@@ -76,13 +79,16 @@ def tables_of_long_rows(ring: Ring) -> tuple[Any, ...]:
 
 
 def _turned(phase: Any, whole: int) -> Any:
-    """exp(-2 pi i phase / whole), real and imaginary part first."""
+    """Return exp(-2 pi i phase / whole), real and imaginary part first."""
     angle = 2 * np.pi * (phase % whole) / whole
     return np.stack([np.cos(angle), -np.sin(angle)])
 
 
 def dft_parts(size: int) -> Any:
-    """-Im F, Re F, Im F, side by side, of blocks of `size` along the diagonal, unitary."""
+    """Return -Im F, Re F, Im F side by side, unitary.
+
+    They are of blocks of `size` along the diagonal.
+    """
     real, imaginary = _turned(np.outer(np.arange(size), np.arange(size)), size) / size**0.5
     blocks = np.eye(ROWS // size)
     return np.concatenate([np.kron(blocks, part) for part in (-imaginary, real, imaginary)], axis=1)
@@ -91,7 +97,7 @@ def dft_parts(size: int) -> Any:
 def spectrum(
     form: Form, ring: Ring, filter: Float[Array, "D F"], bias: Float[Array, "D"] | None
 ) -> tuple[Float[Array, "D P 64 64"], Float[Array, "D 64"]]:
-    """H of each channel as the kernel reads it, in fp16, and one over its scale, 64 times."""
+    """Return each channel's H in fp16, as the kernel reads it, and one over its scale, 64 times."""
     found = _plan(form, ring).response(filter, bias)
     channels = filter.shape[0]
     parts = found.values.reshape(ring.classes, ring.height, CHUNK, 2, channels)
@@ -104,7 +110,10 @@ def spectrum(
 def taps_gradient(
     form: Form, ring: Ring, sums: Float[Array, "D N P 64 64"], filter: Float[Array, "D F"]
 ) -> Float[Array, "D F"]:
-    """From conj(U) V of each channel in the kernel's order, in N parts, by the adjoint of `spectrum`."""
+    """Return the taps' gradient by the adjoint of `spectrum`.
+
+    `sums` is conj(U) V of each channel in the kernel's order, in N parts.
+    """
     channels, *_, chunk = sums.shape
     parts = sums.reshape(channels, -1, ring.classes, 2, ring.together, ring.height, chunk).sum((1, 4))
     real, imaginary = (parts[:, :, i].reshape(channels, -1).T for i in range(2))

@@ -27,7 +27,10 @@ class Parts(NamedTuple):
 
 
 def parts_by_size(long_product: Product) -> Parts:
-    """Blocks of 16 tap by tap, others by matrix while that is cheaper, else by `long_product`."""
+    """Return parts by size: blocks of 16 tap by tap, others by matrix or `long_product`.
+
+    A matrix is taken while it is cheaper.
+    """
     leaves = partial(sum_within_leaves, leaf=LEAF)
     return Parts(LEAF, leaves, lambda size: toeplitz_product if size <= LARGEST_MATRIX else long_product)
 
@@ -42,7 +45,7 @@ def packed_rows(
     alignment: int,
     parts: Parts,
 ) -> Float[Array, "B D T"]:
-    """Convolution within documents, in fp32.
+    """Convolve within documents, in fp32.
 
     Args:
       u: inputs, zero where there is no token.

@@ -19,7 +19,7 @@ def long_conv_xla(
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
 ) -> Float[Array, "B D T"]:
-    """See `long_conv`."""
+    """Compute `long_conv` by XLA's FFT."""
     u = enter(x, pre_gate, segment_ids)
     centre = 0 if causal else (filter.shape[1] - 1) // 2
     h = add_skip(filter.astype(accumulator(x.dtype)), bias, centre)

@@ -28,7 +28,7 @@ def long_conv_xla_or_monarch(
     post_gate: Float[Array, "B D T"] | None = None,
     causal: bool = True,
 ) -> Float[Array, "B D T"]:
-    """See `long_conv`."""
+    """Compute `long_conv` by Monarch products where they are faster, else by XLA's FFT."""
     arrays = vary_alike(x, filter, segment_ids, bias, pre_gate, post_gate)
     return _convolve(segment_alignment, causal, arrays)
 
@@ -55,7 +55,7 @@ _convolve.defvjp(_forward, _backward)
 
 
 def rather_not_xla_or_monarch(device: Device, x: Any, filter: Any, **options: Any) -> str | None:
-    """Why an entry after it goes first, or None where both its forms were timed and are faster."""
+    """Return why a later entry goes first, or None where both forms were timed and are faster."""
     rows, length = x.shape[0] * x.shape[1], x.shape[2]
     if is_symbolic(rows) or rows > FEW or length not in ON_CHIP:
         return f"it was timed with at most {FEW} rows of {ON_CHIP.start:,} to {ON_CHIP[-1]:,} steps"
