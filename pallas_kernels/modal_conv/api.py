@@ -14,7 +14,7 @@ from pallas_kernels.modal_conv.xla import modal_conv_xla
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Any:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 
     return modal_conv_mosaic_gpu(*args, **options)
@@ -47,11 +47,11 @@ def modal_conv(
     chunk_size: int = 128,
     implementation: Literal["xla", "mosaic_gpu", "reference"] | None = None,
 ) -> Float[Array, "B D T"] | tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
-    """Causal depthwise convolution with a sum of exponentials, in linear time and with a state of fixed size.
+    """Convolve causally and depthwise with a sum of exponentials, in linear time.
 
-    h_t = sum_m residues_m exp(t log_poles_m),  y_t = post_gate_t * (sum_{s <= t} h_{t-s} u_s + bias u_t) with
-    u = pre_gate * x, over the s of t's own document; or, step by step,
-    s_m <- exp(log_poles_m) s_m + u_t,  y_t = post_gate_t * (sum_m residues_m s_m + bias u_t).
+    The state has a fixed size. h_t = sum_m residues_m exp(t log_poles_m),  y_t = post_gate_t * (sum_{s <= t} h_{t-s}
+    u_s + bias u_t) with u = pre_gate * x, over the s of t's own document; or, step by step, s_m <- exp(log_poles_m) s_m
+    + u_t,  y_t = post_gate_t * (sum_m residues_m s_m + bias u_t).
 
     Args:
       x: inputs, channel-major.
@@ -112,5 +112,8 @@ def _check_modes(x: Any, log_poles: Any, residues: Any, initial_state: Any) -> N
 
 
 def explain(x: Any, log_poles: Any, residues: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    """Return which implementation runs for these arrays on `device`, and why no faster one.
+
+    Arrays may be ShapeDtypeStructs.
+    """
     return explain_call(modal_conv, device, x, log_poles, residues, **options)

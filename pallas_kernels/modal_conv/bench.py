@@ -22,9 +22,10 @@ LONGEST_TRAINED = 1 << 20
 
 
 def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
-    """The kernel on bf16 streams with both gates against the XLA form, both checked against XLA in fp32.
+    """Plan the kernel on bf16 streams with both gates against the XLA form.
 
-    Decays from a few steps to an eighth of the row, weights that give every mode its share.
+    Both are checked against XLA in fp32. Decays from a few steps to an eighth of the row, weights that give every mode
+    its share.
     """
     keys = jax.random.split(jax.random.key(1), 5)
     full, modes = (shape.batch, shape.channels, shape.length), (shape.channels, shape.modes)

@@ -21,7 +21,7 @@ def run_edges(
     state: Float[Array, "B D M"] | None = None,
     lengths: Float[Array, "B D"] | None = None,
 ) -> tuple[Float[Array, "B D 64"], Float[Array, "B D M"]]:
-    """The convolution of one chunk for each row, and the state that it leaves behind.
+    """Convolve one chunk for each row, and return the state that it leaves behind, too.
 
     Args:
       u: inputs, zero where they are not the row's: in its first chunk the first steps, against time, in its last
@@ -49,6 +49,6 @@ def run_edges(
 
 
 def within_chunks(modes: Modes) -> Float[Array, "D 64 64"]:
-    """T with the bias on its diagonal."""
+    """Return T with the bias on its diagonal."""
     log_poles, residues, bias = modes
     return toeplitz(add_skip(modal_filter(log_poles, residues, CHUNK), bias, 0), CHUNK, CHUNK, 0)

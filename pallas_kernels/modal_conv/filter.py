@@ -10,14 +10,17 @@ BLOCK = 128
 
 
 def powers(log_poles: Float[Array, "D M"], exponents: Int[Array, "K"]) -> Float[Array, "D M K"]:
-    """exp(log_poles * k): no product of rounded factors, so step 10^6 is as exact as step 1."""
+    """Return exp(log_poles * k).
+
+    It is no product of rounded factors, so step 10^6 is as exact as step 1.
+    """
     return jnp.exp(log_poles[:, :, None] * exponents[None, None].astype(log_poles.dtype))
 
 
 def modal_filter(
     log_poles: Float[Array, "D M"], residues: Float[Array, "D M"], length: int
 ) -> Float[Array, "D length"]:
-    """h[t] = sum_m residues_m exp(t log_poles_m) for t = 0 ... length - 1.
+    """Return h[t] = sum_m residues_m exp(t log_poles_m) for t = 0 ... length - 1.
 
     With t = 128 a + b it is a matrix product of (residues exp(128 a log_poles)) and exp(b log_poles): [D, M, length]
     never exists. The filter that makes `long_conv` equal to `modal_conv`.

@@ -16,7 +16,10 @@ MODES = 16
 
 
 def rows_per_tile(batch: int, length: int) -> int:
-    """How many rows of one channel fit into a tile, 1, 2 or 4; they divide the batch and are whole boxes."""
+    """Return how many rows of one channel fit into a tile, 1, 2 or 4.
+
+    They divide the batch and are whole boxes.
+    """
     fitting = (n for n in (4, 2) if batch % n == 0 and n * length <= TILE and is_in_whole_boxes(length))
     return next(fitting, 1)
 
@@ -33,7 +36,7 @@ def why_not(
     post_gate: Any = None,
     **_: Any,
 ) -> str | None:
-    """Why the kernel cannot run such a call, or None."""
+    """Return why the kernel cannot run such a call, or None."""
     if refused := why_not_streams(device, x, pre_gate, post_gate):
         return refused
     if segment_ids is not None and output_final_state:

@@ -39,9 +39,9 @@ def modal_conv_mosaic_gpu(
     chunk_size: int = 128,
     interpret: bool = False,
 ) -> Float[Array, "B D T"] | tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
-    """See `modal_conv`; what `hopper.why_not` refuses is not looked at again, and chunks are of 64.
+    """Compute `modal_conv`; what `hopper.why_not` refuses is not checked again.
 
-    Short rows of a channel share a tile, if there are neither documents nor a first state.
+    Chunks are of 64. Short rows of a channel share a tile, if there are neither documents nor a first state.
 
     Args:
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.

@@ -64,7 +64,7 @@ def convolve(
     together: int = 1,
     interpret: bool = False,
 ) -> list[Float[Array, "B D T"]]:
-    """conv(pre_gate * x) times each of the post-gates, or as it is if there is none.
+    """Return conv(pre_gate * x) times each post-gate, or as it is if there is none.
 
     Rows are matrices [chunk, step] if T is a multiple of 512; a tile that a row does not fill reads zeros, be it the
     last or, in a short row, the only one. Packed rows of other lengths are padded to that, others are not cut apart:
@@ -111,7 +111,7 @@ def _edges(
     state: Array | None,
     shape: tuple[int, ...],
 ) -> tuple[list[Float[Array, "R 64"]], Float[Array, "B D M"]]:
-    """What each output holds in the chunks that the kernel is not given, and the states after them."""
+    """Return what each output holds in the chunks left to the caller, and the states behind."""
     parts = [flat.edges(z, shape) for z in streams]
     u, gates = math.prod(parts[1:inputs], start=parts[0]), parts[inputs:]
     y, left = run_edges(u, modes, reverse=flat.reverse, state=state, lengths=flat.edge_lengths(shape))
@@ -132,7 +132,10 @@ def _kernel(
     reverse: bool,
     interpret: bool,
 ) -> list[Array]:
-    """`convolve` of streams in chunks; `inputs` of them are multiplied before the convolution, the others after it."""
+    """Run `convolve` of streams in chunks.
+
+    `inputs` of them are multiplied before the convolution, the others after it.
+    """
     (batch, channels), x = shape, streams[0]
     outputs = max(1, len(streams) - inputs)
     weights, decays = (_weights if shared is None else _few_weights)(modes, x.dtype, reverse)
@@ -185,19 +188,22 @@ def _kernel(
 
 
 def rows_in_tile(shared: TileRows | None) -> int:
-    """Rows of one channel that a tile holds, or parts of."""
+    """Count rows of one channel that a tile holds, or parts of."""
     return 1 if shared is None else shared.count
 
 
 def divide(batch: int, channels: int, shared: TileRows | None) -> tuple[int, int]:
-    """Rows that one program takes, several in a tile counted as one, and programs for each channel."""
+    """Return rows that one program takes, and programs for each channel.
+
+    Several rows in a tile count as one.
+    """
     rows = batch // rows_in_tile(shared)
     each = rows_per_program(rows, channels, fewer=1 if shared is None else 2)
     return each, rows // each
 
 
 def form(flat: FlatRows | None, marks: Marks | None, shared: TileRows | None) -> str:
-    """The end of a kernel's name."""
+    """Return the end of a kernel's name."""
     if shared is not None:
         return "_shared"
     if marks is not None:
@@ -206,7 +212,10 @@ def form(flat: FlatRows | None, marks: Marks | None, shared: TileRows | None) ->
 
 
 def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
-    """The right operands, transposed and on top of each other (T, R, K, `_matrices` cuts them), and a^0 ... a^63."""
+    """Return the right operands T, R, K, transposed and on top of each other, and a^0 ... a^63.
+
+    `_matrices` cuts the operands.
+    """
     log_poles, residues = fill_up(modes[0], -1.0), fill_up(modes[1])
     steps, chunks = jnp.arange(CHUNK), jnp.arange(ROWS)
     within = within_chunks(modes)
@@ -221,20 +230,23 @@ def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
 
 
 def _few_weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
-    """T, and what `mosaic_gpu_weights` makes R, K and the powers of a from."""
+    """Return T, and what `mosaic_gpu_weights` makes R, K and the powers of a from."""
     within = within_chunks(modes)
     within = jnp.swapaxes(within, 1, 2) if reverse else within
     return within.astype(dtype), rates(fill_up(modes[0], -1.0), fill_up(modes[1]))
 
 
 def fill_up(z: Float[Array, "... M"], value: float = 0.0) -> Float[Array, "... 16"]:
-    """For 16 modes; those added weigh nothing."""
+    """Fill up to 16 modes; those added weigh nothing."""
     missing = MODES - z.shape[-1]
     return jnp.pad(z, ((0, 0),) * (z.ndim - 1) + ((0, missing),), constant_values=value)
 
 
 def halves_of_weights(z: Array) -> tuple[Array, Array]:
-    """bf16 numbers whose sum has 16 bits of z. XLA may drop a cast to bf16 and back, but no `reduce_precision`."""
+    """Return bf16 numbers whose sum has 16 bits of z.
+
+    XLA may drop a cast to bf16 and back, but no `reduce_precision`.
+    """
     high = lax.reduce_precision(z, exponent_bits=8, mantissa_bits=7)
     return high, z - high
 
@@ -251,7 +263,10 @@ def _program(
     reverse: bool,
     interpret: bool,
 ) -> None:
-    """One channel of `rows` rows, or groups of rows that share a tile, tile after tile, row after row."""
+    """Run one channel of `rows` rows, or groups of rows that share a tile.
+
+    It goes tile after tile, row after row.
+    """
     refs, arriving = (refs[:-1], refs[-1]) if flat is not None and flat.ragged else (refs, None)
     loaded, stored, matrices, decay, sums, arrived, ready = refs[-7:]
     results, count = refs[-7 - outputs : -7], loaded.shape[1]
@@ -270,7 +285,7 @@ def _program(
         return tiles - 1 - step % tiles if reverse else step % tiles
 
     def pairs(tile: Any, ref: Any, step: Array) -> list[tuple[Any, Any]]:
-        """Parts of a tile in shared memory, and where each lies in device memory."""
+        """Return parts of a tile in shared memory, each with its place in device memory."""
         if shared is None:
             return [(tile, box(ref, step))]
         return list(zip(shared.parts(tile), shared.boxes(ref, line_of(step), channels), strict=True))
@@ -289,7 +304,10 @@ def _program(
             edges.load(line_of(step), slot, arrived.at[slot])
 
     def put(kept: Sequence[Any], step: Array, found: Callable[[], Iterable[Array]]) -> None:
-        """Results into shared memory. Plain rows commit them after the next load: the simulation calls it a race."""
+        """Put results into shared memory.
+
+        Plain rows commit them after the next load: the simulation calls it a race.
+        """
         for ref, y in zip(kept, found(), strict=True):
             ref[...] = y.astype(loaded.dtype)
         early = shared is not None or flat is not None or marked
@@ -300,7 +318,7 @@ def _program(
             plgpu.commit_smem()
 
     def results_of(step: Array, out: Array, gates: list[Any], cuts: TileDocuments | None) -> Iterable[Array]:
-        """Outputs of a tile, with what `edges` has for the neighbour there."""
+        """Yield outputs of a tile, with what `edges` has for the neighbour there."""
         found = _gated(out, gates)
         if edges is not None:
             place = (line_of(step), tile_of(step), step % STAGES)
@@ -358,7 +376,7 @@ def _gated(out: Array, gates: Sequence[Any]) -> list[Array]:
 
 
 def start_sums(sums: Any, state: Any = None, reverse: bool = False, entry: Array | None = None) -> None:
-    """Zeros, but for the state, which goes where that after a tile before this one would be.
+    """Start sums at zero, and the state where that behind a tile before this one would be.
 
     Against time it goes there only if the row fills its tiles, so that `entry` is 64; else `_states` puts it in.
     """
@@ -387,7 +405,7 @@ def _tile(
     shared: TileRows | None = None,
     mask: Callable[[Array], tuple[Array, ...]] | None = None,
 ) -> Array:
-    """One tile's Y in fp32; `stage` holds the input and, if there is one, its gate.
+    """Return one tile's Y in fp32; `stage` holds the input and, if there is one, its gate.
 
     `_states` has `entry`, `state` and `shared`. `mask`: see `keep_own_steps`.
     """
@@ -410,7 +428,10 @@ def _packed_tile(
     documents: TileDocuments,
     interpret: bool,
 ) -> Array:
-    """`_tile` of packed rows. T takes the documents of a chunk one by one, as often as the tile needs."""
+    """Run `_tile` on packed rows.
+
+    T takes the documents of a chunk one by one, as often as the tile needs.
+    """
     u = read(stage[0])
     for gate in stage[1:]:
         u = u * read(gate)
@@ -425,7 +446,7 @@ def _packed_tile(
 
 
 def _matrices(matrices: Any) -> list[Any]:
-    """T, R and the two halves of K, transposed, in shared memory."""
+    """Return T, R and the two halves of K, transposed, in shared memory."""
     edges = (0, CHUNK, 2 * CHUNK, 2 * CHUNK + MODES, 2 * CHUNK + 2 * MODES)
     return [matrices.at[start:stop] for start, stop in pairwise(edges)]
 
@@ -439,17 +460,18 @@ def _states(
     state: Any = None,
     cuts: TileDocuments | TileRows | None = None,
 ) -> Array:
-    """The state before each chunk. In the last row of `sums` is that before the tile, on return that after it.
+    """Return the state before each chunk.
 
-    Where a row that is walked against time ends before its tile does, `state` enters as what chunk `entry` has sent.
-    Between documents (`cuts`) nothing passes, nor between rows that share a tile, which are carried to no other.
+    The last row of `sums` is that before the tile, and on return that after it. Where a row that is walked against time
+    ends before its tile does, `state` enters as what chunk `entry` has sent. Between documents (`cuts`) nothing passes,
+    nor between rows that share a tile, which are carried to no other.
     """
     edge = sums.shape[0] - ROWS
     tile = slice(0, ROWS) if reverse else slice(edge, edge + ROWS)
     last = 0 if reverse else edge + ROWS - 1
 
     def earlier(chunks: int) -> Array:
-        """What was stored for as many chunks before, zero before the tile."""
+        """Return what was stored for as many chunks before, zero before the tile."""
         start = chunks if reverse else edge - chunks
         return plgpu.load(sums.at[start : start + ROWS, :MODES], layout=plgpu.Layout.WGMMA, optimized=False)
 
@@ -494,34 +516,40 @@ def _states(
 
 
 def neighbours(distance: int, cuts: TileDocuments | TileRows | None) -> Sequence[int]:
-    """How many times `distance` chunks back a round of the sum over chunks looks: no further than a row reaches."""
+    """Return how many times `distance` chunks back a round of the sum over chunks looks.
+
+    It looks no further than a row reaches.
+    """
     return cuts.neighbours(distance, FAN) if isinstance(cuts, TileRows) else range(1, FAN)
 
 
 def by_mode(ref: Any) -> Array:
-    """One number per mode."""
+    """Read one number per mode."""
     return plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
 
 
 def row(ref: Any, width: int = MODES) -> Array:
-    """One number per mode (or step), the same for all chunks."""
+    """Read one number per mode (or step), the same for all chunks."""
     return for_all_chunks(by_mode(ref), width)
 
 
 def for_all_chunks(z: Array, width: int = MODES) -> Array:
-    """The same row for all chunks."""
+    """Repeat a row for all chunks."""
     return lax.broadcast_in_dim(z, (ROWS, width), (1,))
 
 
 def halves(states: Array, dtype: Any) -> list[Array]:
-    """bf16 numbers whose sum is S, the first its upper 16 bits: XLA may drop a cast to bf16 and back."""
+    """Return bf16 numbers whose sum is S, the first its upper 16 bits.
+
+    XLA may drop a cast to bf16 and back.
+    """
     bits = lax.bitcast_convert_type(states, jnp.int32)
     high = lax.bitcast_convert_type(bits & jnp.int32(-65536), states.dtype)
     return [high.astype(dtype), (states - high).astype(dtype)]
 
 
 def products(pairs: Sequence[tuple[Array, Any]], interpret: bool) -> Array:
-    """sum A B^T in fp32, A in registers, B in shared memory."""
+    """Return sum A B^T in fp32, A in registers, B in shared memory."""
     if interpret:  # The simulation knows no product whose left operand is in registers.
         products = [jnp.dot(a, b[...].T, preferred_element_type=jnp.float32) for a, b in pairs]
         return sum(products[1:], products[0])

@@ -30,23 +30,26 @@ class TileRows:
         return ROWS // 4
 
     def neighbours(self, distance: int, fan: int) -> list[int]:
-        """How many times `distance` chunks back a round of the sum over chunks looks that joins `fan` neighbours."""
+        """Return how many times `distance` chunks back a round looks that joins `fan` neighbours."""
         return [k for k in range(1, fan) if k * distance < self.chunks]
 
     def distances(self, fan: int) -> list[int]:
-        """How many chunks back any round looks."""
+        """Return how many chunks back any round looks."""
         return [k * distance for distance in (1, fan, fan * fan) for k in self.neighbours(distance, fan)]
 
     def boxes(self, ref: Any, first: Array, channels: int) -> list[Any]:
-        """Where the rows of a tile lie in device memory: a stream [row and channel, chunk, step], from row `first`."""
+        """Return where the rows of a tile lie in device memory.
+
+        A stream is [row and channel, chunk, step], from row `first`.
+        """
         return [ref.at[first + row * channels, pl.ds(0, self.chunks)] for row in range(self.count)]
 
     def parts(self, tile: Any) -> list[Any]:
-        """The same rows in a tile in shared memory."""
+        """Return the same rows in a tile in shared memory."""
         return [tile.at[row * self.chunks : (row + 1) * self.chunks] for row in range(self.count)]
 
     def linked(self, z: Array, chunks: int) -> Array:
-        """z [chunk, mode] where what was sent as many chunks before the one right before arrives, else zero."""
+        """Return z [chunk, mode] where what was sent `chunks` and one more before arrives, else 0."""
         chunk = plgpu.broadcasted_iota(jnp.int32, (ROWS, MODES), 0, layout=plgpu.Layout.WGMMA)
         walked = chunk & (self.chunks - 1)
         walked = self.chunks - 1 - walked if self.reverse else walked

@@ -72,9 +72,9 @@ def gradient_of_modes(
     together: int = 1,
     interpret: bool,
 ) -> tuple[Modes, Float[Array, "B D M"] | None]:
-    """Gradients of log_poles, residues and bias, and of the state, where y = post_gate * conv(pre_gate * x).
+    """Return gradients of log_poles, residues, bias and the state.
 
-    `together` rows share a tile, more than one only without state and marks.
+    y = post_gate * conv(pre_gate * x). `together` rows share a tile, more than one only without state and marks.
     """
     streams = {
         place: z for place, z in zip(range(4), (dy, x, post_gate, pre_gate), strict=True) if z is not None
@@ -108,7 +108,7 @@ def _gradient(
     interpret: bool,
     shared: TileRows | None = None,
 ) -> tuple[Modes, Float[Array, "B D M"] | None]:
-    """`gradient_of_modes` of streams in chunks."""
+    """Return `gradient_of_modes` of streams in chunks."""
     log_poles, residues = fill_up(modes[0], -1.0), fill_up(modes[1])
     found, *before = _kernel(streams, log_poles, marks, shape[0], flat, shared, interpret)
     found = found.reshape(shape[1], -1, *found.shape[1:]).sum(1)
@@ -139,9 +139,10 @@ def _kernel(
     shared: TileRows | None,
     interpret: bool,
 ) -> list[Array]:
-    """[G^T U, Q^T U and P^T U, the latter two in two halves each] of each program, [Q, P] before each row.
+    """Return G^T U, Q^T U and P^T U of each program, and [Q, P] before each row.
 
-    Rows that share a tile have no state before them: of those there is the first alone.
+    Q^T U and P^T U are in two halves each. Rows that share a tile have no state before them: of those there is the
+    first alone.
     """
     x, channels = streams[X], log_poles.shape[0]
     rows, groups = divide(batch, channels, shared)
@@ -181,7 +182,7 @@ def _kernel(
 
 
 def _weights(log_poles: Array, dtype: Any) -> list[Array]:
-    """K and K' in two halves each, and a^k with k a^k for k = 63 ... 0 chunks."""
+    """Return K and K' in two halves each, and a^k with k a^k for k = 63 ... 0 chunks."""
     steps, chunks = 1 + jnp.arange(CHUNK), jnp.arange(ROWS)[::-1]
     written = powers(log_poles, steps)
     weights = jnp.concatenate(
@@ -205,7 +206,10 @@ def _program(
     marked: int,
     interpret: bool,
 ) -> None:
-    """One channel of `rows` rows, or groups that share a tile, each from its last tile to its first, row after row."""
+    """Run one channel of `rows` rows, or groups that share a tile.
+
+    Each goes from its last tile to its first, row after row.
+    """
     streams, rest = dict(zip(places, refs, strict=False)), refs[len(places) : -6]
     weights, rest = (rest[:2], rest[2:]) if shared is None else (rest[:1], rest[1:])
     marks, (out, *before) = rest[:marked], rest[marked:]
@@ -285,7 +289,10 @@ def _tile(
     interpret: bool,
     mask: Callable[[Array, Array], tuple[Array, ...]] | None = None,
 ) -> tuple[Array, ...]:
-    """The totals with one tile more. G, U, and [Q, P] replace dy, x and post_gate in shared memory, as `spare`."""
+    """Return the totals with one tile more.
+
+    G, U, and [Q, P] replace dy, x and post_gate in shared memory, as `spare`.
+    """
     g, u = read(stage.at[DY]), read(stage.at[X])
     g = g * read(stage.at[POST]) if POST in places else g
     u = u * read(stage.at[PRE]) if PRE in places else u
@@ -318,9 +325,10 @@ def _add_documents(
     documents: TileDocuments,
     interpret: bool,
 ) -> tuple[Array, ...]:
-    """The totals with one tile of packed rows more: G^T U of what lies behind each document of a chunk, one by one.
+    """Return the totals with one tile of packed rows more.
 
-    What lies above the diagonal of G^T U, U later than G, does not count.
+    G^T U of what lies behind each document of a chunk is added one by one. What lies above the diagonal of G^T U, U
+    later than G, does not count.
     """
     cotangent, weights, inputs = kept
     cotangent[...], weights[...] = g, later
@@ -342,9 +350,10 @@ def _add_documents(
 def _later(
     written: list[Array], sums: Any, decay: Any, cuts: TileDocuments | TileRows | None = None
 ) -> list[Array]:
-    """Q and P after each chunk. The first rows of `sums` are those after the tile, on return those before it.
+    """Return Q and P after each chunk.
 
-    Nothing passes between documents (`cuts`), nor between rows that share a tile, which are carried to no other.
+    The first rows of `sums` are those after the tile, and on return those before it. Nothing passes between documents
+    (`cuts`), nor between rows that share a tile, which are carried to no other.
     """
 
     def after(i: int, chunks: int) -> Array:

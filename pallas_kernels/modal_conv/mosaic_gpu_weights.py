@@ -18,12 +18,15 @@ SHAPE = (CHUNK, CHUNK)
 
 
 def rates(*vectors: Float[Array, "D 16"]) -> Float[Array, "D N 64"]:
-    """log_poles and residues as the kernels take them: a number for each column, or each row, of four matrices."""
+    """Return log_poles and residues as the kernels take them.
+
+    They are a number for each column, or each row, of four matrices.
+    """
     return jnp.tile(jnp.stack(vectors, 1), (1, 1, CHUNK // MODES))
 
 
 def reading(rates: Any, dtype: Any, *, reverse: bool) -> Array:
-    """R of the upper and of the lower bits, each twice side by side, as a tile [step, (half, copy, mode)]."""
+    """Return R of the upper and lower bits, each twice, as a tile [step, (half, copy, mode)]."""
     step = _iota(0)
     weights = _by_column(rates.at[1]) * jnp.exp(
         (CHUNK - step if reverse else step + 1) * _by_column(rates.at[0])
@@ -32,14 +35,14 @@ def reading(rates: Any, dtype: Any, *, reverse: bool) -> Array:
 
 
 def writing(rates: Any, dtype: Any, *, reverse: bool) -> Array:
-    """K of the upper and of the lower bits as the first 32 rows of a tile [(half, mode), step]."""
+    """Return K of the upper and lower bits as 32 rows of a tile [(half, mode), step]."""
     step = _iota(1)
     weights = jnp.exp((step if reverse else CHUNK - 1 - step) * _by_row(rates.at[0]))
     return _halves(weights, _iota(0) < MODES, dtype)
 
 
 def writing_with_lags(rates: Any, dtype: Any) -> Array:
-    """The same of K and K' of `mosaic_gpu_vjp`: a tile [(matrix, half, mode), step]."""
+    """Return K and K' of `mosaic_gpu_vjp` so: a tile [(matrix, half, mode), step]."""
     row, step = _iota(0), _iota(1) + 1
     weights = jnp.exp(step * _by_row(rates.at[0]))
     weights = jnp.where(row < 2 * MODES, weights, weights * (step * (1 / CHUNK)))
@@ -47,7 +50,7 @@ def writing_with_lags(rates: Any, dtype: Any) -> Array:
 
 
 def decays(rates: Any, distances: Sequence[int]) -> dict[int, Array]:
-    """a^k for some distances in chunks, one number per mode, in registers."""
+    """Return a^k for some distances in chunks, one number per mode, in registers."""
     ref = rates.at[0, :MODES]
     log_poles = plgpu.load(ref, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
     return {k: jnp.exp(CHUNK * k * log_poles) for k in distances}
@@ -68,7 +71,7 @@ def _by_column(ref: Any) -> Array:
 
 
 def _halves(z: Array, upper: Array, dtype: Any) -> Array:
-    """The upper 16 bits of z where asked for, elsewhere the rest."""
+    """Return the upper 16 bits of z where asked for, elsewhere the rest."""
     bits = lax.bitcast_convert_type(z, jnp.int32)
     high = lax.bitcast_convert_type(bits & jnp.int32(-65536), z.dtype)
     return jnp.where(upper, high, z - high).astype(dtype)

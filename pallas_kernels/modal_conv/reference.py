@@ -21,7 +21,7 @@ def modal_conv_reference(
     post_gate: Float[Array, "B D T"] | None = None,
     chunk_size: int = 128,
 ) -> Float[Array, "B D T"] | tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
-    """See `modal_conv`."""
+    """Compute `modal_conv` by its definition."""
     dtype = accumulator(x.dtype)
     ids = jnp.ones((x.shape[0], x.shape[2]), jnp.int32) if segment_ids is None else segment_ids
     token = ids[:, None] > 0

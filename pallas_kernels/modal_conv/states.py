@@ -12,13 +12,19 @@ from pallas_kernels.modal_conv.filter import powers
 
 
 def _mix(equation: str, weights: Array, x: Array) -> Array:
-    """A product in the weights' dtype. If x carries 8 bits, TF32 keeps more than x has; else nothing is dropped."""
+    """Multiply in the weights' dtype.
+
+    If x carries 8 bits, TF32 keeps more than x has; else nothing is dropped.
+    """
     precision = lax.Precision.HIGHEST if jnp.finfo(x.dtype).bits >= 32 else lax.Precision.HIGH
     return jnp.einsum(equation, weights, x.astype(weights.dtype), precision=precision)
 
 
 def _edges(ids: Int[Array, "B N C"]) -> Int[Array, "B N 1"]:
-    """The document whose state enters each chunk: that of the step before, for the first chunk of its first step."""
+    """Return the document whose state enters each chunk: that of the step before.
+
+    For the first chunk it is that of its first step.
+    """
     return jnp.concatenate([ids[:, :1, :1], ids[:, :-1, -1:]], 1)
 
 
@@ -30,7 +36,7 @@ def entering_states(
     *,
     one_document_per_chunk: bool,
 ) -> Float[Array, "B D N M"]:
-    """The state before each chunk, of the document that lies before its edge."""
+    """Return the state before each chunk, of the document that lies before its edge."""
     count, chunk = blocks.shape[2:]
     if count == 1 and state is not None:
         return state[:, :, None]
@@ -57,7 +63,7 @@ def read_states(
     *,
     like: Float[Array, "B D N C"],
 ) -> Float[Array, "B D N C"]:
-    """What each step of a chunk gets from the state before the chunk, if its document is the same."""
+    """Return what each step gets from the state before its chunk, if its document is the same."""
     chunk = like.shape[-1]
     weights = residues[:, :, None] * powers(log_poles, 1 + jnp.arange(chunk))
     precision = lax.Precision.HIGHEST if jnp.finfo(like.dtype).bits >= 32 else lax.Precision.HIGH
@@ -74,9 +80,10 @@ def final_state(
     *,
     chunk: int,
 ) -> Float[Array, "B D M"]:
-    """The state after each row's last step that is no padding; the state given, bit by bit, if there is none.
+    """Return the state after each row's last step that is no padding.
 
-    Each row's last chunk is read anew, up to that step, as the padding behind it would let the state decay.
+    If there is none it is the state given, bit by bit. Each row's last chunk is read anew, up to that step, as the
+    padding behind it would let the state decay.
     """
     batch, _, length = u.shape
     steps = jnp.arange(length, dtype=jnp.int32)[None]
@@ -108,9 +115,10 @@ def final_state(
 def row_state(
     u: Float[Array, "B D T"], log_poles: Float[Array, "D M"], *, chunk: int = 128
 ) -> Float[Array, "B D M"]:
-    """What a row of one document leaves behind from a state of zero: sum_t exp((T - 1 - t) log_poles) u_t.
+    """Return what a row of one document leaves behind from a state of zero.
 
-    `final_state` without the chunks' states: one product, and a sum over chunks.
+    It is sum_t exp((T - 1 - t) log_poles) u_t. `final_state` without the chunks' states: one product, and a sum over
+    chunks.
     """
     (u, log_poles), length = vary_alike(u, log_poles), u.shape[-1]
     log_poles = log_poles.astype(accumulator(u.dtype))

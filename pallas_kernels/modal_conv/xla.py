@@ -29,7 +29,7 @@ def modal_conv_xla(
     post_gate: Float[Array, "B D T"] | None = None,
     chunk_size: int = 128,
 ) -> Float[Array, "B D T"] | tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
-    """See `modal_conv`."""
+    """Compute `modal_conv` by XLA."""
     # Cast here, gradients of the weights are added up before devices exchange them: [D, M], not one for each chunk.
     x, log_poles, residues, bias = vary_alike(x, log_poles, residues, bias)
     wide = accumulator(x.dtype)
@@ -50,7 +50,7 @@ Modes = tuple[Array, Array, Array | None]
 
 
 def _one_step(u: Array, modes: Modes, documents: Array | None, state: Array | None) -> tuple[Array, Array]:
-    """A single token: the recurrence itself."""
+    """Take a single token by the recurrence itself."""
     log_poles, residues, bias = modes
     u = u.astype(log_poles.dtype)
     before = jnp.zeros_like(u * log_poles[None]) if state is None else state
@@ -73,7 +73,10 @@ def _chunked(
     aligned: bool,
     want_final: bool,
 ) -> tuple[Array, Array | None]:
-    """Rematerialised: backward computes the chunks' states again (1/8 of u) and keeps no other intermediate."""
+    """Run chunks.
+
+    It is rematerialised: backward computes the chunks' states again (1/8 of u) and keeps no other intermediate.
+    """
     log_poles, residues, bias = modes
     length = u.shape[2]
     chunk = length if length <= LEAF else min(chunk_size, -(-length // LEAF) * LEAF)
