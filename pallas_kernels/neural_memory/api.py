@@ -20,7 +20,7 @@ OP = "neural_memory"
 
 
 def _mosaic_gpu_or_xla(*args: Any, **options: Any) -> Any:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.neural_memory.mosaic_gpu_or_xla import neural_memory_mosaic_gpu_or_xla
 
     return neural_memory_mosaic_gpu_or_xla(*args, **options)
@@ -58,7 +58,7 @@ def neural_memory(
     chunk_size: int = 512,
     implementation: Literal["mosaic_gpu_or_xla", "xla", "reference"] | None = None,
 ) -> Any:
-    """Reads of a memory that takes a step of gradient descent at the end of every chunk of its document.
+    """Read a memory that takes a step of gradient descent behind every chunk of its document.
 
     With f_M(x) = x + silu(x M1) M2, or x M, and chunks c of C tokens:
 
@@ -124,7 +124,7 @@ def neural_memory(
 
 
 def _check(q: Any, k: Any, v: Any, weights: Any, segment_ids: Any, chunk_size: int) -> None:
-    """Raises ValueError for streams, weights, ids or chunks that do not fit."""
+    """Raise ValueError for streams, weights, ids or chunks that do not fit."""
     check_heads(OP, q, k, v)
     if v.shape != k.shape:
         raise ValueError(f"{OP}: v must have the shape of k, {k.shape}, got {v.shape}")
@@ -150,7 +150,7 @@ def _check(q: Any, k: Any, v: Any, weights: Any, segment_ids: Any, chunk_size: i
 
 
 def _check_state(state: MemoryState, weights: Any, v: Any) -> None:
-    """Raises ValueError for a state of another memory, or in another dtype than memories are carried in.
+    """Raise ValueError for a state of another memory, or in another dtype than memories have.
 
     Raises TypeError for what is no state.
     """
@@ -185,6 +185,9 @@ def explain(
     device: Device | None = None,
     **options: Any,
 ) -> str:
-    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    """Return which implementation runs for these arrays on `device`, and why no faster one.
+
+    Arrays may be ShapeDtypeStructs.
+    """
     arrays = (q, k, v, theta, eta, alpha, weights)
     return explain_call(neural_memory, device, *arrays, **options)

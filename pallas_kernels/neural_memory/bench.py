@@ -21,7 +21,10 @@ PRODUCTS, PRODUCTS_OF_ONE = 7, 3
 
 
 def arrays(shape: NeuralMemoryShape) -> tuple[Any, ...]:
-    """bf16 streams with queries and keys of length 1, fp32 gates, and weights as they are drawn for training."""
+    """Draw bf16 streams with unit queries and keys, fp32 gates, and weights.
+
+    Weights are as they are drawn for training.
+    """
     keys, streams = (
         jax.random.split(jax.random.key(1), 9),
         (shape.batch, shape.length, shape.heads, shape.width),
@@ -41,7 +44,10 @@ def arrays(shape: NeuralMemoryShape) -> tuple[Any, ...]:
 
 
 def plan(shape: NeuralMemoryShape) -> Plan:
-    """The kernels that run here against XLA, or XLA against `jax.grad`; all checked against XLA in fp32."""
+    """Plan the kernels that run here against XLA, or XLA against `jax.grad`.
+
+    All are checked against XLA in fp32.
+    """
     given = arrays(shape)
     args, call = given, partial(_call, shape.chunk)
     xla = Case("xla", partial(call, "xla"), args)
@@ -71,7 +77,10 @@ def _call(chunk: int, implementation: Any, *args: Any) -> Any:
 
 
 def _loop(chunk: int, *args: Any) -> Any:
-    """What one would write: a scan over chunks with `jax.grad` of each one's loss; whole chunks alone."""
+    """Return what one would write: a scan over chunks with `jax.grad` of each one's loss.
+
+    It takes whole chunks only.
+    """
     v = args[2]
 
     def step(state: Any, now: Any) -> Any:
@@ -111,7 +120,10 @@ def _second(memory: Any, dtype: Any, hidden: Any) -> Any:
 
 
 def _shares(memory: Any, k: Any, v: Any, theta: Any) -> Any:
-    """Step sizes over their divisor; for two matrices |grad l|^2 / (2 l) takes a pass back to x M1."""
+    """Return step sizes over their divisor.
+
+    For two matrices |grad l|^2 / (2 l) takes a pass back to x M1.
+    """
     wide = k.astype(jnp.float32)
     error, curvature = _read(memory, k) - v.astype(jnp.float32), jnp.sum(wide**2, -1)
     if len(memory) == 2:
@@ -128,7 +140,7 @@ def _loss(memory: Any, k: Any, v: Any, shares: Any) -> Any:
 
 
 def table(report: dict[str, Any]) -> str:
-    """A line for each shape and pass: milliseconds of the op and of the loop, and their shares of the peak (MFU)."""
+    """Write a line a shape and pass: milliseconds of op and loop, and their shares of the peak."""
     peak = report["ceilings"]["flops_per_second"]
     lines = [f"{'shape':18s}{'pass':18s}{'version':12s}{'ms':>10s}{'MFU':>8s}"]
     for shape, found in report["shapes"].items():

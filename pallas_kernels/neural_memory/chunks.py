@@ -108,7 +108,10 @@ class Trace(NamedTuple):
 def multiply(
     equation: str, a: Float[Array, "..."], b: Float[Array, "..."], dtype: Any
 ) -> Float[Array, "..."]:
-    """einsum(equation, a, b) of operands of `dtype`, summed wide; each index stands in the other or in the result."""
+    """Return einsum(equation, a, b) of operands of `dtype`, summed wide.
+
+    Each index stands in the other operand or in the result.
+    """
     if has_reference_ops():
         return jnp.einsum(equation, a, b, precision=jax.lax.Precision.HIGHEST)
     return product(equation, a, b, dtype)
@@ -117,7 +120,10 @@ def multiply(
 def read_memory(
     weights: Weights, q: Float[Array, "B H C K"], dtype: Any, scale: Float[Array, "B H"] | None = None
 ) -> Float[Array, "B H C K"]:
-    """f_M(q), wide, or that of the weights times `scale`; products take operands of `dtype`."""
+    """Return f_M(q), wide, or that of the weights times `scale`.
+
+    Products take operands of `dtype`.
+    """
     if len(weights) == 2:
         return two_layers.apply(weights, q, dtype, scale)
     found = multiply("bhck,bhkv->bhcv", q, weights[0], dtype)
@@ -142,7 +148,7 @@ PLAIN = Products(read_memory, two_layers.gradients)
 
 @partial(jax.checkpoint, static_argnums=2, prevent_cse=False)
 def write_memory(state: MemoryState, chunk: Chunk, dtype: Any) -> tuple[MemoryState, Trace]:
-    """The memory behind a chunk; one without a token leaves it as it is.
+    """Return the memory behind a chunk; one without a token leaves it as it is.
 
     S' = eta S - G, M' = (1 - alpha) M + S', with G the gradient by M of sum_t theta_t l_t over
     max(1, sum_t theta_t L_t), where l_t = |f_M(k_t) - v_t|^2 / 2 and L_t = |grad l_t|^2 / (2 l_t). Both are then scaled
@@ -154,7 +160,10 @@ def write_memory(state: MemoryState, chunk: Chunk, dtype: Any) -> tuple[MemorySt
 
 
 def gather(chunk: Chunk) -> Step:
-    """What an update needs of a chunk, or of many of them whose arrays have more axes in front."""
+    """Gather what an update needs of a chunk.
+
+    Or of many chunks, whose arrays have more axes in front.
+    """
     wide, content, some = accumulator(chunk.v.dtype), None, None
     theta, eta, alpha = (x.astype(wide) for x in (chunk.theta, chunk.eta, chunk.alpha))
     if chunk.content is not None:
@@ -166,7 +175,7 @@ def gather(chunk: Chunk) -> Step:
 def update_memory(
     memory: Unsettled, step: Step, dtype: Any, products: Products = PLAIN
 ) -> tuple[Unsettled, Float[Array, "B H"]]:
-    """What `write_memory` makes, not scaled yet, and the mean loss.
+    """Return what `write_memory` makes, not scaled yet, and the mean loss.
 
     Scales and masks stand in numbers for each row and head: S' = c S - G, M' = a M + b S'. So M and S are read and
     written once, and no array of their size is selected from two.
@@ -191,18 +200,21 @@ def update_memory(
 
 
 def at_rest(state: MemoryState) -> Unsettled:
-    """A memory that `settle` leaves as it is."""
+    """Return a memory that `settle` leaves as it is."""
     return Unsettled(state, jnp.zeros_like(state.weights[0][:, :, 0, 0]))
 
 
 def settle(memory: Unsettled) -> MemoryState:
-    """M and S scaled by the same number, so that M is no longer than `longest`; as they are if nothing was written."""
+    """Scale M and S by the same number, so that M is no longer than `longest`.
+
+    They stay as they are if nothing was written.
+    """
     kept = bound(memory)
     return MemoryState(*(scaled(x, kept) for x in memory.state))
 
 
 def bound(memory: Unsettled) -> Float[Array, "B H"]:
-    """What `settle` scales by."""
+    """Return what `settle` scales by."""
     square, *weights = vary_alike(memory.square, *memory.state.weights)
     if not has_reference_ops():
         square = _known_square(square, tuple(weights))
@@ -210,23 +222,26 @@ def bound(memory: Unsettled) -> Float[Array, "B H"]:
 
 
 def scaled(weights: Weights, scale: Float[Array, "B H"] | None) -> Weights:
-    """Each row and head by a number of its own."""
+    """Scale each row and head by a number of its own."""
     return weights if scale is None else tuple(scale[..., None, None] * x for x in weights)
 
 
 def trace_of(state: MemoryState, surprise: Float[Array, "B H"]) -> Trace:
-    """Of a write that left `state`."""
+    """Return the trace of a write that left `state`."""
     lengths = (jnp.sqrt(square_of(x)) for x in state)
     return jax.tree.map(jax.lax.stop_gradient, Trace(surprise, *lengths))
 
 
 def longest(hidden: int) -> float:
-    """The length that a memory may have: `REACH` times that of a [K, hidden] matrix of entries of variance 1 / K."""
+    """Return the length that a memory may have.
+
+    It is `REACH` times that of a [K, hidden] matrix of entries of variance 1 / K.
+    """
     return REACH * math.sqrt(hidden)
 
 
 def limit(square: Float[Array, "B H"], hidden: int) -> Float[Array, "B H"]:
-    """What a memory of a length with that square is scaled by, so that it is no longer than `longest`."""
+    """Return the scale that keeps a memory of that squared length no longer than `longest`."""
     most = longest(hidden)
     # Keep the root away from zero: its derivative there is infinite.
     return jnp.where(square > most**2, most * jax.lax.rsqrt(jnp.maximum(square, most**2)), 1)
@@ -234,7 +249,7 @@ def limit(square: Float[Array, "B H"], hidden: int) -> Float[Array, "B H"]:
 
 @OwnGradient
 def _known_square(square: Float[Array, "B H"], weights: Weights) -> Float[Array, "B H"]:
-    """Of the length of all of M, which is known; the derivative is by M."""
+    """Return the known squared length of all of M, with the derivative by M."""
     del weights
     return square
 
@@ -253,7 +268,7 @@ _known_square.defvjp(_known_square_fwd, _known_square_bwd)
 def _gradients(
     weights: Weights, kept: Float[Array, "B H"], step: Step, dtype: Any, products: Products
 ) -> tuple[Weights, Float[Array, "B H C"]]:
-    """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by `kept` M, and 2 l."""
+    """Return gradients of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by `kept` M, and 2 l."""
     k, v, theta = step.k, step.v, step.theta
     if len(weights) == 2:
         return products.gradients(weights, k, v, theta, dtype, kept)
@@ -268,12 +283,12 @@ def _power(x: Float[Array, "B H C _"]) -> Float[Array, "B H C"]:
 
 
 def _mean(x: Float[Array, "*N B H C"], content: Float[Array, "*N B 1 C"] | None) -> Float[Array, "*N B H"]:
-    """Over tokens; zero if there is none."""
+    """Return the mean over tokens; zero if there is none."""
     if content is None:
         return jnp.mean(x, -1)
     return jnp.sum(x * content, -1) / jnp.maximum(jnp.sum(content, -1), 1)
 
 
 def square_of(weights: Weights) -> Float[Array, "B H"]:
-    """Of the length of all of M."""
+    """Return the squared length of all of M."""
     return jnp.sum(jnp.stack([jnp.sum(m * m, (-2, -1)) for m in weights]), 0)

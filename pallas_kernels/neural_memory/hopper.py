@@ -38,7 +38,7 @@ def why_not(
     chunk_size: int = 512,
     **_: Any,
 ) -> str | None:
-    """Why the kernels cannot run such a call, or None."""
+    """Return why the kernels cannot run such a call, or None."""
     del theta, eta, alpha
     if (reason := why_not_streams(device, q, k, v)) is not None:
         return reason
@@ -68,7 +68,10 @@ def why_not(
 def rather_not(
     device: Device, q: Any, k: Any, v: Any, *others: Any, chunk_size: int = 512, **_: Any
 ) -> str | None:
-    """Why a call that they can run is left to XLA even where no derivative is taken, or None."""
+    """Return why a call that the kernels can run is left to XLA, or None.
+
+    Even where no derivative is taken.
+    """
     del device, q, k, others
     length, width = v.shape[1], v.shape[3]
     chunk = min(chunk_size, length)

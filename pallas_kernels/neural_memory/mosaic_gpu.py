@@ -15,7 +15,7 @@ from pallas_kernels.neural_memory.xla import neural_memory_xla
 
 
 def neural_memory_mosaic_gpu(*arrays: Any, interpret: Any = None, **options: Any) -> Any:
-    """See `neural_memory`; what `hopper.why_not` refuses is not looked at again.
+    """Compute `neural_memory`; what `hopper.why_not` refuses is not checked again.
 
     Args:
       arrays: of the op.

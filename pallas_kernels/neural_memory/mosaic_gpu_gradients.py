@@ -64,9 +64,10 @@ def weight_gradients(
     *,
     interpret: Any,
 ) -> tuple[Float[Array, "R 2 E K"], Float[Array, "R 2 E"]]:
-    """Of sum_t theta_t f(x_t) g_t by M2 and by M1, the latter transposed; and two sums for each hidden unit.
+    """Return gradients of sum_t theta_t f(x_t) g_t by M2 and M1, and two sums a hidden unit.
 
-    The sums are sum_t theta_t silu(h)^2 and sum_t theta'_t (b silu'(h))^2. All is summed in fp32, and fp32.
+    The gradient by M1 is transposed. The sums are sum_t theta_t silu(h)^2 and sum_t theta'_t (b silu'(h))^2. All is
+    summed in fp32, and fp32.
 
     Args:
       x, g, first, second: in bf16; K is a multiple of 128, E of 128.
@@ -131,7 +132,7 @@ def _program(
     clusters: int,
     steps: int,
 ) -> None:
-    """Half of the hidden units of a cluster."""
+    """Run half of the hidden units of a cluster."""
     worker, cluster = lax.axis_index("warpgroup"), lax.axis_index("cluster")
     row = cluster // clusters
     units = pl.ds((cluster % clusters * PAIR + lax.axis_index("program")) * ROWS, ROWS)
@@ -158,7 +159,7 @@ def _program(
 
 
 def _feed(sources: tuple[Any, ...], rings: tuple[Ring, ...], steps: int) -> None:
-    """Copies tokens and cotangents of a step as soon as there is a place for them, and sees all places free again."""
+    """Copy tokens and cotangents of a step once there is a place; wait for all at the end."""
 
     def advance(step: Array, _: None) -> None:
         slot = step % STAGES
@@ -178,19 +179,19 @@ def _feed(sources: tuple[Any, ...], rings: tuple[Ring, ...], steps: int) -> None
 def _sum(
     total: Any, *, theta: Any, shared: Shared, own: int, steps: int
 ) -> tuple[Float[Array, "64 K"], Float[Array, "64"]]:
-    """One warpgroup's gradient of the program's hidden units, and its sum of squares."""
+    """Return a warpgroup's gradient of the program's hidden units, and its sum of squares."""
     left, weights = shared.left.at[own], (shared.first.T, shared.second)[own]
     rings = (shared.tokens, shared.cotangents)
     multiplied, summed = rings[own], rings[1 - own]
 
     def add(step: Array) -> None:
-        """The sum of a step, under way."""
+        """Start the sum of a step."""
         slot = step % STAGES
         plgpu.barrier_wait(summed.there.at[slot])
         plgpu.wgmma(total, left, summed.halves.at[slot])
 
     def product(step: Array, *, adding: bool) -> Float[Array, "64 64"]:
-        """h or b of a step, and the sum of the step before."""
+        """Return h or b of a step, and the sum of the step before."""
         slot, before = step % STAGES, (step - 1) % STAGES
 
         def issue(found: Any) -> Array:
@@ -209,7 +210,7 @@ def _sum(
         return found
 
     def bend(found: Array, step: Array, *, adding: bool) -> Float[Array, "64"]:
-        """Leaves s or d where it is to be multiplied; their squares' sums."""
+        """Leave s or d where it is to be multiplied, and return their squares' sums."""
         at = pl.ds(step * PIECE, PIECE)
         share = _along(theta.at[0, at])
         if own == 0 and adding:
@@ -254,6 +255,6 @@ def _sum(
 
 
 def _along(weights: Any) -> Float[Array, "64 64"]:
-    """One number a token, from memory, in each row."""
+    """Read one number a token, from memory, in each row."""
     column = plgpu.load(weights, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
     return lax.broadcast_in_dim(column, (ROWS, PIECE), [1])

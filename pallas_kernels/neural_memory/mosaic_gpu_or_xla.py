@@ -21,7 +21,10 @@ def neural_memory_mosaic_gpu_or_xla(
     interpret: Any = None,
     **options: Any,
 ) -> Any:
-    """See `neural_memory`; `interpret` as in `neural_memory_mosaic_gpu`."""
+    """Compute `neural_memory` by kernels, or by XLA where there are derivatives.
+
+    `interpret` is as in `neural_memory_mosaic_gpu`.
+    """
     flat, tree = jax.tree.flatten((streams, segment_ids, initial_state))
     arrays = jax.tree.unflatten(tree, vary_alike(*flat))
     return _call(interpret, tuple(options.items()), arrays)

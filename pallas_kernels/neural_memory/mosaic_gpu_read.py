@@ -65,7 +65,9 @@ def read(
     *,
     interpret: Any,
 ) -> Float[Array, "R C K"]:
-    """f(x) - minus, rows of x by the memory of the same number; all in bf16, summed in fp32 and rounded once.
+    """Return f(x) - minus, rows of x by the memory of the same number.
+
+    All are in bf16, summed in fp32 and rounded once.
 
     Args:
       x, first, second: K is a multiple of 128, E of 128.
@@ -112,7 +114,7 @@ def _scratch(dtype: Any, width: int) -> Shared:
 
 
 def _program(*refs: Any, tiles: int, blocks: int) -> None:
-    """Half of the tokens of a cluster."""
+    """Run half of the tokens of a cluster."""
     x, first, second, *minus, y, shared = refs
     worker, tile = lax.axis_index("warpgroup"), lax.axis_index("tile")
     row = tile // tiles
@@ -150,7 +152,7 @@ def _wide(place: Any) -> Float[Array, "64 K"]:
 
 
 def _feed(first: Any, second: Any, shared: Shared, blocks: int) -> None:
-    """Copies each half of a block as soon as there is a place for it, and sees all places free again."""
+    """Copy each half of a block once there is a place; wait for all places at the end."""
 
     def copy(ring: Ring, half: int, source: Any, block: Array) -> None:
         pl.when(block > 0)(lambda: plgpu.barrier_wait(ring.free.at[half]))
@@ -172,14 +174,14 @@ def _feed(first: Any, second: Any, shared: Shared, blocks: int) -> None:
 
 
 def _apply(total: Any, *, shared: Shared, worker: Array, blocks: int) -> Float[Array, "64 K"]:
-    """silu(x M1) M2 of a warpgroup's tokens."""
+    """Return silu(x M1) M2 of a warpgroup's tokens."""
     tokens, bent = shared.tokens.at[worker], shared.bent.at[worker]
     height = shared.first.halves.shape[1]
     before = [tokens.at[:, pl.ds(half * height, height)] for half in range(2)]
     after = [bent.at[half] for half in range(2)]
 
     def turn(hidden: Any, behind: bool) -> Float[Array, "64 128"] | None:
-        """Products with the halves of M2 if there is a block behind, and of M1 if there is one to come."""
+        """Multiply by halves of M2 if a block is behind, and of M1 if one is to come."""
         steps = [(total, after[half], shared.second, half) for half in range(2) if behind]
         if hidden is not None:
             steps += [(hidden, before[half], shared.first, half) for half in range(2)]

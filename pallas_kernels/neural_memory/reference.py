@@ -32,7 +32,10 @@ def neural_memory_reference(
     output_trace: bool = False,
     chunk_size: int = 512,
 ) -> Any:
-    """See `neural_memory`. It has derivatives of any order, forward mode too."""
+    """Compute `neural_memory` by its definition.
+
+    It has derivatives of any order, forward mode too.
+    """
     wide, ids = accumulator(v.dtype), segment_ids
     if ids is None:
         ids = jnp.ones(v.shape[:2], jnp.int32)
@@ -58,7 +61,10 @@ def neural_memory_reference(
 
 
 def _one_head(streams: Any, marks: Any, start: Any, state: Any, chunk_size: int) -> Any:
-    """Streams [T, K] and [T]; what is summed up over a chunk is the loss's gradient and four numbers."""
+    """Run streams [T, K] and [T] of one head.
+
+    What is summed up over a chunk is the loss's gradient and four numbers.
+    """
     zeros = jax.tree.map(jnp.zeros_like, start)
     nothing = (zeros, *(jnp.zeros_like(streams[3][0]) for _ in range(5)))
     fresh = (MemoryState(start, zeros), nothing, jnp.int32(0))
@@ -99,7 +105,10 @@ def _loss(memory: Any, k: Float[Array, "K"], v: Float[Array, "K"]) -> Float[Arra
 
 
 def _curvature(memory: Any, k: Float[Array, "K"], loss: Array, gradient: Any) -> Float[Array, ""]:
-    """|grad loss|^2 / (2 loss), where the part of the last matrix is the square of what it multiplies."""
+    """Return |grad loss|^2 / (2 loss).
+
+    The part of the last matrix is the square of what it multiplies.
+    """
     if len(memory) == 1:
         return jnp.sum(k * k)
     hidden = jax.nn.silu(jnp.matmul(k, memory[0], precision=HIGHEST))
@@ -107,7 +116,7 @@ def _curvature(memory: Any, k: Float[Array, "K"], loss: Array, gradient: Any) ->
 
 
 def _write(state: MemoryState, sums: Any) -> MemoryState:
-    """The memory behind a chunk of which these are the sums."""
+    """Return the memory behind a chunk of which these are the sums."""
     gradient, curved, eta, alpha, count, _ = sums
     some = jnp.maximum(count, 1)
     momentum = jax.tree.map(

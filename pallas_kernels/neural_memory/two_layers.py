@@ -30,7 +30,10 @@ Matrices = tuple[Float[Array, "B H K E"], Float[Array, "B H E K"]]
 def apply(
     weights: Matrices, x: Float[Array, "B H C K"], dtype: Any, scale: Float[Array, "B H"] | None = None
 ) -> Float[Array, "B H C K"]:
-    """f(x), wide; products take operands of `dtype`. Without a `scale` c is 1."""
+    """Return f(x), wide; products take operands of `dtype`.
+
+    Without a `scale` c is 1.
+    """
     x, c, first, second = vary_alike(x, _one(x, dtype) if scale is None else scale, *weights)
     if has_reference_ops():
         return _apply_fwd(x, first, second, c, accumulator(dtype), x.dtype, first.dtype)[0]
@@ -45,7 +48,10 @@ def gradients(
     dtype: Any,
     scale: Float[Array, "B H"] | None = None,
 ) -> tuple[Matrices, Float[Array, "B H C"]]:
-    """Of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by c M1 and c M2, and 2 l; see `write_memory`."""
+    """Return gradients of sum_t theta_t l_t / max(1, sum_t theta_t L_t) by c M1, c M2, and 2 l.
+
+    See `write_memory`.
+    """
     c = _one(k, dtype) if scale is None else scale
     k, v, theta, first, second, c = vary_alike(k, v, theta, *weights, c)
     if has_reference_ops():
@@ -171,7 +177,10 @@ def _look_back(
     weights: Matrices,
     scale: Float[Array, "B H"],
 ) -> Pass:
-    """What a chunk's gradient is made of, from its errors back; `lost` has their squares."""
+    """Return what a chunk's gradient is made of, from its errors back.
+
+    `lost` has their squares.
+    """
     wide, (first, second) = theta.dtype, weights
     bent = _bend(hidden, scale)
     silu = bent.silu.astype(k.dtype)
@@ -187,9 +196,10 @@ def _look_back(
 
 
 def _pull_back(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> tuple[Array, ...]:
-    """Of `gradients`, by k, v, theta and both weights, in `dtypes` of k, v and weights.
+    """Return derivatives of `gradients` by k, v, theta and both weights.
 
-    Last by c, token by token, times nothing but what it multiplies before silu and behind M2^T.
+    `dtypes` are those of k, v and weights. Last by c, token by token, times nothing but what it multiplies before silu
+    and behind M2^T.
     """
     at, theta = kept
     (by_first, by_second), by_lost = g
@@ -240,7 +250,7 @@ _gradients.defvjp(_gradients_fwd, _gradients_bwd)
 
 
 def _through_shares(at: Pass, theta: Array, g: Array) -> tuple[Array, Array]:
-    """Derivatives by theta and by the curvature, of those by the shares."""
+    """Return derivatives by theta and by the curvature, of those by the shares."""
     divisor = jnp.maximum(at.total, 1)
     by_total = -jnp.sum(g * at.share, -1, keepdims=True) / divisor
     by_total = jnp.where(at.total > 1, by_total, 0)
@@ -248,7 +258,10 @@ def _through_shares(at: Pass, theta: Array, g: Array) -> tuple[Array, Array]:
 
 
 def _by_silu(left: tuple[Array, Array], right: tuple[Array, Array]) -> Float[Array, "B H C E"]:
-    """Sum of the products of both pairs, [B, H, C, K] and [B, H, E, K]; one product unless its operands cost more."""
+    """Sum the products of both pairs, [B, H, C, K] and [B, H, E, K].
+
+    It is one product unless its operands cost more.
+    """
     tokens, width = left[0].shape[2:]
     if tokens > 2 * width:
         return _product("bhck,bhek->bhce", jnp.concatenate(left, -1), jnp.concatenate(right, -1))
@@ -257,7 +270,7 @@ def _by_silu(left: tuple[Array, Array], right: tuple[Array, Array]) -> Float[Arr
 
 
 def _by_second(left: tuple[Array, Array], right: tuple[Array, Array]) -> Float[Array, "B H E K"]:
-    """As `_by_silu` of [B, H, C, E] and [B, H, C, K], wide."""
+    """Multiply as `_by_silu` does [B, H, C, E] and [B, H, C, K], wide."""
     tokens, width = right[0].shape[2:]
     if tokens < width:
         return multiply("bhce,bhck->bhek", jnp.concatenate(left, 2), jnp.concatenate(right, 2))
@@ -266,7 +279,10 @@ def _by_second(left: tuple[Array, Array], right: tuple[Array, Array]) -> Float[A
 
 
 def _product(equation: str, a: Array, b: Array) -> Array:
-    """Of operands of one dtype, rounded to it and wide again: a wide result takes as long to write as to compute."""
+    """Multiply operands of one dtype, rounded to it and wide again.
+
+    A wide result takes as long to write as to compute.
+    """
     return multiply(equation, a, b, a.dtype).astype(accumulator(a.dtype))
 
 
@@ -275,12 +291,15 @@ def _one(x: Float[Array, "B H C K"], dtype: Any) -> Float[Array, "B H"]:
 
 
 def _scaled(x: Float[Array, "B H _ _"], scale: Float[Array, "B H"]) -> Float[Array, "B H _ _"]:
-    """Wide."""
+    """Scale x, wide."""
     return scale[..., None, None] * x.astype(scale.dtype)
 
 
 def rounded(x: Array, dtype: Any) -> Array:
-    """x in a narrower dtype. XLA would go on with the wide numbers, and write them, where they are widened again."""
+    """Round x to a narrower dtype.
+
+    XLA would go on with the wide numbers, and write them, where they are widened again.
+    """
     return x if x.dtype == dtype else jax.lax.optimization_barrier(x.astype(dtype))
 
 

@@ -52,9 +52,9 @@ def window_size(chunk: int, length: int) -> int:
 def cut_rows(
     segment_ids: Int[Array, "B T"] | None, shape: tuple[int, int], chunk: int, *, aligned: bool
 ) -> tuple[Windows, Int[Array, "B S"] | None]:
-    """The windows, and from which position of the row each of the S = N C positions of chunks is taken.
+    """Return the windows, and which position of the row each of the chunks' positions is of.
 
-    The latter is None where windows are chunks.
+    There are S = N C positions of chunks. The latter is None where windows are chunks.
 
     Args:
       segment_ids: documents.
@@ -82,7 +82,7 @@ def cut_rows(
 
 
 def _chunk_ends(segment_ids: Int[Array, "B T"], chunk: int) -> Bool[Array, "B T"]:
-    """Tokens and holes whose number in their document is a multiple of `chunk`."""
+    """Mark tokens and holes whose number in their document is a multiple of `chunk`."""
     live, places = segment_ids != 0, jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
     first = live & (jnp.cumsum(live, 1) == 1)
     new = first | (jnp.diff(count_documents(segment_ids), axis=1, prepend=0) > 0)
@@ -98,19 +98,19 @@ def _into_windows(x: Shaped[Array, "B T"], chunk: int, mode: Any = "constant") -
 def take_windows(
     x: Shaped[Array, "B T H ..."], chunk: int, source: Any = None
 ) -> Shaped[Array, "N B H C ..."]:
-    """A stream by windows, or by the chunks that end in them."""
+    """Return a stream by windows, or by the chunks that end in them."""
     if source is not None:
         x = jnp.take_along_axis(x, source.reshape(*source.shape, *(1,) * (x.ndim - 2)), 1)
     return into_chunks(x, chunk)
 
 
 def leave_windows(y: Shaped[Array, "N B H C ..."], length: int) -> Shaped[Array, "B T H ..."]:
-    """The inverse of `take_windows` for rows of `length` positions."""
+    """Undo `take_windows` for rows of `length` positions."""
     return out_of_chunks(y, length)
 
 
 def choose(mask: Bool[Array, "B"] | None, new: Any, old: Any) -> Any:
-    """Rows of `new` where the mask says so, else of `old`."""
+    """Return rows of `new` where the mask says so, else of `old`."""
     if mask is None:
         return old
     return jax.tree.map(lambda a, b: jnp.where(mask.reshape(-1, *(1,) * (b.ndim - 1)), a, b), new, old)
@@ -123,7 +123,9 @@ def scan_windows(
     *,
     unrolled: bool = False,
 ) -> tuple[Any, Any]:
-    """`lax.scan` whose backward pass keeps every k-th state, k about the root of their number, and makes the others.
+    """Run `lax.scan` with a backward pass that keeps every k-th state and makes the others.
+
+    k is about the root of their number.
 
     Args:
       step: (state, window) -> (state, found). A window of zeros must leave the state as it is.
@@ -149,7 +151,10 @@ def scan_windows(
 
 
 def group_size(count: int) -> int:
-    """Windows from one kept state to the next: near the root of `count`, and best a divisor of it."""
+    """Return the windows from one kept state to the next.
+
+    They are near the root of `count`, and best a divisor of it.
+    """
     if is_symbolic(count) or count <= FEW:
         return count
     root = math.isqrt(count)
@@ -158,5 +163,5 @@ def group_size(count: int) -> int:
 
 
 def missing_windows(count: int) -> int:
-    """Windows of zeros that fill the last group."""
+    """Count windows of zeros that fill the last group."""
     return -count % group_size(count)

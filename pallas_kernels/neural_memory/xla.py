@@ -54,7 +54,7 @@ def neural_memory_xla(
     chunk_size: int = 512,
     products: Products = PLAIN,
 ) -> Any:
-    """See `neural_memory`."""
+    """Compute `neural_memory` by XLA."""
     wide, (rows, length) = accumulator(v.dtype), v.shape[:2]
     start = tuple(jnp.broadcast_to(m.astype(wide), (rows, *m.shape)) for m in weights)
     fresh = MemoryState(start, jax.tree.map(jnp.zeros_like, start))
@@ -102,7 +102,7 @@ def _content(content: Array, width: int, source: Any) -> Array:
 
 
 def _only_chunks(asked: Step, ends: Bool[Array, "N B"]) -> Step:
-    """Nothing is asked for in windows in which no chunk ends."""
+    """Ask for nothing in windows in which no chunk ends."""
     some = ends if asked.some is None else ends & asked.some
     return asked._replace(some=some, theta=jnp.where(some[..., None, None], asked.theta, 0))
 
@@ -110,7 +110,7 @@ def _only_chunks(asked: Step, ends: Bool[Array, "N B"]) -> Step:
 def _read(
     read: Any, fresh: Unsettled, before: Unsettled, after: Unsettled, q: Float[Array, "B H C K"], cut: Windows
 ) -> Float[Array, "B H C K"]:
-    """From the memory before a window, that behind the chunk that ends in it, or that of a new document."""
+    """Read a window's memory: that before it, that behind its chunk, or a new document's."""
 
     def found(memory: Unsettled) -> Array:
         return read(memory.state.weights, q, scale=bound(memory))
@@ -125,7 +125,7 @@ def _read(
 
 
 def _trace(after: Unsettled, surprise: Float[Array, "B H"], asked: Step, cut: Windows) -> Trace:
-    """Of a window, zero but at the last token of the chunk that ended in it."""
+    """Return a window's trace, zero except at the last token of the chunk that ended there."""
     width = asked.theta.shape[2]
     last = width if cut.at is None else cut.at[:, None]
     ended = jnp.arange(width, dtype=jnp.int32)[None] == last - 1
