@@ -14,7 +14,7 @@ from pallas_kernels.patch_attention.triton_why import why_not
 
 
 def _pool_triton(*args: Any) -> Array:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.patch_attention import triton_gpu
 
     return triton_gpu.pool(*args)
@@ -48,9 +48,10 @@ def pool(
     *,
     implementation: Literal["triton", "xla", "reference"] | None = None,
 ) -> Float[Array, "B N P H K"]:
-    """Each patch attends to its own bytes: o_p = sum_{s: id_s = p} softmax_s(q_p.k_s / sqrt(K)) v_s.
+    """Attend from each patch to its own bytes.
 
-    Softmax and sums are fp32. A slot without bytes gives 0; what padding bytes and such slots hold is not read.
+    o_p = sum_{s: id_s = p} softmax_s(q_p.k_s / sqrt(K)) v_s. Softmax and sums are fp32. A slot without bytes gives 0;
+    what padding bytes and such slots hold is not read.
 
     Args:
       q: a query for each of the P patch slots of the N blocks of each row.
@@ -88,9 +89,10 @@ def lookup(
     look_back: int,
     implementation: Literal["triton", "xla", "reference"] | None = None,
 ) -> Float[Array, "B N S H K"]:
-    """Each byte attends to the W latest patches: keys m = latest - i, i < W, score q.k_m / sqrt(K) + bias_i.
+    """Attend from each byte to the W latest patches.
 
-    Softmax and sums are fp32. A byte that sees no patch gives 0; invalid keys are not read.
+    Keys are m = latest - i, i < W, with score q.k_m / sqrt(K) + bias_i. Softmax and sums are fp32. A byte that sees no
+    patch gives 0; invalid keys are not read.
 
     Args:
       q: queries of the S bytes of each of N blocks.
@@ -131,7 +133,7 @@ def lookup(
 def explain(
     direction: Literal["pool", "lookup"], *arrays: Any, device: Device | None = None, **options: Any
 ) -> str:
-    """Which implementation runs, and why not the faster ones.
+    """Return which implementation runs, and why not the faster ones.
 
     Args:
       direction: "pool" (patches over bytes) or "lookup" (bytes over patches).

@@ -40,7 +40,10 @@ CASES = tuple(Direction(f"{way}_{shape.name}", way, shape) for shape in SHAPES f
 
 
 def plan(case: Direction, *, interpret: bool = False) -> Plan:
-    """The kernels, gathers alone, and dense masks where they fit, against `plain_pool` and `plain_lookup`, in bf16."""
+    """Plan kernels, gathers and dense masks against `plain_pool` and `plain_lookup`, in bf16.
+
+    Masks are planned where they fit.
+    """
     shape, pool = case.shape, case.direction == "pool"
     args = pool_arguments(shape) if pool else lookup_arguments(shape)
     options = {} if pool else {"look_back": shape.look_back}
@@ -66,12 +69,12 @@ def plan(case: Direction, *, interpret: bool = False) -> Plan:
 
 
 def pool_arguments(shape: PatchShape) -> tuple[Any, ...]:
-    """q, k, v, patch_ids."""
+    """Draw q, k, v, patch_ids."""
     return (*_streams(shape, shape.capacity, shape.block_size), jnp.asarray(patch_ids(shape)))
 
 
 def lookup_arguments(shape: PatchShape) -> tuple[Any, ...]:
-    """q, k, v, latest, valid, bias."""
+    """Draw q, k, v, latest, valid, bias."""
     ids = patch_ids(shape)
     latest, valid = latest_seen(shape, ids), filled_slots(shape, ids)
     bias = jax.random.normal(jax.random.key(2), (shape.heads, shape.look_back))
@@ -80,13 +83,13 @@ def lookup_arguments(shape: PatchShape) -> tuple[Any, ...]:
 
 
 def latest_seen(shape: PatchShape, ids: np.ndarray) -> np.ndarray:
-    """Each byte's latest patch [..., S] among the W + P: that which ended last at or before it."""
+    """Return each byte's latest patch [..., S] among the W + P: the last to end up to it."""
     closed = np.diff(ids, axis=-1, append=shape.capacity) > 0
     return ids - ~closed + shape.look_back
 
 
 def filled_slots(shape: PatchShape, ids: np.ndarray) -> np.ndarray:
-    """Whether each of the W + P slots [...] holds a patch: those of earlier blocks do."""
+    """Return whether each of the W + P slots [...] holds a patch: those of earlier blocks do."""
     own = np.arange(shape.capacity) <= ids[..., -1:]
     return np.concatenate([np.ones((*ids.shape[:-1], shape.look_back), bool), own], -1)
 
@@ -101,7 +104,10 @@ def _streams(shape: PatchShape, queries: int, keys: int) -> tuple[Any, ...]:
 
 
 def patch_ids(shape: PatchShape) -> np.ndarray:
-    """Slots [B, N, S] of bytes in patches of 1 to `LONGEST`, `FILLED` of the slots in use on average."""
+    """Draw slots [B, N, S] of bytes in patches of 1 to `LONGEST`.
+
+    On average `FILLED` of the slots are in use.
+    """
     mean = shape.block_size / (FILLED * shape.capacity)
     full = (shape.batch, shape.blocks, shape.block_size)
     lengths = 1 + np.random.default_rng(0).binomial(LONGEST - 1, (mean - 1) / (LONGEST - 1), full)
@@ -111,7 +117,7 @@ def patch_ids(shape: PatchShape) -> np.ndarray:
 
 
 def plain_pool(q: Any, k: Any, v: Any, patch_ids: Any) -> Any:
-    """A softmax over segments, differentiated by JAX."""
+    """Compute a softmax over segments, differentiated by JAX."""
 
     @jax.vmap
     @jax.vmap
@@ -128,7 +134,7 @@ def plain_pool(q: Any, k: Any, v: Any, patch_ids: Any) -> Any:
 
 
 def plain_lookup(q: Any, k: Any, v: Any, latest: Any, valid: Any, bias: Any) -> Any:
-    """Every byte gathers the keys and values it sees; differentiated by JAX."""
+    """Gather the keys and values that every byte sees; differentiated by JAX."""
 
     @jax.vmap
     @jax.vmap
@@ -143,7 +149,7 @@ def plain_lookup(q: Any, k: Any, v: Any, latest: Any, valid: Any, bias: Any) -> 
 
 
 def _by_blocks(dense: Callable[..., Any]) -> Callable[..., Any]:
-    """Block after block, made again for the gradient, so that one block's scores exist at a time."""
+    """Run block after block, made again for the gradient: one block's scores exist at a time."""
 
     def run(*args: Any) -> Any:
         shared = args[5:]  # the bias

@@ -29,7 +29,7 @@ def lookup(
     *,
     look_back: int,
 ) -> Float[Array, "B N S H K"]:
-    """Each byte over the keys latest, latest - 1, ..., latest - look_back + 1."""
+    """Attend from each byte to the keys latest, latest - 1, ..., latest - look_back + 1."""
     del look_back  # The width of `bias`, as the caller checked.
     q, k, v, bias, latest, valid = vary_alike(q, k, v, bias, latest, valid)
     flat = (x.reshape(-1, *x.shape[3:]) for x in (q, k, v))
@@ -58,7 +58,7 @@ _lookup = OwnGradient(_primal)
 def _attend(
     q: Array, k: Array, v: Array, bias: Array, latest: Array, valid: Array
 ) -> tuple[Float[Array, "T H K"], Float[Array, "T H"]]:
-    """Output, and the log-sum-exp of the scores of each byte, no lower than _FLOOR."""
+    """Return output, and the log-sum-exp of each byte's scores, no lower than _FLOOR."""
     acc = jnp.zeros(q.shape, jnp.float32)
     total, top = jnp.zeros(q.shape[:2], jnp.float32), jnp.full(q.shape[:2], _FLOOR)
     for back in range(bias.shape[1]):
@@ -74,7 +74,10 @@ def _attend(
 
 
 def _backward(saved: Any, do: Float[Array, "T H K"]) -> tuple[Any, ...]:
-    """Gathers and scores are made again, so that no distance keeps its own."""
+    """Return gradients.
+
+    Gathers and scores are made again, so that no distance keeps its own.
+    """
     q, k, v, bias, latest, valid, lse = saved
     do = jnp.where(lse[..., None] > _FLOOR, do, jnp.zeros((), do.dtype))
     scale = q.shape[-1] ** -0.5
@@ -100,7 +103,7 @@ def _backward(saved: Any, do: Float[Array, "T H K"]) -> tuple[Any, ...]:
 def _of_keys(
     q: Array, do: Array, weights: Sequence[tuple[Array, Array]], latest: Array, valid: Array
 ) -> tuple[Float[Array, "R H K"], Float[Array, "R H K"]]:
-    """What each key adds up: over the distances i, ds q and p do of the bytes that see it there.
+    """Sum for each key, over the distances i, ds q and p do of the bytes that see it there.
 
     The bytes whose latest patch is r are a run, and key r - i is what they see at distance i.
     """
@@ -119,13 +122,19 @@ _lookup.defvjp(_forward, _backward)
 
 
 def rising(latest: Int[Array, "B N S"], keys: int) -> Int[Array, "B N S"]:
-    """`latest`, but `keys` for the bytes after the last one that sees a patch, as `find_runs` wants them sorted."""
+    """Return `latest`, but `keys` for bytes after the last that sees a patch.
+
+    `find_runs` wants them sorted.
+    """
     after = (latest < 0) & (lax.cummax(latest, axis=2) >= 0)
     return jnp.where(after, keys, latest)
 
 
 def _seeing(runs: Runs, valid: Bool[Array, "B N M"], back: int) -> Runs:
-    """Of each key, the bytes that see it at distance `back`: the run that many patches later, in its block."""
+    """Return, for each key, the bytes that see it at distance `back`.
+
+    They are the run that many patches later, in its block.
+    """
 
     def later(x: Array) -> Array:
         blocks = jnp.pad(x.reshape(valid.shape), ((0, 0), (0, 0), (0, back)))[..., back:]
@@ -137,7 +146,10 @@ def _seeing(runs: Runs, valid: Bool[Array, "B N M"], back: int) -> Runs:
 def _at_distance(
     k: Array, v: Array, latest: Array, valid: Array, back: int
 ) -> tuple[Bool[Array, "T"], Float[Array, "T H K"], Float[Array, "T H K"]]:
-    """Whether the key so far back is visible to each byte, and key and value in fp32; zeros where it is not."""
+    """Return whether each byte sees the key `back` patches back, and its key and value in fp32.
+
+    Both are zeros where it is not visible.
+    """
     keys = valid.shape[-1]
     own = latest.reshape(-1, latest.shape[-1])
     rows = jnp.maximum(own - back, 0) + keys * jnp.arange(len(own), dtype=own.dtype)[:, None]

@@ -19,7 +19,7 @@ def pool(
     v: Float[Array, "B N S H K"],
     patch_ids: Int[Array, "B N S"],
 ) -> Float[Array, "B N P H K"]:
-    """Each patch over its own bytes; within a block the ids do not fall."""
+    """Attend from each patch to its own bytes; within a block the ids do not fall."""
     q, k, v, patch_ids = vary_alike(q, k, v, patch_ids)
     flat = (x.reshape(-1, *x.shape[3:]) for x in (q, k, v))
     return _pool(*flat, patch_ids).reshape(q.shape)
@@ -40,7 +40,7 @@ _pool = OwnGradient(_primal)
 
 
 def _attend(q: Array, k: Array, v: Array, ids: Array) -> tuple[Float[Array, "R H K"], Float[Array, "R H"]]:
-    """Output, and the log-sum-exp of the scores of each patch."""
+    """Return output, and the log-sum-exp of the scores of each patch."""
     runs, slots = find_runs(ids, _slots(q, ids)), slot_of(ids, _slots(q, ids))
     scores = jnp.sum(_of_patch(q, slots) * _fp32(k), -1) * q.shape[-1] ** -0.5
     top = reduce_runs(lambda pick: pick(scores), runs, jnp.maximum, _LOWEST)
@@ -53,7 +53,7 @@ def _attend(q: Array, k: Array, v: Array, ids: Array) -> tuple[Float[Array, "R H
 
 
 def _backward(saved: Any, do: Float[Array, "R H K"]) -> tuple[Any, ...]:
-    """Gradients of q, k, v; the scores are made again from the log-sum-exp."""
+    """Return gradients of q, k, v; the scores are made again from the log-sum-exp."""
     q, k, v, ids, lse = saved
     runs, slots = find_runs(ids, _slots(q, ids)), slot_of(ids, _slots(q, ids))
     scale = q.shape[-1] ** -0.5
@@ -73,19 +73,19 @@ _pool.defvjp(_forward, _backward)
 
 
 def _slots(q: Array, ids: Array) -> int:
-    """P, of a block."""
+    """Return P, of a block."""
     return len(q) * ids.shape[-1] // ids.size
 
 
 def slot_of(ids: Int[Array, "B N S"], slots: int) -> Int[Array, "T"]:
-    """The row of each byte's patch among those of all blocks; past the last row for padding."""
+    """Return the row of each byte's patch among those of all blocks; past the last for padding."""
     blocks = ids.reshape(-1, ids.shape[-1])
     rows = blocks + slots * jnp.arange(len(blocks), dtype=jnp.int32)[:, None]
     return jnp.where(blocks < slots, rows, slots * len(blocks)).reshape(-1)
 
 
 def _of_patch(x: Float[Array, "R ..."], slots: Int[Array, "T"]) -> Float[Array, "T ..."]:
-    """What each byte's patch holds, in fp32; zeros for padding."""
+    """Return what each byte's patch holds, in fp32; zeros for padding."""
     return _fp32(x.at[slots].get(mode="fill", fill_value=0))
 
 

@@ -13,7 +13,7 @@ def pool(
     v: Float[Array, "B N S H K"],
     patch_ids: Int[Array, "B N S"],
 ) -> Float[Array, "B N P H K"]:
-    """Each patch over its own bytes."""
+    """Attend from each patch to its own bytes."""
     slots = jnp.arange(q.shape[2], dtype=patch_ids.dtype)
     own = patch_ids[:, :, None, :] == slots[None, None, :, None]
     return _attend(q, k, v, own, jnp.zeros((1, 1, 1, 1, 1), jnp.float32))
@@ -29,7 +29,7 @@ def lookup(
     *,
     look_back: int,
 ) -> Float[Array, "B N S H K"]:
-    """Each byte over the `look_back` keys up to `latest`."""
+    """Attend from each byte to the `look_back` keys up to `latest`."""
     back = latest[..., None] - jnp.arange(k.shape[2], dtype=latest.dtype)[None, None, None, :]
     seen = (back >= 0) & (back < look_back) & valid[:, :, None, :]
     relative = jnp.moveaxis(bias.astype(jnp.float32)[:, jnp.clip(back, 0, look_back - 1)], 0, 2)

@@ -32,9 +32,10 @@ class Runs(NamedTuple):
 
 
 def find_runs(ids: Int[Array, "... S"], count: int) -> Runs:
-    """Runs of the ids 0 .. count - 1, which do not fall within a block of S; others belong to no run.
+    """Find runs of the ids 0 .. count - 1; other ids belong to no run.
 
-    Blocks are flattened: positions are among all of their bytes, and run r of block n is number n count + r.
+    Ids do not fall within a block of S. Blocks are flattened: positions are among all of their bytes, and run r of
+    block n is number n count + r.
     """
     size = ids.shape[-1]
     blocks = ids.reshape(-1, size)
@@ -49,9 +50,9 @@ def find_runs(ids: Int[Array, "... S"], count: int) -> Runs:
 def reduce_runs(
     values: Values, runs: Runs, combine: Any = jnp.add, empty: float = 0.0
 ) -> Float[Array, "R ..."]:
-    """`combine`, a ufunc with the neutral value `empty`, over each run; `empty` for one without bytes.
+    """Reduce each run by `combine`, a ufunc with the neutral value `empty`.
 
-    Bytes in no run are not read.
+    A run without bytes gives `empty`. Bytes in no run are not read.
     """
     starts, ends, stops, longest = runs
     last = longest <= TILE
@@ -74,7 +75,7 @@ def reduce_runs(
 def _tiles(
     x: Float[Array, "T ..."], stops: Int[Array, "T"], combine: Any, empty: float
 ) -> tuple[Float[Array, "tiles ..."], Int[Array, "tiles"]]:
-    """What each tile holds of its first byte's run, and where that run stops, in tiles."""
+    """Return what each tile holds of its first byte's run, and where that run stops, in tiles."""
     tail = -len(stops) % TILE
     x = jnp.pad(x, ((0, tail),) + ((0, 0),) * (x.ndim - 1)).reshape(-1, TILE, *x.shape[1:])
     stops = jnp.pad(stops, (0, tail)).reshape(-1, TILE)[:, :1]

@@ -19,7 +19,7 @@ AT_ONCE = 128
 def find_edges(
     ids: Int[Array, "N S"], ends: Int[Array, "N"], count: int, *, interpret: bool
 ) -> Int[Array, "N edges"]:
-    """How many of all bytes stand before those whose patch is r or later, for r = 0 .. count.
+    """Count the bytes before those whose patch is r or later, for r = 0 .. count.
 
     Args:
       ids: of a block's bytes, which do not fall before its `ends`; from there on they are taken to be `count`.
@@ -33,7 +33,7 @@ def find_edges(
 
 
 def _search(ids: Any, ends: Any, edges: Any, *, size: int, count: int, parts: int) -> None:
-    """Bisects for 128 patches of one block."""
+    """Bisect for 128 patches of one block."""
     block, part = lax.div(pl.program_id(0), parts), lax.rem(pl.program_id(0), parts)
     first, end = part * AT_ONCE, ends[block]
     wanted = span(first, AT_ONCE)

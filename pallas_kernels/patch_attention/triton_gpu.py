@@ -25,7 +25,7 @@ def pool(
     *,
     interpret: bool = False,
 ) -> Float[Array, "B N P H K"]:
-    """See `patch_attention.pool`; what `hopper.why_not` refuses is not looked at again.
+    """Compute `pool`; what `hopper.why_not` refuses is not checked again.
 
     Args:
       interpret: run on the CPU, for tests.
@@ -50,7 +50,7 @@ def lookup(
     look_back: int,
     interpret: bool = False,
 ) -> Float[Array, "B N S H K"]:
-    """See `patch_attention.lookup`, and `pool` above."""
+    """Compute `lookup`; what `hopper.why_not` refuses is not checked again."""
     del look_back  # The width of `bias`, as the caller checked.
     q, k, v, latest, valid, bias = vary_alike(q, k, v, latest, valid, bias)
     latest, valid = (x.reshape(-1, x.shape[-1]) for x in (latest, valid))

@@ -64,7 +64,7 @@ def forward(
     *,
     interpret: bool,
 ) -> tuple[Float[Array, "T H K"], Float[Array, "H T"]]:
-    """The output, and log2 of the sum of 2^scores for `backward`.
+    """Return the output, and log2 of the sum of 2^scores for `backward`.
 
     The scores are in units of ln 2. `latest` and `valid` are as `patch_attention.lookup` takes them, bias in fp32. The
     latest patch of byte s of block n is r or later where edges[n, r] <= s, if it sees any.
@@ -91,7 +91,10 @@ def backward(
     *,
     interpret: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    """Gradients of q, k, v and the bias; the scores are made again, `sums` are those of `forward`."""
+    """Return gradients of q, k, v and the bias.
+
+    The scores are made again; `sums` are those of `forward`.
+    """
     before = bias.shape[1] - 1
     half = WINDOW // 2
     own, reach, stride = (
@@ -141,11 +144,11 @@ class _Tile:
         self.end = jnp.where(self.top >= shape.keys, here + shape.size, self.last)
 
     def edge(self, key: Array) -> Array:
-        """The first byte whose latest key is this one or a later one."""
+        """Return the first byte whose latest key is this one or a later one."""
         return self.edges[self.block * (self.shape.keys + 1) + jnp.minimum(key, self.shape.keys)]
 
     def kept(self, start: Array, end: Array) -> Bool[Array, "step"]:
-        """Which of the step's bytes stand before `end`, but not before the first that sees something."""
+        """Mark the step's bytes before `end`, from the first that sees something on."""
         ahead = span(start - self.first, self.shape.step).astype(jnp.uint32)
         return ahead < jnp.maximum(end - self.first, 0).astype(jnp.uint32)
 
@@ -168,7 +171,7 @@ class _Sight:
         )
 
     def scores(self, queries: Array, latest: Array) -> Float[Array, "step keys"]:
-        """In units of ln 2, LOWEST or less where a byte does not see a key."""
+        """Return scores in units of ln 2, LOWEST or less where a byte does not see a key."""
         back = latest[:, None] - self.at[None]
         seen = back.astype(jnp.uint32) < self.bias.shape[1]
         bias = pltriton.load(self.bias.at[self.head, back], mask=seen, other=LOWEST)
@@ -215,7 +218,10 @@ def _backward(*refs: Any, shape: _Shape, interpret: bool) -> None:
     final = jnp.maximum(tile.end, tile.after)
 
     def walk(sight: _Sight, begin: Array, end: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Over the bytes [begin, end), whose keys are in sight; writes dq and adds to the other gradients."""
+        """Walk over the bytes [begin, end), whose keys are in sight.
+
+        It writes dq and adds to the other gradients.
+        """
 
         def advance(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             dk_acc, dv_acc, pairs = carry
@@ -236,7 +242,7 @@ def _backward(*refs: Any, shape: _Shape, interpret: bool) -> None:
         return lax.fori_loop(0, steps(begin, end, shape.step), advance, carry)
 
     def move(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        """Over the bytes of a window, then to the next one."""
+        """Walk over the bytes of a window, then move to the next one."""
         window = tile.window + i * shape.stride
         sight = _Sight(k, v, valid, bias, tile, window)
         begin = jnp.where(i == 0, tile.begin, tile.edge(window + shape.stride))
@@ -258,7 +264,7 @@ def _backward(*refs: Any, shape: _Shape, interpret: bool) -> None:
 
 
 def _second_half(x: Float[Array, "rows K"]) -> Float[Array, "rows K"]:
-    """The second half of the rows, then zeros."""
+    """Return the second half of the rows, then zeros."""
     halves = x.reshape(2, -1, x.shape[1])
     second = (jnp.arange(2) == 1)[:, None, None]
     moved = jnp.sum(jnp.where(second, halves, 0.0), axis=0)

@@ -38,7 +38,10 @@ def forward(
     *,
     interpret: bool,
 ) -> Float[Array, "R H K"]:
-    """The output. Patch p of block n has the bytes edges[n, p] <= s < edges[n, p + 1]."""
+    """Return the output.
+
+    Patch p of block n has the bytes edges[n, p] <= s < edges[n, p + 1].
+    """
     kernel = partial(_forward, slots=edges.shape[1] - 1, step=STEP)
     arrays, programs = (q, k, v, edges.reshape(-1)), _programs(q, edges)
     return launch(
@@ -55,7 +58,7 @@ def backward(
     *,
     interpret: bool,
 ) -> tuple[Array, Array, Array]:
-    """Gradients of q, k and v; the scores are made again."""
+    """Return gradients of q, k and v; the scores are made again."""
     kernel = partial(_backward, slots=edges.shape[1] - 1, size=len(k) // len(edges), step=STEP)
     arrays, programs = (q, k, v, do, edges.reshape(-1)), _programs(q, edges)
     out = [like(x) for x in (q, k, v)]
@@ -93,11 +96,11 @@ class _Tile:
         self.begin, self.end = edges[at], edges[at + jnp.minimum(slots - first, PATCHES)]
 
     def rows(self, ref: Any) -> Array:
-        """Of an array over patches; 0 for those without bytes."""
+        """Read rows of an array over patches; 0 for those without bytes."""
         return read_rows(ref, self.row, self.head, self.starts < self.ends)
 
     def scores(self, queries: Array, keys: Array, start: Array) -> Float[Array, "patches bytes"]:
-        """In units of log 2."""
+        """Return scores in units of log 2."""
         at = span(start, keys.shape[0])
         own = (at[None] >= self.starts[:, None]) & (at[None] < self.ends[:, None])
         return jnp.where(own, product(queries, keys.T) * (keys.shape[1] ** -0.5 * LOG2E), LOWEST)
@@ -126,7 +129,7 @@ def _forward(q: Any, k: Any, v: Any, edges: Any, o: Any, *, slots: int, step: in
 
 
 def _backward(*refs: Any, slots: int, size: int, step: int) -> None:
-    """Walks twice: for the log-sum-exp and delta = sum p dp of each patch, then for the gradients."""
+    """Walk twice: for log-sum-exp and delta = sum p dp of each patch, then for gradients."""
     q, k, v, do, edges, dq, dk, dv = refs
     tile = _Tile(q, edges, slots)
     queries, cotangents = tile.rows(q), tile.rows(do)

@@ -31,7 +31,7 @@ def launch(
     stages: int,
     interpret: bool,
 ) -> Any:
-    """`kernel(*refs of arrays, *refs of out)` in each of `programs` programs."""
+    """Run `kernel(*refs of arrays, *refs of out)` in each of `programs` programs."""
     with warnings.catch_warnings():
         # JAX 0.11 announces that a later version is without this backend; `hopper.why_not` looks for it.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -46,62 +46,68 @@ def launch(
 
 
 def head_and_tile(heads: int) -> tuple[Array, Array]:
-    """Of this program: the heads of a tile are neighbours, so that they read whole rows together."""
+    """Return head and tile of this program.
+
+    The heads of a tile are neighbours, so that they read whole rows together.
+    """
     program = pl.program_id(0)
     return lax.rem(program, heads), lax.div(program, heads)
 
 
 def span(start: Any, count: int) -> Int[Array, "count"]:
-    """start, start + 1, ..."""
+    """Return start, start + 1, ..."""
     return start + jnp.arange(count, dtype=jnp.int32)
 
 
 def read(
     ref: Any, start: Any, keep: Bool[Array, "rows"], other: float = 0
 ) -> Int[Array, "rows"] | Bool[Array, "rows"] | Float[Array, "rows"]:
-    """Numbers from `start` on; `other` where they are not kept."""
+    """Read numbers from `start` on; `other` where they are not kept."""
     return pltriton.load(ref.at[pl.ds(start, len(keep))], mask=keep, other=jnp.asarray(other, ref.dtype))
 
 
 def read_rows(ref: Any, start: Any, head: Array, keep: Bool[Array, "rows"]) -> Float[Array, "rows K"]:
-    """A head of the rows from `start` on; what is not kept is not read and 0."""
+    """Read a head of the rows from `start` on; what is not kept is not read and 0."""
     return pltriton.load(ref.at[pl.ds(start, len(keep)), head, :], mask=keep[:, None], other=0)
 
 
 def write_rows(
     ref: Any, start: Any, head: Array, keep: Bool[Array, "rows"], x: Float[Array, "rows K"]
 ) -> None:
-    """The inverse of `read_rows`."""
+    """Write what `read_rows` reads."""
     pltriton.store(ref.at[pl.ds(start, len(keep)), head, :], x.astype(ref.dtype), mask=keep[:, None])
 
 
 def product(left: Array, right: Array) -> Float[Array, "rows columns"]:
-    """left @ right, summed in fp32."""
+    """Return left @ right, summed in fp32."""
     return jnp.dot(left, right, preferred_element_type=jnp.float32)
 
 
 def steps(begin: Any, end: Any, step: int) -> Array:
-    """How many tiles of `step` rows it takes from `begin` to `end`."""
+    """Count the tiles of `step` rows from `begin` to `end`."""
     return lax.div(end - begin + (step - 1), step)
 
 
 def scale(ref: Any) -> float:
-    """1 / sqrt(K)."""
+    """Return 1 / sqrt(K)."""
     return ref.shape[-1] ** -0.5
 
 
 def like(x: Array) -> Any:
-    """The type of a result like x, inside `shard_map` as well."""
+    """Return the type of a result like x, inside `shard_map` as well."""
     return jax.typeof(x)
 
 
 def exp2(x: Float[Array, "..."], interpret: bool) -> Float[Array, "..."]:
-    """2^x in one instruction, subnormal results as 0; `jnp.exp2` takes four to keep them."""
+    """Return 2^x in one instruction, subnormal results as 0.
+
+    `jnp.exp2` takes four to keep them.
+    """
     return jnp.exp2(x) if interpret else _instruction("ex2.approx.ftz.f32", x)
 
 
 def log2(x: Float[Array, "..."], interpret: bool) -> Float[Array, "..."]:
-    """log2(x) for x in the normal range, to 2^-22 of max(1, |log2(x)|)."""
+    """Return log2(x) for x in the normal range, to 2^-22 of max(1, |log2(x)|)."""
     return jnp.log2(x) if interpret else _instruction("lg2.approx.ftz.f32", x)
 
 

@@ -14,7 +14,10 @@ FARTHEST = 8
 
 
 def why_not(device: Device, q: Any = None, *_: Any, look_back: int = 1) -> str | None:
-    """Why the kernels cannot run such a call, or None; without arrays, why not on the device."""
+    """Return why the kernels cannot run such a call, or None.
+
+    Without arrays: why not on the device.
+    """
     if (reason := why_not_on(device)) is not None:
         return reason
     if q is not None and str(q.dtype) != "bfloat16":
