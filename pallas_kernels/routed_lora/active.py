@@ -8,15 +8,15 @@ from pallas_kernels.routed_lora.hopper import TILE
 
 
 def code_of_tokens(code: Shaped[Array, "B C E"], chunk: int, length: int) -> Shaped[Array, "B T E"]:
-    """The numbers of every token: those of its chunk."""
+    """Return the numbers of every token: those of its chunk."""
     return jnp.repeat(code, chunk, axis=1)[:, :length] if chunk > 1 else code
 
 
 def active_blocks(code: Float[Array, "B C E"], length: int, *, chunk: int = 1) -> Bool[Array, "tiles E"]:
-    """Where some token of a tile has a number other than 0: the `active` of `routed_lora` for this code.
+    """Mark blocks for which some token of a tile has a number other than 0.
 
-    A tile is 256 tokens in the order of rows, the last one perhaps not full: tile i has the tokens 256 i to 256 i + 255
-    of x.reshape(B T, K). It may have tokens of several rows.
+    This is `active` of `routed_lora` for this code. A tile is 256 tokens in the order of rows, the last one perhaps not
+    full: tile i has the tokens 256 i to 256 i + 255 of x.reshape(B T, K). It may have tokens of several rows.
 
     Args:
       code: as in `routed_lora`.
@@ -31,9 +31,10 @@ def active_blocks(code: Float[Array, "B C E"], length: int, *, chunk: int = 1) -
 def masked(
     code: Float[Array, "B C E"], active: Bool[Array, "tiles E"], chunk: int, length: int
 ) -> Float[Array, "B T E"]:
-    """The numbers of every token, 0 where the block is not active in its tile; each has the gradient of its product.
+    """Return the numbers of every token, 0 where the block is not active in its tile.
 
-    A 0 that the code has itself keeps its gradient: that of a choice that goes straight through is not lost.
+    Each has the gradient of its product. A 0 that the code has itself keeps its gradient: that of a choice that goes
+    straight through is not lost.
     """
     tokens = code_of_tokens(code, chunk, length)
     kept = jnp.repeat(active, TILE, axis=0)[: tokens.shape[0] * length].reshape(tokens.shape)

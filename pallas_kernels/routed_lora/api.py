@@ -23,7 +23,7 @@ from pallas_kernels.routed_lora.xla import is_small, routed_lora_xla
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Any:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.routed_lora.mosaic_gpu import routed_lora_mosaic_gpu
 
     return routed_lora_mosaic_gpu(*args, **options)
@@ -56,7 +56,7 @@ def routed_lora(
     channels_first: bool = False,
     implementation: Literal["mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Any:
-    """y = x W + scale ((x V) * c) U for each site of a group that reads one x.
+    """Return y = x W + scale ((x V) * c) U for each site of a group that reads one x.
 
     Args:
       x: what all sites read; products are in its dtype and summed in fp32.
@@ -101,15 +101,19 @@ def routed_lora(
 def explain(
     x: Any, w: Any, v: Any, u: Any, code: Any = None, *, device: Device | None = None, **options: Any
 ) -> str:
-    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    """Return which implementation runs for these arrays on `device`, and why no faster one.
+
+    Arrays may be ShapeDtypeStructs.
+    """
     return explain_call(routed_lora, device, x, w, v, u, code, **options)
 
 
 @checked
 def can_skip(x: Any, w: Any, v: Any, u: Any, code: Any, *, channels_first: bool = False) -> bool:
-    """Whether `active` can save anything in such a call: the kernel runs here, and a site has several steps of ranks.
+    """Return whether `active` can save anything in such a call.
 
-    Arguments are as in `routed_lora`, or ShapeDtypeStructs; w, v and u are tuples.
+    It can if the kernel runs here and a site has several steps of ranks. Arguments are as in `routed_lora`, or
+    ShapeDtypeStructs; w, v and u are tuples.
     """
     if code is None or has_reference_ops() or max(site.shape[1] for site in v) <= STEP:
         return False
@@ -120,9 +124,10 @@ def can_skip(x: Any, w: Any, v: Any, u: Any, code: Any, *, channels_first: bool 
 
 
 def can_join(x: Any, w: Any) -> bool:
-    """Whether such a call copies W, which `join` and `multiply_joined` copy once for many calls.
+    """Return whether such a call copies W.
 
-    Arguments are as in `routed_lora`, or ShapeDtypeStructs; w is a tuple.
+    `join` and `multiply_joined` copy it once for many calls. Arguments are as in `routed_lora`, or ShapeDtypeStructs; w
+    is a tuple.
     """
     return not has_reference_ops() and is_small(x, w)
 

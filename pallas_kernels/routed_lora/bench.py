@@ -23,7 +23,7 @@ from pallas_kernels.routed_lora.shapes import SHAPES, RoutedLoraShape
 
 
 def plan(shape: RoutedLoraShape, dtype: Any = jnp.bfloat16) -> Plan:
-    """The op against einsums of the same, and the products without an update."""
+    """Plan the op against einsums of the same, and the products without an update."""
     x, w, v, u, code = arrays(shape, dtype)
     options: dict[str, Any] = {"chunk": shape.chunk, "scale": 2.0, "channels_first": shape.channels_first}
     hidden = tuple(_as_integers(site) for site in w)
@@ -52,7 +52,7 @@ def plan(shape: RoutedLoraShape, dtype: Any = jnp.bfloat16) -> Plan:
 
 
 def _bare(shape: RoutedLoraShape, x: Any, w: Any, dtype: Any) -> list[Case]:
-    """The products without an update, in the order of axes that the op gives."""
+    """Return the products without an update, in the order of axes that the op gives."""
     if shape.channels_first:
         ways = {"matmul": _channels_first, "row_by_row": partial(forward, channels_first=True)}
         hidden = tuple(_as_integers(site) for site in w)
@@ -74,12 +74,15 @@ def _each(way: Callable[..., Any], x: Any, w: Any) -> Any:
 
 
 def _as_integers(w: Any) -> Any:
-    """The bits of a weight: every float argument of a benchmark gets a gradient, and a frozen weight has none."""
+    """Return the bits of a weight as integers.
+
+    Every float argument of a benchmark gets a gradient, and a frozen weight has none.
+    """
     return jax.lax.bitcast_convert_type(w, jnp.dtype(f"int{8 * w.dtype.itemsize}"))
 
 
 def _frozen(dtype: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run` for weights that arrive as integers."""
+    """Return `run` for weights that arrive as integers."""
 
     def with_weights(x: Any, w: Any, *rest: Any) -> Any:
         return run(x, jax.tree.map(lambda site: jax.lax.bitcast_convert_type(site, dtype), w), *rest)
@@ -88,7 +91,7 @@ def _frozen(dtype: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def arrays(shape: RoutedLoraShape, dtype: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """x, w, v, u and codes about 1, of which `active` numbers drawn at random are not 0."""
+    """Draw x, w, v, u and codes about 1, of which `active` random numbers are not 0."""
     keys = iter(jax.random.split(jax.random.key(1), 3 + 3 * shape.sites))
 
     def matrices(rows: int, columns: int) -> tuple[Any, ...]:
@@ -109,7 +112,10 @@ def arrays(shape: RoutedLoraShape, dtype: Any) -> tuple[Any, Any, Any, Any, Any]
 
 
 def work(shape: RoutedLoraShape, x: Any, code: Any) -> dict[str, Work]:
-    """Of the products and the update: FLOPs, and bytes with x (and dy) read a second time."""
+    """Count FLOPs and bytes of the products and the update.
+
+    x (and dy) are read a second time.
+    """
     tokens, outputs = shape.batch * shape.length, shape.sites * shape.outputs
     plain = 2.0 * tokens * shape.inputs * outputs
     ranks = shape.rank * (shape.blocks if shape.active is None else shape.active) / shape.blocks
@@ -124,7 +130,7 @@ def work(shape: RoutedLoraShape, x: Any, code: Any) -> dict[str, Work]:
 def _plain(
     x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, scale: float, channels_first: bool
 ) -> Any:
-    """What one would write."""
+    """Compute what one would write."""
     found, multiply = [], _channels_first if channels_first else jnp.matmul
     for weight, down, up in zip(w, v, u, strict=True):
         numbers = code_of_ranks(code, chunk, x.shape[1], down.shape[1])
@@ -134,13 +140,13 @@ def _plain(
 
 
 def _transposed(*args: Any, channels_first: bool, **options: Any) -> Any:
-    """The op with time first, and transpositions."""
+    """Return the op with time first, and transpositions."""
     del channels_first
     return tuple(y.swapaxes(1, 2) for y in routed_lora(*args, **options))
 
 
 def _skipping(x: Any, w: Any, v: Any, u: Any, code: Any, *, chunk: int, **options: Any) -> Any:
-    """The op, with what it may skip."""
+    """Run the op, with what it may skip."""
     active = active_blocks(code, x.shape[1], chunk=chunk)
     return routed_lora(x, w, v, u, code, chunk=chunk, active=active, **options)
 

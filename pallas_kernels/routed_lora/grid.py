@@ -57,16 +57,16 @@ class Grid(NamedTuple):
     skips: bool = False
 
     def steps(self) -> list[int]:
-        """Of a tile of each output, without those that are listed."""
+        """Return the steps of a tile of each output, without those that are listed."""
         return [sum(term.size // STEP for term in terms[: len(terms) - self.skips]) for terms in self.terms]
 
     def firsts(self) -> list[int]:
-        """Where the list of each output begins."""
+        """Return where the list of each output begins."""
         sizes = [terms[-1].size // STEP for terms in self.terms]
         return [sum(sizes[:i]) for i in range(len(sizes))]
 
     def ends(self) -> list[int]:
-        """The tiles up to the last one of each output."""
+        """Return the tiles up to the last one of each output."""
         return [self.rows * sum(self.columns[: i + 1]) for i in range(len(self.columns))]
 
 
@@ -79,7 +79,7 @@ class Place(NamedTuple):
 
 
 def place_of(grid: Grid, tile: Int[Array, ""]) -> Place:
-    """Of a tile, counted output by output, band by band and column by column."""
+    """Return the place of a tile, counted output by output, band by band, column by column."""
     ends = grid.ends()
     output = sum(((tile >= end).astype(jnp.int32) for end in ends[:-1]), jnp.int32(0))
     tile = tile - pick([0, *ends[:-1]], output)
@@ -90,7 +90,7 @@ def place_of(grid: Grid, tile: Int[Array, ""]) -> Place:
 
 
 def pick(numbers: Sequence[int], output: Int[Array, ""]) -> Int[Array, ""]:
-    """The number of this output."""
+    """Return the number of this output."""
     found = jnp.int32(numbers[0])
     for i, number in enumerate(numbers[1:], start=1):
         found = jnp.where(output == i, jnp.int32(number), found)

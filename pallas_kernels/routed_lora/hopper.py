@@ -34,7 +34,7 @@ def why_not(
     channels_first: bool = False,
     **_: Any,
 ) -> str | None:
-    """Why the kernel cannot run such a call, or None."""
+    """Return why the kernel cannot run such a call, or None."""
     del u
     if (reason := why_not_on(device)) is not None:
         return reason
@@ -64,7 +64,7 @@ def why_not(
 
 
 def _why_no_rows(length: int, active: Any) -> str | None:
-    """Why it cannot make tiles of tokens of one row each, or None."""
+    """Return why the kernel cannot make tiles of tokens of one row each, or None."""
     if length < TILE:
         return f"with channels first its tiles have {TILE} tokens of one row, and a row has {length}"
     whole = STEP if active is None else TILE
@@ -75,7 +75,7 @@ def _why_no_rows(length: int, active: Any) -> str | None:
 
 
 def rather_not(device: Device, x: Any, w: Any, *args: Any, **options: Any) -> str | None:
-    """Why the kernel, though it can run such a call, is taken by name only, or None."""
+    """Return why the kernel, though it can run such a call, is taken by name only, or None."""
     del device, args, options
     tokens, width = math.prod(x.shape[:-1]), min(_widths(x, w))
     if tokens < TIMED_TOKENS:
@@ -86,5 +86,5 @@ def rather_not(device: Device, x: Any, w: Any, *args: Any, **options: Any) -> st
 
 
 def _widths(x: Any, w: Any) -> tuple[int, ...]:
-    """K, and N of each site."""
+    """Return K, and N of each site."""
     return x.shape[-1], *(site.shape[-1] for site in (w if isinstance(w, tuple) else (w,)))

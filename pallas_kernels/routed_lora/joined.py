@@ -35,9 +35,10 @@ class Joined:
 
 
 def join(w: Matrices, v: Matrices, u: Matrices, *, scale: float, dtype: Any, coded: bool) -> Joined:
-    """The matrices of a group in the dtype of x, for `multiply_joined`; w, v, u and scale are as in `routed_lora`.
+    """Join a group's matrices in the dtype of x, for `multiply_joined`.
 
-    Without a code the update is a matrix beside W, not a part of it: its digits are not lost in W's.
+    w, v, u and scale are as in `routed_lora`. Without a code the update is a matrix beside W, not a part of it: its
+    digits are not lost in W's.
 
     Args:
       w: [K, N] of each site.
@@ -58,7 +59,9 @@ def join(w: Matrices, v: Matrices, u: Matrices, *, scale: float, dtype: Any, cod
 def multiply_joined(
     x: Float[Array, "B T K"], joined: Joined, code: Float[Array, "B T E"] | None = None
 ) -> tuple[Float[Array, "B T _"], ...]:
-    """y of each site, of one product; the update is a sum over ranks that XLA adds where y is read.
+    """Return y of each site, of one product.
+
+    The update is a sum over ranks that XLA adds where y is read.
 
     Raises:
       ValueError: there is a code, and the matrices were joined for calls without, or the other way round.
@@ -76,7 +79,10 @@ def multiply_joined(
 def _updates(
     p: Float[Array, "B T R"], up: Matrices, code: Float[Array, "B T E"]
 ) -> list[Float[Array, "B T _"]]:
-    """(p * c) U of each site: not a product, which would be a kernel of its own."""
+    """Return (p * c) U of each site.
+
+    It is no product, which would be a kernel of its own.
+    """
     wide, found = wide_of(p.dtype), []
     for part, site in zip(jnp.split(p, list(accumulate(len(a) for a in up))[:-1], -1), up, strict=True):
         z = part.astype(wide) * code_of_ranks(code.astype(wide), 1, p.shape[1], len(site))

@@ -46,7 +46,7 @@ def routed_lora_mosaic_gpu(
     channels_first: bool = False,
     interpret: Any = None,
 ) -> tuple[Float[Array, "B _ _"], ...]:
-    """See `routed_lora`; what `hopper.why_not` refuses is not looked at again.
+    """Compute `routed_lora`; what `hopper.why_not` refuses is not checked again.
 
     Args:
       interpret: `InterpretGPUParams` to run on the CPU in Pallas' simulation of a GPU, for tests.
@@ -101,7 +101,7 @@ _routed.defvjp(_forward, _backward)
 
 
 def _down(x: Float[Array, "B T K"], v: Matrices) -> Float[Array, "B T R"]:
-    """x V of all sites, in fp32: one product, as wide as whole tiles."""
+    """Return x V of all sites, in fp32: one product, as wide as whole tiles."""
     down = joined(v)
     return product("btk,kr->btr", x, _filled(down), wide=True)[..., : down.shape[1]]
 
@@ -109,7 +109,7 @@ def _down(x: Float[Array, "B T K"], v: Matrices) -> Float[Array, "B T R"]:
 def _listed_down(
     scale: float, interpret: Any, x: Array, v: Matrices, code: Array, steps: Bool[Array, "tiles steps"]
 ) -> Float[Array, "B T R"]:
-    """z where a step has an active block, anything elsewhere; `code` is of tokens."""
+    """Return z where a step has an active block, anything elsewhere; `code` is of tokens."""
     tokens = (code.astype(jnp.float32) * jnp.float32(scale)).reshape(-1, code.shape[-1])
     units = [jnp.repeat(tokens, site.shape[1] // code.shape[-1] // UNIT, axis=1) for site in v]
     down, numbers = _filled(joined(v)).astype(x.dtype), jnp.concatenate(units, 1)
@@ -153,7 +153,7 @@ def _sums(
     channels_first: Side = None,
     listed: Steps | None = None,
 ) -> tuple[Array, ...]:
-    """[B, T, _] or [B, _, T] of each output."""
+    """Return [B, T, _] or [B, _, T] of each output."""
     flat = channels_first is None
     arrays = [*(map(_rows, left) if flat else left), *right]
     options: dict[str, Any] = {"transposed": transposed, "channels_first": channels_first, "listed": listed}
@@ -165,13 +165,13 @@ def _sums(
 
 
 def _rows(x: Float[Array, "B T K"]) -> Float[Array, "1 M K"]:
-    """All tokens below each other, filled up to a multiple of 8, as the copy engine wants it."""
+    """Lay all tokens below each other, filled to a multiple of 8, as the copy engine wants it."""
     rows = x.reshape(1, -1, x.shape[-1])
     return jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % 8), (0, 0)))
 
 
 def _filled(x: Float[Array, "..."], axis: int = -1) -> Float[Array, "..."]:
-    """Ranks filled up to a multiple of 64."""
+    """Fill ranks up to a multiple of 64."""
     missing = [(0, 0)] * x.ndim
     missing[axis] = 0, -x.shape[axis] % STEP
     return jnp.pad(x, missing)

@@ -43,7 +43,7 @@ def listed_down(
     *,
     interpret: Any,
 ) -> Float[Array, "M R"]:
-    """z where steps count, anything elsewhere.
+    """Return z where steps count, anything elsewhere.
 
     Args:
       x: in bf16, as V is.
@@ -88,9 +88,10 @@ def _program(*refs: Any, tiles: int, groups: int) -> None:
 
 
 def _walk(visit: Any, *, tiles: int, groups: int, steps: int, listed: Steps) -> Array:
-    """Calls visit(tile of tokens, steps of 64 ranks, their number, steps before) for each tile that has any.
+    """Call `visit` for each tile that has steps, and return the number of all steps.
 
-    The first group of all tiles comes first: where few steps count, no cluster is without work.
+    It gets the tile of tokens, steps of 64 ranks, their number, and steps before. The first group of all tiles comes
+    first: where few steps count, no cluster is without work.
     """
     cluster, clusters = lax.axis_index("cluster"), lax.axis_size("cluster")
 
@@ -111,7 +112,7 @@ def _walk(visit: Any, *, tiles: int, groups: int, steps: int, listed: Steps) -> 
 
 
 def _feed(x: Any, v: Any, shared: Shared, walk: Any) -> None:
-    """Copies what each step multiplies as soon as there is a place for it."""
+    """Copy what each step multiplies as soon as there is a place for it."""
 
     def visit(tile: Array, blocks: list[Array], _: Array, before: Array) -> None:
         rows = pl.ds((tile * PAIR + lax.axis_index("program")) * HEIGHT, HEIGHT)
@@ -139,7 +140,7 @@ def _feed(x: Any, v: Any, shared: Shared, walk: Any) -> None:
 
 
 def _compute(numbers: Any, z: Any, shared: Shared, walk: Any, worker: Array, steps: int) -> None:
-    """A warpgroup's 64 rows of each tile."""
+    """Compute a warpgroup's 64 rows of each tile."""
 
     def visit(tile: Array, blocks: list[Array], count: Array, before: Array) -> None:
         total = pl.run_scoped(
@@ -172,7 +173,7 @@ def _compute(numbers: Any, z: Any, shared: Shared, walk: Any, worker: Array, ste
 
 
 def _scaled(p: Float[Array, "64 64"], numbers: Any, block: Array, rows: Any) -> Float[Array, "64 64"]:
-    """p of a step times scale and code, which its ranks share in units."""
+    """Return p of a step times scale and code, which its ranks share in units."""
     parts = []
     for i in range(STEP // UNIT):
         own = numbers.at[block * (STEP // UNIT) + i, rows]

@@ -70,7 +70,7 @@ def sums_of_products(
     listed: Steps | None = None,
     interpret: Any,
 ) -> list[Float[Array, "B _ _"]]:
-    """Each output's sum of left right, in the arrays' dtype and summed in fp32.
+    """Return each output's sum of left right, in the arrays' dtype and summed in fp32.
 
     Args:
       arrays: left ones [B, T, K], right ones [K, N]; T is a multiple of 8, K and N are of 64.
@@ -108,7 +108,10 @@ def sums_of_products(
 
 
 def scratch(dtype: Any, transposed: bool, *, copies: int = 2, left_first: bool = False) -> Shared:
-    """Shared memory for steps that are copied in so many parts; of left with channels first, or not."""
+    """Return shared memory for steps that are copied in so many parts.
+
+    Left has channels first, or not.
+    """
     tiles = partial(tile_ref, dtype=dtype)
 
     return Shared(
@@ -121,7 +124,7 @@ def scratch(dtype: Any, transposed: bool, *, copies: int = 2, left_first: bool =
 
 
 def _program(*refs: Any, grid: Grid, arrays: int) -> None:
-    """The rows of a program in every tile whose number has the cluster's own as its remainder."""
+    """Run a program's rows in every tile whose number modulo the clusters is its cluster's."""
     inputs, outputs, shared = refs[:arrays], refs[arrays:-1], refs[-1]
     listed = Steps(*inputs[-2:]) if grid.skips else None
     worker = lax.axis_index("warpgroup")
@@ -138,7 +141,10 @@ def _program(*refs: Any, grid: Grid, arrays: int) -> None:
 
 
 def _walk(grid: Grid, listed: Any, visit: Any) -> Array:
-    """Calls visit(place, its steps, those before) for each tile of the cluster; returns the number of all its steps."""
+    """Call visit(place, its steps, those before) for each tile of the cluster.
+
+    Returns the number of all its steps.
+    """
     cluster, clusters = lax.axis_index("cluster"), lax.axis_size("cluster")
     ends = grid.ends()
 
@@ -154,7 +160,7 @@ def _walk(grid: Grid, listed: Any, visit: Any) -> Array:
 
 
 def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any) -> None:
-    """Copies what each step multiplies as soon as there is a place for it."""
+    """Copy what each step multiplies as soon as there is a place for it."""
 
     def copy(place: Place, term: Term, block: Array, step: Array) -> None:
         slot, left, right = step % STAGES, inputs[term.left], inputs[term.right]
@@ -199,18 +205,18 @@ def _feed(inputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any) -> Non
 
 
 def _tokens(grid: Grid, place: Place) -> tuple[Array | int, Array]:
-    """The row of a tile, and the first of the program's own tokens there."""
+    """Return the row of a tile, and the first of the program's own tokens there."""
     row, tile = (0, place.row) if grid.each == grid.rows else (place.row // grid.each, place.row % grid.each)
     return row, (tile * PAIR + lax.axis_index("program")) * HEIGHT
 
 
 def _box(row: Array | int, tokens: Any, channels: Any, grid: Grid, side: Side) -> tuple[Any, ...]:
-    """Indices of tokens and channels of a row."""
+    """Return indices of tokens and channels of a row."""
     return (row, channels, tokens) if grid.channels_first == side else (row, tokens, channels)
 
 
 def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any, worker: Array) -> None:
-    """A warpgroup's 64 rows of each tile."""
+    """Compute a warpgroup's 64 rows of each tile."""
 
     def visit(place: Place, steps: Array, before: Array) -> None:
         total = pl.run_scoped(
@@ -256,7 +262,10 @@ def multiply(
     before: Array,
     steps: Array,
 ) -> Float[Array, "64 256"]:
-    """All steps of a tile, at least one. A place is free one step later, when the product that reads it has ended."""
+    """Multiply all steps of a tile, at least one.
+
+    A place is free one step later, when the product that reads it has ended.
+    """
 
     def advance(i: Array, _: None) -> None:
         slot = (before + i) % STAGES

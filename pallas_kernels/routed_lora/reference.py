@@ -10,7 +10,10 @@ Matrices = tuple[Float[Array, "_ _"], ...]
 
 
 def code_of_ranks(code: Float[Array, "B C E"], chunk: int, length: int, rank: int) -> Float[Array, "B T R"]:
-    """The number of every token's every rank: a chunk's tokens share a code, and the ranks of a block a number."""
+    """Return the number of every token's every rank.
+
+    A chunk's tokens share a code, and the ranks of a block a number.
+    """
     return jnp.repeat(code_of_tokens(code, chunk, length), rank // code.shape[-1], axis=-1)
 
 
@@ -26,7 +29,7 @@ def routed_lora_reference(
     active: Bool[Array, "tiles E"] | None = None,
     channels_first: bool = False,
 ) -> tuple[Float[Array, "B _ _"], ...]:
-    """See `routed_lora`; it has derivatives of any order."""
+    """Compute `routed_lora` by its definition; it has derivatives of any order."""
     if code is not None and active is not None:
         code, chunk = masked(code, active, chunk, x.shape[1]), 1
     found, wide = [], x.astype(jnp.float32)

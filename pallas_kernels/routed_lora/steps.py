@@ -24,7 +24,10 @@ class Steps(NamedTuple):
 
 
 def active_steps(active: Bool[Array, "tiles E"], ranks: Sequence[int]) -> Bool[Array, "tiles steps"]:
-    """Where a step has a rank of an active block; the ranks of sites lie side by side, filled up to whole steps."""
+    """Mark steps that have a rank of an active block.
+
+    The ranks of sites lie side by side, filled up to whole steps.
+    """
     blocks = active.shape[1]
     wide = jnp.concatenate([jnp.repeat(active, rank // blocks, axis=1) for rank in ranks], 1)
     wide = jnp.pad(wide, ((0, 0), (0, -wide.shape[1] % STEP)))
@@ -32,14 +35,17 @@ def active_steps(active: Bool[Array, "tiles E"], ranks: Sequence[int]) -> Bool[A
 
 
 def listed(steps: Bool[Array, "tiles steps"], terms: Sequence[Term]) -> Steps:
-    """The steps of each term that count, first to last."""
+    """List the steps of each term that count, first to last."""
     parts = [steps[:, term.start // STEP : (term.start + term.size) // STEP] for term in terms]
     counts = [jnp.sum(part, 1, dtype=jnp.int32) for part in parts]
     return Steps(jnp.concatenate([_in_front(part) for part in parts], 1), jnp.stack(counts, 1))
 
 
 def _in_front(part: Bool[Array, "tiles n"]) -> Int[Array, "tiles n"]:
-    """The numbers of those that count, then zeros; compared by pairs, as a sort is a kernel of its own."""
+    """Return the numbers of those that count, then zeros.
+
+    They are compared by pairs, as a sort is a kernel of its own.
+    """
     places = jnp.arange(part.shape[1], dtype=jnp.int32)
     before = jnp.sum(part[:, None] & (places[None, :] < places[:, None])[None], -1, dtype=jnp.int32)
     here = part[..., None] & (before[..., None] == places[None, None])

@@ -65,7 +65,10 @@ def routed_lora_xla(
     active: Bool[Array, "tiles E"] | None = None,
     channels_first: bool = False,
 ) -> tuple[Float[Array, "B _ _"], ...]:
-    """See `routed_lora`. Blocks that are not active are computed too, with a code of 0."""
+    """Compute `routed_lora` by XLA.
+
+    Blocks that are not active are computed too, with a code of 0.
+    """
     if code is not None and active is not None:
         code, chunk = masked(code, active, chunk, x.shape[1]), 1
     flat, tree = jax.tree.flatten((x, w, v, u, code))
@@ -77,10 +80,11 @@ def routed_lora_xla(
 def _routed(
     options: Options, x: Any, w: Matrices | None, v: Matrices, u: Matrices, code: Any
 ) -> tuple[Array, ...]:
-    """The gradient is written out: JAX's own multiplies an fp32 cotangent of x V by V in fp32.
+    """Compute y with a gradient written out.
 
-    With g = dy U^T, s = scale g c and p = x V: dx = dy W^T + s V^T, dV = x^T s, dU = (scale p c)^T dy, and dc sums
-    scale g p over the ranks of a block, the sites and the tokens of a chunk.
+    JAX's own multiplies an fp32 cotangent of x V by V in fp32. With g = dy U^T, s = scale g c and p = x V: dx = dy W^T
+    + s V^T, dV = x^T s, dU = (scale p c)^T dy, and dc sums scale g p over the ranks of a block, the sites and the
+    tokens of a chunk.
     """
     return _forward(options, x, w, v, u, code)[0]
 
@@ -102,12 +106,15 @@ def _forward(
 
 
 def is_copied(x: Any, w: Any) -> bool:
-    """Whether W may be copied beside V or U: in 16 bits, where it is small."""
+    """Return whether W may be copied beside V or U: in 16 bits, where it is small."""
     return x.dtype.itemsize == 2 and 2 * x.shape[2] * sum(site.shape[1] for site in w) <= COPIED
 
 
 def is_small(x: Any, w: Any) -> bool:
-    """Whether x [W | V] of all sites is one product: where kernels cost more than a copy of W."""
+    """Return whether x [W | V] of all sites is one product.
+
+    It is where kernels cost more than a copy of W.
+    """
     tokens, width = prod(x.shape[:2]), sum(site.shape[1] for site in w)
     whole = x.shape[2] * width + tokens * (x.shape[2] + width)
     return is_copied(x, w) and 2 * whole <= MERGED
@@ -116,9 +123,10 @@ def is_small(x: Any, w: Any) -> bool:
 def _together(
     options: Options, x: Array, w: Matrices, v: Matrices, u: Matrices, code: Any
 ) -> tuple[tuple[Array, ...], Array]:
-    """y of each site, and p in the dtype of x: two products, x [W | V] and (p c) diag(scale U).
+    """Return y of each site, and p in the dtype of x.
 
-    Each y is rounded before its update is added, as it is for many tokens.
+    They are two products, x [W | V] and (p c) diag(scale U). Each y is rounded before its update is added, as it is for
+    many tokens.
     """
     order, axis = options.channels_first, 1 if options.channels_first else 2
     both = forward(x, jnp.concatenate([a.astype(x.dtype) for a in (*w, *v)], 1), order)
@@ -136,7 +144,7 @@ def _together(
 def _behind(
     x: Array, z: list[Array], w: Matrices, u: Matrices, channels_first: bool = False
 ) -> tuple[Array, ...]:
-    """y = [x | z] [W; U] of each site, with rows of zeros for the ranks of others."""
+    """Return y = [x | z] [W; U] of each site, with rows of zeros for the ranks of others."""
     rows = _filled(_diagonal(u, x.dtype))
     free = jnp.zeros((*x.shape[:2], len(rows) - sum(a.shape[0] for a in u)), x.dtype)
     both = jnp.concatenate([x, *(part.astype(x.dtype) for part in z), free], -1)
@@ -145,7 +153,7 @@ def _behind(
 
 
 def _diagonal(matrices: Sequence[Array], dtype: Any) -> Float[Array, "R N"]:
-    """Matrices one below the other and one beside the other, with zeros elsewhere."""
+    """Lay matrices along the diagonal, with zeros elsewhere."""
     return jnp.block(
         [
             [
@@ -158,7 +166,7 @@ def _diagonal(matrices: Sequence[Array], dtype: Any) -> Float[Array, "R N"]:
 
 
 def _filled(rows: Float[Array, "R N"]) -> Float[Array, "_ N"]:
-    """With rows of zeros up to a multiple of `ALIGNED`."""
+    """Fill up with rows of zeros to a multiple of `ALIGNED`."""
     return jnp.pad(rows, ((0, -len(rows) % ALIGNED), (0, 0)))
 
 
@@ -181,17 +189,18 @@ def _backward(options: Options, kept: Kept, dy: tuple[Array, ...]) -> tuple[Any,
 
 
 def _narrow_gradient(dy: tuple[Array, ...], w: Any, v: Matrices, s: Array) -> Array:
-    """dx = [dy | s] [W | V]^T of one site."""
+    """Return dx = [dy | s] [W | V]^T of one site."""
     return _behind(dy[0], [s], (w[0].T,), (v[0].T,))[0]
 
 
 def _gradients_together(
     options: Options, kept: Kept, dy: tuple[Array, ...], weight: Float[Array, "K N"]
 ) -> tuple[Any, ...]:
-    """Those of x, w, v, u and code, where `weight` is W, or W + scale V U, of the sites side by side.
+    """Return gradients of x, w, v, u and code.
 
-    The cotangents lie side by side too. Behind the barrier XLA writes them so where it makes them. Without it XLA takes
-    them apart in the product for dU, and so copies them for the other.
+    `weight` is W, or W + scale V U, of the sites side by side. The cotangents lie side by side too. Behind the barrier
+    XLA writes them so where it makes them. Without it XLA takes them apart in the product for dU, and so copies them
+    for the other.
     """
     x, _, v, u, code, p = kept
     order = options.channels_first
@@ -208,7 +217,7 @@ def _gradients_together(
 
 
 def _blocks(matrix: Float[Array, "R N"], like: Matrices) -> list[Array]:
-    """Those on the diagonal of a matrix, of the shapes of `like`."""
+    """Return blocks on the diagonal of a matrix, of the shapes of `like`."""
     rows = jnp.split(matrix, list(accumulate(a.shape[0] for a in like))[:-1])
     return [jnp.split(row, _ends(like)[:-1], 1)[i] for i, row in enumerate(rows)]
 
@@ -228,9 +237,9 @@ def gradients(
     dy: tuple[Float[Array, "B _ _"], ...],
     input_gradient: Callable[[tuple[Array, ...], Matrices | None, Matrices, Array], Array],
 ) -> tuple[Any, ...]:
-    """Those of x, w, v, u and code; `input_gradient` makes the first of dy, w, v and s, as in `_routed`.
+    """Return gradients of x, w, v, u and code.
 
-    s has its axes in the order of dy.
+    `input_gradient` makes the first of dy, w, v and s, as in `_routed`. s has its axes in the order of dy.
     """
     x, w, v, u, code, _ = kept
     order = options.channels_first
@@ -243,13 +252,13 @@ def gradients(
 
 
 def _up(options: Options, kept: Kept) -> list[Float[Array, "B T _"]]:
-    """z of each site."""
+    """Return z of each site."""
     x, _, v, _, code, p = kept
     return [part.astype(x.dtype) for part in scaled(p.astype(wide_of(p.dtype)), v, code, options)]
 
 
 def _others(options: Options, kept: Kept, dy: tuple[Array, ...], g: Array, s: Array) -> tuple[Any, Any, Any]:
-    """Gradients of w, v and code."""
+    """Return gradients of w, v and code."""
     x, w, v, _, code, p = kept
     dw = None if w is None else _weight_gradients(x, w, dy, options.channels_first)
     dv = _cast(_split(product("btk,btr->kr", x, s, wide=True), v), v)
@@ -260,14 +269,17 @@ _routed.defvjp(_forward, _backward)
 
 
 def _weight_gradients(x: Array, w: Matrices, dy: tuple[Array, ...], channels_first: bool) -> Matrices:
-    """XLA transposes a dy with channels first, as the sums of single rows can be larger than it."""
+    """Return gradients of weights.
+
+    XLA transposes a dy with channels first, as the sums of single rows can be larger than it.
+    """
     equation = "btk,bnt->kn" if channels_first else "btk,btn->kn"
     found = (product(equation, x, d, wide=site.dtype != x.dtype) for site, d in zip(w, dy, strict=True))
     return _cast(found, w)
 
 
 def joined(v: Matrices) -> Float[Array, "K R"]:
-    """The sites' V side by side."""
+    """Lay the sites' V side by side."""
     return v[0] if len(v) == 1 else jnp.concatenate(v, 1)
 
 
@@ -276,14 +288,14 @@ def _split(ranks: Array, v: Matrices) -> list[Array]:
 
 
 def _ends(matrices: Matrices) -> list[int]:
-    """Columns up to the end of each matrix, where they lie side by side."""
+    """Return the columns up to the end of each matrix, where they lie side by side."""
     return list(accumulate(matrix.shape[1] for matrix in matrices))
 
 
 def scaled(
     p: Float[Array, "B T R"], v: Matrices, code: Float[Array, "B C E"] | None, options: Options
 ) -> list[Float[Array, "B T _"]]:
-    """scale p c, site by site, in fp32."""
+    """Return scale p c, site by site, in fp32."""
     parts = [part * jnp.asarray(options.scale, p.dtype) for part in _split(p, v)]
     if code is None:
         return parts
@@ -295,7 +307,7 @@ def scaled(
 def _code_gradient(
     product: Array, v: Matrices, code: Float[Array, "B C E"], options: Options
 ) -> Float[Array, "B C E"]:
-    """scale g p summed over what shares a number."""
+    """Return scale g p summed over what shares a number."""
     rows, chunks, blocks = code.shape
     per_site = [jnp.sum(part.reshape(*part.shape[:2], blocks, -1), -1) for part in _split(product, v)]
     token = sum(per_site[1:], per_site[0]) * jnp.asarray(options.scale, product.dtype)
