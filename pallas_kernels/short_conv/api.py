@@ -15,14 +15,14 @@ from pallas_kernels.short_conv.xla import short_conv_xla
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Array:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.short_conv.mosaic_gpu import short_conv_mosaic_gpu
 
     return short_conv_mosaic_gpu(*args, **options)
 
 
 def _triton(*args: Any, **options: Any) -> Array:
-    """Imported where it runs, as many machines lack Triton."""
+    """Import the kernel where it runs, as many machines lack Triton."""
     from pallas_kernels.short_conv.triton_gpu import short_conv_triton
 
     return short_conv_triton(*args, **options)
@@ -49,7 +49,7 @@ def short_conv(
     post_gate: Float[Array, "B D T"] | None = None,
     implementation: Literal["triton", "mosaic_gpu", "xla", "reference"] | None = None,
 ) -> Float[Array, "B D T"]:
-    """Causal depthwise convolution with a few taps (3 to 7), its gates fused.
+    """Convolve causally and depthwise with a few taps (3 to 7), its gates fused.
 
     y_t = post_gate_t * (sum_k taps_k u_{t-k} + bias u_t), with u = pre_gate * x, summed in fp32.
 
@@ -96,5 +96,8 @@ def _check_taps(x: Any, taps: Any, history: Any) -> None:
 
 
 def explain(x: Any, taps: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Which implementation runs for these arrays (or ShapeDtypeStructs) on `device`, and why no faster one."""
+    """Return which implementation runs for these arrays on `device`, and why no faster one.
+
+    Arrays may be ShapeDtypeStructs.
+    """
     return explain_call(short_conv, device, x, taps, **options)

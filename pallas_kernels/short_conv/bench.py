@@ -18,9 +18,10 @@ from pallas_kernels.short_conv.xla import short_conv_xla
 
 
 def plan(shape: ShortConvShape, *, interpret: bool = False) -> Plan:
-    """bf16 streams, both gates where the layer has them; checked against the plain version in fp32.
+    """Plan bf16 streams, with both gates where the layer has them.
 
-    A kernel is among the versions where it runs, or if `interpret` simulates it.
+    They are checked against the plain version in fp32. A kernel is among the versions where it runs, or if `interpret`
+    simulates it.
     """
     keys = jax.random.split(jax.random.key(1), 4)
     full = (shape.batch, shape.channels, shape.length)
@@ -53,9 +54,9 @@ def plan(shape: ShortConvShape, *, interpret: bool = False) -> Plan:
 
 
 def _shifted_products(arrays: dict[str, Any], *, dtype: Any) -> Any:
-    """y_t = post_t sum_k taps_k u_{t-k}, u = pre * x rounded to `dtype`; every shift a copy that XLA may fuse.
+    """Return y_t = post_t sum_k taps_k u_{t-k}, u = pre * x rounded to `dtype`.
 
-    In packed rows a product counts where both steps are of one document.
+    Every shift is a copy that XLA may fuse. In packed rows a product counts where both steps are of one document.
     """
     ids = arrays.get("segment_ids")
     wide = {name: z.astype(jnp.float32) for name, z in arrays.items() if name != "segment_ids"}

@@ -26,7 +26,7 @@ def why_not(
     post_gate: Any = None,
     **_: Any,
 ) -> str | None:
-    """Why the kernel cannot run such a call, or None."""
+    """Return why the kernel cannot run such a call, or None."""
     if refused := why_not_streams(device, x, pre_gate, post_gate):
         return refused
     if segment_ids is not None:

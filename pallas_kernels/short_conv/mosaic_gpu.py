@@ -42,7 +42,7 @@ def short_conv_mosaic_gpu(
     post_gate: Float[Array, "B D T"] | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B D T"]:
-    """See `short_conv`; what `hopper.why_not` refuses is not looked at again.
+    """Compute `short_conv`; what `hopper.why_not` refuses is not checked again.
 
     Args:
       interpret: run on the CPU in Pallas' simulation of a GPU, for tests.
@@ -76,7 +76,7 @@ def _conv(x: Array, taps: Array, pre_gate: Array | None, post_gate: Array | None
 
 
 def _program(*refs: Any, gated: tuple[bool, bool], channels: int, rows: int) -> None:
-    """One channel of `rows` rows, tile after tile, row after row."""
+    """Run one channel of `rows` rows, tile after tile, row after row."""
     *streams, taps, y, loaded, stored, history, arrived = refs
     chunks = stored.shape[0]
     tiles, rest = -(-y.shape[1] // chunks), y.shape[1] % chunks
@@ -121,17 +121,20 @@ def _program(*refs: Any, gated: tuple[bool, bool], channels: int, rows: int) -> 
 
 
 def _one_by_one(*shape: int) -> Any:
-    """Each thread of 128 has every 128th step: no two of a warp ask the same bank, whatever the delay."""
+    """Give each thread of 128 every 128th step.
+
+    No two of a warp ask the same bank, whatever the delay.
+    """
     return plgpu.Layout.WG_STRIDED(shape, vec_size=1)
 
 
 def _delayed(history: Any, k: int) -> Array:
-    """u of the tile, k steps earlier."""
+    """Return u of the tile, k steps earlier."""
     return plgpu.load(history.at[EDGE - k : EDGE - k + STEPS], layout=_one_by_one(STEPS))
 
 
 def _input(stage: Any, gated: bool) -> Array:
-    """u in fp32, eight neighbouring steps a thread."""
+    """Return u in fp32, eight neighbouring steps a thread."""
     u = stage[0]
     if gated:
         u = u * stage[1]
@@ -145,7 +148,10 @@ def _forward(
 
 
 def _backward(interpret: bool, residuals: tuple[Any, ...], g: Array) -> tuple[Any, ...]:
-    """That of the XLA form, which was faster on an H200 than a kernel in reverse time (see the README)."""
+    """Return the gradients of the XLA form.
+
+    On an H200 it was faster than a kernel in reverse time (see the README).
+    """
 
     def run(x: Array, taps: Array, pre_gate: Array | None, post_gate: Array | None) -> Array:
         return short_conv_xla(x, taps, pre_gate=pre_gate, post_gate=post_gate)

@@ -16,7 +16,7 @@ def short_conv_reference(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
 ) -> Float[Array, "B D T"]:
-    """See `short_conv`."""
+    """Compute `short_conv` by its definition."""
     dtype = accumulator(x.dtype)
     batch, channels, length = x.shape
     past = taps.shape[1] - 1

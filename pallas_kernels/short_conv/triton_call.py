@@ -11,12 +11,12 @@ from pallas_kernels.short_conv.triton_reach import reach
 
 
 def tiles_of(length: int, pairs: int) -> int:
-    """Programs a row."""
+    """Count programs a row."""
     return -(-length // (2 * pairs))
 
 
 def pairs_of(length: int, most: int) -> int:
-    """Pairs of steps per program: `most`, fewer in rows that are shorter."""
+    """Return pairs of steps per program: `most`, fewer in rows that are shorter."""
     return min(most, 1 << (-(-length // 2) - 1).bit_length())
 
 
@@ -28,9 +28,9 @@ def call_over_rows(
     pairs: int,
     warps: int,
 ) -> Any:
-    """The kernel on x [G, B, D, T], weights [G, D, K], and pre_gate, post_gate, history, segment_ids or None each.
+    """Run the kernel on x [G, B, D, T], weights [G, D, K], gates, history and segment_ids.
 
-    What is None is not read, and x stands in its place. `more` are inputs behind those.
+    Each of the latter may be None. What is None is not read, and x stands in its place. `more` are inputs behind those.
     """
     import jax_triton
 
@@ -60,7 +60,7 @@ def call_over_rows(
 
 
 def join_groups(size: int, batched: Sequence[Any], arrays: Sequence[Array | None]) -> list[Array | None]:
-    """Arrays of `size` times as many groups, from the arguments of a `custom_vmap` rule."""
+    """Join arrays of `size` times as many groups, from arguments of a `custom_vmap` rule."""
 
     def join(z: Array, is_batched: bool) -> Array:
         z = z if is_batched else jnp.broadcast_to(z, (size, *z.shape))
@@ -70,5 +70,5 @@ def join_groups(size: int, batched: Sequence[Any], arrays: Sequence[Array | None
 
 
 def split_groups(size: int, z: Array) -> Array:
-    """The outputs of `size` times as many groups, with the axis of a `custom_vmap` in front."""
+    """Split outputs of `size` times as many groups, with the axis of a `custom_vmap` in front."""
     return z.reshape(size, -1, *z.shape[1:])

@@ -33,7 +33,7 @@ def short_conv_triton(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
 ) -> Float[Array, "B D T"]:
-    """See `short_conv`; what `triton_why.why_not` refuses is not looked at again."""
+    """Compute `short_conv`; what `triton_why.why_not` refuses is not checked again."""
     weights = add_skip(taps.astype(accumulator(x.dtype)), bias, 0)
     if taps.shape[1] == 1:
         history = None
@@ -67,7 +67,7 @@ def _groups(
     history: Float[Array, "G B D K-1"] | None,
     segment_ids: Int[Array, "G B T"] | None,
 ) -> Float[Array, "G B D T"]:
-    """G calls with weights of their own."""
+    """Compute G calls with weights of their own."""
     from pallas_kernels.short_conv.triton_kernel import short_conv
 
     arrays = (x, weights, pre_gate, post_gate, history, segment_ids)

@@ -32,7 +32,7 @@ ODD_STEP = tl.constexpr(ODD)
 @triton.jit
 @no_type_check
 def place(LENGTH: tl.constexpr, PAIRS: tl.constexpr):
-    """The row that this program works on, its first slot, and the program's 2 PAIRS slots in pairs: [PAIRS, 2]."""
+    """Return this program's row, its first slot, and its 2 PAIRS slots in pairs: [PAIRS, 2]."""
     tiles: tl.constexpr = (LENGTH + 2 * PAIRS - 1) // (2 * PAIRS)
     row = (tl.program_id(0) // tiles).to(tl.int64)
     first = (row % 2 * (LENGTH % 2)).to(tl.int32)
@@ -43,7 +43,7 @@ def place(LENGTH: tl.constexpr, PAIRS: tl.constexpr):
 @triton.jit
 @no_type_check
 def load(stream, slots, first, LENGTH: tl.constexpr):
-    """A row's steps, with holes and padding as they are, and 0 outside.
+    """Load a row's steps, with holes and padding as they are, and 0 outside.
 
     Where a row begins or ends amid a pair, the other half is loaded and dropped. After the last row that half is past
     the array's end, but in the same aligned word as its last step.
@@ -55,7 +55,7 @@ def load(stream, slots, first, LENGTH: tl.constexpr):
 @triton.jit
 @no_type_check
 def store(stream, slots, first, z, LENGTH: tl.constexpr):
-    """Writes z; the half of a pair that two rows share is written alone."""
+    """Write z; the half of a pair that two rows share is written by itself."""
     z = z.to(stream.dtype.element_ty)
     pairs = (slots >= 2 * first) & (slots < LENGTH - LENGTH % 2 + 2 * first)
     tl.store(stream + slots, z, mask=pairs)
@@ -66,7 +66,7 @@ def store(stream, slots, first, z, LENGTH: tl.constexpr):
 @triton.jit
 @no_type_check
 def reached(reach, row, first, slots, CHANNELS: tl.constexpr, LENGTH: tl.constexpr):
-    """The words of the pairs at `slots`; 0 past the row's end."""
+    """Load the words of the pairs at `slots`; 0 past the row's end."""
     steps: tl.constexpr = LENGTH + LENGTH % 2
     even, _ = tl.split(slots)
     # Count in halves of words: if Triton knew that words follow one another, each thread would load four of them, and
@@ -79,14 +79,14 @@ def reached(reach, row, first, slots, CHANNELS: tl.constexpr, LENGTH: tl.constex
 @triton.jit
 @no_type_check
 def where_bit(word, PLACE: tl.constexpr, z, PACKED: tl.constexpr):
-    """z where the word has the bit, 0 elsewhere; z where rows are not packed."""
+    """Return z where the word has the bit, 0 elsewhere; z where rows are not packed."""
     return tl.where(((word >> PLACE) & 1) != 0, z, 0.0) if PACKED else z
 
 
 @triton.jit
 @no_type_check
 def where_token(word, z, PACKED: tl.constexpr):
-    """z [PAIRS, 2] at tokens, 0 at holes and padding."""
+    """Return z [PAIRS, 2] at tokens, 0 at holes and padding."""
     if PACKED:
         even, odd = tl.split(z)
         z = tl.join(where_bit(word, EVEN_STEP, even, PACKED), where_bit(word, ODD_STEP, odd, PACKED))
@@ -96,7 +96,7 @@ def where_token(word, z, PACKED: tl.constexpr):
 @triton.jit
 @no_type_check
 def gated(x, pre, slots, first, LENGTH: tl.constexpr, PRE: tl.constexpr):
-    """u = pre x of a row's steps, 0 outside, in x's dtype."""
+    """Return u = pre x of a row's steps, 0 outside, in x's dtype."""
     u = load(x, slots, first, LENGTH)
     if PRE:
         gate = load(pre, slots, first, LENGTH)
@@ -107,7 +107,10 @@ def gated(x, pre, slots, first, LENGTH: tl.constexpr, PRE: tl.constexpr):
 @triton.jit
 @no_type_check
 def term(weights, u, word, STEP: tl.constexpr, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr):
-    """What lag LAG adds to one step of each pair: weights_LAG u, where u counts there; 0 if it is no tap."""
+    """Return what lag LAG adds to one step of each pair.
+
+    It is weights_LAG u, where u counts there; 0 if it is no tap.
+    """
     if LAG < 0 or LAG >= TAPS:
         return tl.zeros_like(u)
     return tl.load(weights + LAG) * where_bit(word, STEP + LAG, u, PACKED)
@@ -129,9 +132,9 @@ def convolved(
     HISTORY: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """sum_k weights_k u_{t-k} at `slots` of one row, to which all pointers point; `word` is read if it is packed.
+    """Return sum_k weights_k u_{t-k} at `slots` of one row, to which all pointers point.
 
-    It is zero for holes and padding, if weights are finite.
+    `word` is read if the row is packed. It is zero for holes and padding, if weights are finite.
     """
     even = tl.zeros(slots.shape[:1], tl.float32)
     odd = tl.zeros(slots.shape[:1], tl.float32)
@@ -170,11 +173,12 @@ def short_conv(
     HISTORY: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """2 PAIRS steps of one row: `row` counts groups of weights, then batch, then channels; at most one tile is partial.
+    """Convolve 2 PAIRS steps of one row.
 
-    Streams and y are [groups, BATCH, CHANNELS, LENGTH], weights [groups, CHANNELS, TAPS] in fp32, history as in
-    `short_conv` with a leading groups, and reach [groups, BATCH, 1 + LENGTH % 2, words]. PRE, POST, HISTORY and PACKED
-    say which arrays are there; the others are not read.
+    `row` counts groups of weights, then batch, then channels; at most one tile is partial. Streams and y are [groups,
+    BATCH, CHANNELS, LENGTH], weights [groups, CHANNELS, TAPS] in fp32, history as in `short_conv` with a leading
+    groups, and reach [groups, BATCH, 1 + LENGTH % 2, words]. PRE, POST, HISTORY and PACKED say which arrays are there;
+    the others are not read.
     """
     row, first, slots = place(LENGTH, PAIRS)
     weights += (row // (BATCH * CHANNELS) * CHANNELS + row % CHANNELS) * TAPS
@@ -192,7 +196,7 @@ def short_conv(
 @triton.jit
 @no_type_check
 def cotangents(dy, post, slots, first, LENGTH: tl.constexpr, POST: tl.constexpr):
-    """g = post dy of a row's steps, in fp32; 0 outside."""
+    """Return g = post dy of a row's steps, in fp32; 0 outside."""
     g = load(dy, slots, first, LENGTH).to(tl.float32)
     if POST:
         g *= load(post, slots, first, LENGTH).to(tl.float32)
@@ -204,7 +208,10 @@ def cotangents(dy, post, slots, first, LENGTH: tl.constexpr, POST: tl.constexpr)
 def terms(
     weights, u, g, word, STEP: tl.constexpr, LAG: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr
 ):
-    """What the cotangent g, LAG steps later, adds to du and to dweights_LAG; 0 and 0 if LAG is no tap."""
+    """Return what the cotangent g, LAG steps later, adds to du and to dweights_LAG.
+
+    Both are 0 if LAG is no tap.
+    """
     if LAG < 0 or LAG >= TAPS:
         return tl.zeros_like(u), tl.zeros_like(u)
     # A hole does not see itself: its u is zero, but its cotangent may be NaN.
@@ -227,9 +234,10 @@ def transposed(
     POST: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """du at `slots` of one row, to which all pointers point, and u_t g_{t+k}: one vector of products a tap.
+    """Return du at `slots` of one row, to which all pointers point, and u_t g_{t+k}.
 
-    u is zero where there is no token, and so is du if weights are finite, whatever dy is there.
+    The latter is one vector of products a tap. u is zero where there is no token, and so is du if weights are finite,
+    whatever dy is there.
     """
     u_even, u_odd = tl.split(u.to(tl.float32))
     even = tl.zeros_like(u_even)
@@ -256,7 +264,10 @@ def transposed(
 @triton.jit
 @no_type_check
 def sums(products, WIDTH: tl.constexpr):
-    """Of each of WIDTH vectors, a power of two from 2 on: [WIDTH], in one reduction, as each waits for all warps."""
+    """Sum each of WIDTH vectors in one reduction, as each reduction waits for all warps.
+
+    WIDTH is a power of two from 2 on; the result is [WIDTH].
+    """
     for level in tl.static_range(WIDTH.bit_length() - 1):
         joined = ()
         for i in tl.static_range(WIDTH >> (level + 1)):
@@ -289,7 +300,7 @@ def short_conv_vjp(
     HISTORY: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """Gradients at 2 PAIRS steps of one row; arrays as the forward kernel has them.
+    """Write gradients at 2 PAIRS steps of one row; arrays as the forward kernel has them.
 
     Of the weights it leaves this program's part: parts is [groups, CHANNELS, TAPS, BATCH * tiles]. What history adds
     to them is left out. dpre and dpost are not written where there is no such gate.

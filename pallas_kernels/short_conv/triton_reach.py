@@ -11,11 +11,11 @@ ODD = 16
 
 
 def reach(ids: Int[Array, "*rows T"], taps: int, *, history: bool) -> Int[Array, "*rows firsts W"]:
-    """For each pair of steps an int32: the low half says what counts at its first step, the high half at its second.
+    """Return an int32 a pair of steps: what counts at its first in the low half.
 
-    From a half's lowest bit on: t is a token; t - k is of its document, for k = 1 to 7; t + k is. A hole and padding
-    have no bit, and are of no token's document. Steps before the first are of its document where there is a history,
-    and of none otherwise.
+    The high half says what counts at its second. From a half's lowest bit on: t is a token; t - k is of its document,
+    for k = 1 to 7; t + k is. A hole and padding have no bit, and are of no token's document. Steps before the first are
+    of its document where there is a history, and of none otherwise.
 
     With an odd T some rows begin with the second half of a pair. Then firsts is 2: words of rows that begin with a
     whole pair, then words of the same steps one half later. Otherwise it is 1.

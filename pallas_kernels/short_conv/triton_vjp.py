@@ -40,7 +40,10 @@ def gradients(
     segment_ids: Int[Array, "B T"] | None,
     dy: Float[Array, "B D T"],
 ) -> tuple[Array, Array, Array | None, Array | None, Array | None]:
-    """Gradients of x, weights, pre_gate, post_gate and history, where dy is that of `short_conv`'s result."""
+    """Return gradients of x, weights, pre_gate, post_gate and history.
+
+    dy is that of `short_conv`'s result.
+    """
     arrays = (x, weights, pre_gate, post_gate, history, segment_ids, dy)
     found = _groups(*(None if z is None else z[None] for z in arrays))
     dx, dweights, dpre, dpost = vary_alike(*(None if z is None else z[0] for z in found), x)[:-1]
@@ -53,7 +56,10 @@ def gradients(
 def _through_history(
     weights: Array, post_gate: Array | None, history: Array, segment_ids: Array | None, dy: Array
 ) -> tuple[Array, Array]:
-    """What history adds to the gradient of the weights, and its own: from the first K - 1 steps alone."""
+    """Return what history adds to the gradient of the weights, and its own.
+
+    Both come from the first K - 1 steps only.
+    """
     first = slice(history.shape[-1])
     nothing = jnp.zeros_like(dy[..., first])
     ids, post_gate = (None if z is None else z[..., first] for z in (segment_ids, post_gate))
@@ -74,7 +80,10 @@ def _groups(
     segment_ids: Int[Array, "G B T"] | None,
     dy: Float[Array, "G B D T"],
 ) -> tuple[Array, Array, Array | None, Array | None]:
-    """Gradients of x, weights, pre_gate and post_gate, of G calls with weights of their own."""
+    """Return gradients of x, weights, pre_gate and post_gate, of G calls.
+
+    Each call has weights of its own.
+    """
     from pallas_kernels.short_conv.triton_kernel import short_conv_vjp
 
     pairs = pairs_of(x.shape[3], PAIRS if pre_gate is None and post_gate is None else FEWER_PAIRS)
@@ -91,7 +100,10 @@ def _groups(
 
 
 def _like(stream: Array | None) -> jax.ShapeDtypeStruct:
-    """Of the gradient of a stream; for one that is not there, an element that nothing is written to."""
+    """Return the type of a stream's gradient.
+
+    For a stream that is not there it is an element that nothing is written to.
+    """
     if stream is None:
         return jax.ShapeDtypeStruct((1,), jnp.float32)
     return jax.ShapeDtypeStruct(stream.shape, stream.dtype)

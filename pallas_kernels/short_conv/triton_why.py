@@ -25,7 +25,7 @@ def why_not(
     post_gate: Any = None,
     **_: Any,
 ) -> str | None:
-    """Why the kernel cannot run such a call, or None."""
+    """Return why the kernel cannot run such a call, or None."""
     if device.platform != "gpu" or device.capability is None or device.capability < (8, 0):
         return f"it is compiled for NVIDIA GPUs of compute capability 8.0 or newer, this is {device.kind}"
     if missing := [name for name in ("triton", "jax_triton") if find_spec(name) is None]:

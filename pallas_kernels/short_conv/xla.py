@@ -17,7 +17,7 @@ def short_conv_xla(
     pre_gate: Float[Array, "B D T"] | None = None,
     post_gate: Float[Array, "B D T"] | None = None,
 ) -> Float[Array, "B D T"]:
-    """See `short_conv`."""
+    """Compute `short_conv` by XLA."""
     u = enter(x, pre_gate, segment_ids)
     documents = None if segment_ids is None else jnp.abs(segment_ids)
     past = 0 if history is None else history.shape[-1]
