@@ -14,7 +14,7 @@ _holding = ContextVar("holding", default=False)
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Holds the file of `JAXBLT_BENCH_LOCK` to itself, and waits for it; does nothing where none is named.
+    """Hold the file of `JAXBLT_BENCH_LOCK` alone, after a wait; do nothing where none is named.
 
     Inside another `alone` it holds the file already.
     """

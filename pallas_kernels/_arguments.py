@@ -16,7 +16,7 @@ from jaxtyping import AbstractArray
 
 
 def checked[**P, R](operation: Callable[P, R]) -> Callable[P, R]:
-    """Return the operation with a TypeError that names an argument that is not what its annotation says.
+    """Return the operation with a TypeError for arguments unlike their annotations.
 
     That is an array, an int, a float or a bool. What stands in an annotation beside an array, such as None or a tuple
     of arrays, is let through. A ValueError names what is none of the words of a `Literal`, or no finite number.
@@ -36,7 +36,7 @@ def checked[**P, R](operation: Callable[P, R]) -> Callable[P, R]:
 
 
 def _kind(annotation: Any) -> Callable[[str, str, Any], None] | None:
-    """The check of a parameter with this annotation, or None."""
+    """Return the check of a parameter with this annotation, or None."""
     if get_origin(annotation) is Literal:
         return functools.partial(_check_word, get_args(annotation))
     choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)

@@ -56,7 +56,10 @@ class Plan:
 
 
 def packed_ids(batch: int, length: int, documents: int) -> tuple[Int[Array, "B T"], ...]:
-    """Segment ids of documents that begin anywhere, all steps tokens; nothing for one document a row."""
+    """Return segment ids of documents that begin anywhere, all steps tokens.
+
+    For one document a row there are none.
+    """
     if documents == 1:
         return ()
     rng, steps = np.random.default_rng(0), np.arange(length)
@@ -65,20 +68,20 @@ def packed_ids(batch: int, length: int, documents: int) -> tuple[Int[Array, "B T
 
 
 def in_fp32(op: Callable[..., Any], *args: Any) -> Any:
-    """Return `op` of its float arguments in fp32, in the dtype of the first: the truth of a plan."""
+    """Return `op` of its float arguments in fp32, in the first's dtype: the truth of a plan."""
     wide = [x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in args]
     return op(*wide).astype(args[0].dtype)
 
 
 def kernels_for(table: Sequence[Implementation], *args: Any, **options: Any) -> list[str]:
-    """Names of the implementations before "xla" in a table that can run such a call on this machine."""
+    """Name the implementations before "xla" in a table that can run a call on this machine."""
     names = [entry.name for entry in table]
     ahead = table[: names.index("xla")]
     return [entry.name for entry in ahead if entry.why_not(current_device(), *args, **options) is None]
 
 
 def run_plan(plan: Plan, ceilings: Ceilings, key: PRNGKeyArray) -> dict[str, Any]:
-    """Errors of every version, then seconds of each pass.
+    """Return errors of every version, then seconds of each pass.
 
     Raises:
       ArithmeticError: a version is further from the truth than twice what the plain one is, and than one epsilon.
@@ -112,7 +115,10 @@ def _checked_and_timed(
 
 
 def overhead(cases: Sequence[Case], bare: Sequence[str]) -> dict[str, Any]:
-    """Median seconds of all cases of a pass, and what each version takes over the fastest bare one, as a share."""
+    """Return median seconds of all cases of a pass, and each version's overhead as a share.
+
+    The overhead is over the fastest bare version.
+    """
     seconds = {_name(found): found.summary.median for found in measure_all(cases)}
     fastest = min(seconds[name] for name in bare)
     shares = {name: taken / fastest - 1 for name, taken in seconds.items() if name not in bare}
@@ -120,17 +126,19 @@ def overhead(cases: Sequence[Case], bare: Sequence[str]) -> dict[str, Any]:
 
 
 def _name(timed: Case | Measurement) -> str:
-    """Of the version, whatever the pass."""
+    """Return the name of the version, whatever the pass."""
     return timed.name.split()[0]
 
 
 def _figures(side: Measurement) -> dict[str, Any]:
-    """Device time, and beside it the span, gaps between kernels included, where the profiler saw one."""
+    """Return device time and, where the profiler saw one, the span with gaps between kernels."""
     return asdict(side.summary) | ({} if side.span is None else {"span": side.span})
 
 
 def check(plan: Plan, key: PRNGKeyArray) -> dict[str, float]:
-    """Largest relative error, in norm, of any output or gradient of each version under one random cotangent.
+    """Return the largest relative error of each version under one random cotangent.
+
+    It is in norm, of any output or gradient.
 
     Raises:
       ArithmeticError: see `run_plan`.
@@ -140,7 +148,7 @@ def check(plan: Plan, key: PRNGKeyArray) -> dict[str, float]:
 
 
 def _check(truth: Case, others: Sequence[Case]) -> dict[str, float]:
-    """As `check`, of cases with both passes, the plain one first."""
+    """Check as `check`, on cases with both passes, the plain one first."""
     right = _outputs(truth)
     errors = {_name(case): _error(_outputs(case), right) for case in others}
     epsilon = max(float(jnp.finfo(x.dtype).eps) for x in right)
@@ -175,7 +183,7 @@ def _error(found: Sequence[Any], truth: Sequence[Any]) -> float:
 def benchmark[S](
     op: str, shapes: Sequence[S], plan: Callable[[S], Plan], argv: Sequence[str] | None = None
 ) -> str:
-    """The command line of a benchmark: `--shapes NAME ...`, `--versions NAME ...` and `--out FILE`.
+    """Run a benchmark's command line: `--shapes NAME ...`, `--versions NAME ...`, `--out FILE`.
 
     Returns JSON, written after each shape.
 
@@ -204,7 +212,7 @@ def benchmark[S](
 
 
 def only(plan: Plan, names: Sequence[str] | None) -> Plan:
-    """The plan with the versions of these names; None for all.
+    """Return the plan with only the versions of these names; None keeps all.
 
     Raises:
       ValueError: it has no version of such a name.

@@ -15,12 +15,18 @@ from jax.core import Tracer
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-    """Mesh axes over which x may differ between devices inside `shard_map`; empty outside of one."""
+    """Return mesh axes over which x may differ between devices inside `shard_map`.
+
+    There are none outside of one.
+    """
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def may_vary(x: Any, axis: str) -> bool:
-    """Tell whether x may differ along an axis of the `shard_map` around this; always where that does not check it."""
+    """Return whether x may differ along an axis of the `shard_map` around this.
+
+    It always may where `shard_map` does not check it.
+    """
     from jax._src import config
 
     return axis in varying_axes(x) or not config._check_vma.value
@@ -34,7 +40,7 @@ def checks_varying() -> bool:
 
 
 def vary_alike(*arrays: Any) -> tuple[Any, ...]:
-    """The arrays, all marked as varying over every mesh axis that any of them varies over; None stays None.
+    """Mark all arrays as varying over every mesh axis that any varies over; None stays None.
 
     A `custom_vjp` needs it before its call inside `shard_map`: the cotangent of a weight that all devices
     share is made of local rows, and only the transpose of this cast sums it over the devices. A scan needs it
@@ -55,7 +61,7 @@ def vary_alike(*arrays: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def unmeshed() -> Iterator[None]:
-    """Inside the block functions are traced for the mesh's kind of device, but as if no mesh were in force."""
+    """Trace functions for the mesh's kind of device, but as if no mesh were in force."""
     from jax._src import config
 
     device = jax.sharding.get_abstract_mesh().abstract_device
@@ -65,18 +71,21 @@ def unmeshed() -> Iterator[None]:
 
 
 def typed_like(x: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """The type of an array on the mesh of type x, that varies over the axes that x varies over."""
+    """Return the type of an array on the mesh of type x, varying over the axes of x."""
     sharding = x.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
     return x.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
 def is_symbolic(size: Any) -> bool:
-    """Tell whether the size of an axis is an unknown of `jax.export.symbolic_shape`, which compares with no number."""
+    """Return whether an axis size is an unknown of `jax.export.symbolic_shape`.
+
+    An unknown compares with no number.
+    """
     return not isinstance(size, int | np.integer)
 
 
 def same_value(x: Any) -> Any:
-    """x as another object: of a tracer one more of the same value, for which no operation is traced.
+    """Return x as another object; of a tracer one more of the same value, without an operation.
 
     `custom_vjp` numbers the arguments that its forward pass kept, which it knows by identity. In jax 0.11.2 partial
     evaluation puts constants before the arguments and leaves the numbers (`JaxprTrace.process_custom_vjp_call`).
@@ -92,7 +101,7 @@ def same_value(x: Any) -> Any:
 
 
 def count_below(row: jax.Array, wanted: jax.Array, *, equal: bool = False) -> jax.Array:
-    """Count the items of a sorted row [S] that are less than each wanted value [W], int32: `jnp.searchsorted`.
+    """Count, as `jnp.searchsorted`, a sorted row's items below each wanted value [W], int32.
 
     With `equal` those that are equal count too, as in `searchsorted` from the right. That one fails in jax 0.11.2
     inside a `shard_map` that leaves an axis of several devices to the partitioner.
@@ -117,9 +126,10 @@ def cudnn_attention(
     scale: float,
     lengths: tuple[jax.Array, jax.Array] | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """cuDNN's output [B, T, H, K] in q's dtype and its log-sum-exp [B, H, T] in fp32, without a derivative.
+    """Return cuDNN's output [B, T, H, K] in q's dtype and its fp32 log-sum-exp [B, H, T].
 
-    `lengths`, int32 [B] each, say how many queries and keys of a row count; both outputs are anything beyond.
+    It has no derivative. `lengths`, int32 [B] each, say how many queries and keys of a row count; both outputs are
+    anything beyond.
 
     The residual that `jax.nn.dot_product_attention` returns is cast to q's dtype.
     """
@@ -159,7 +169,10 @@ def cudnn_attention_gradients(
     scale: float,
     lengths: tuple[jax.Array, jax.Array] | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """cuDNN's backward kernel: dq, dk, dv in the dtypes of q, k, v from an output and a log-sum-exp given to it."""
+    """Run cuDNN's backward kernel: dq, dk, dv from an output and a log-sum-exp given to it.
+
+    They have the dtypes of q, k, v.
+    """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     # bias, offsets of packed rows, page tables: none

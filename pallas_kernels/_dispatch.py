@@ -53,7 +53,7 @@ class Implementation:
 
 
 def _open_size(args: Any) -> Any:
-    """A size that `jax.export` leaves open, of an axis behind the first; None if all are known."""
+    """Return a size that `jax.export` leaves open, of an axis behind the first, or None."""
     sizes = (size for x in jax.tree.leaves(args) for size in getattr(x, "shape", ())[1:])
     return next(filter(is_symbolic, sizes), None)
 
@@ -66,7 +66,7 @@ _REFERENCE = jax.make_user_context(False)
 
 
 def current_device() -> Device:
-    """The device that jit will compile for by default, or the one that `compiling_for` names."""
+    """Return the device that jit compiles for by default, or that `compiling_for` names."""
     if (target := _TARGET.get()) is not None:
         return target
     device = jax.config.jax_default_device or jax.devices()[0]
@@ -77,7 +77,10 @@ def current_device() -> Device:
 
 @contextmanager
 def compiling_for(device: Any) -> Iterator[None]:
-    """Inside the block ops choose for `device`, a JAX device that this machine need not have, or a `Device`."""
+    """Make ops choose for `device` inside the block.
+
+    It is a JAX device that this machine need not have, or a `Device`.
+    """
     token = _TARGET.set(device if isinstance(device, Device) else as_device(device))
     try:
         yield
@@ -86,7 +89,7 @@ def compiling_for(device: Any) -> Iterator[None]:
 
 
 def as_device(device: Any) -> Device:
-    """A JAX device as ops see it."""
+    """Return a JAX device as ops see it."""
     text = getattr(device, "compute_capability", None)
     capability = None if text is None else (int(text.split(".")[0]), int(text.split(".")[1]))
     return Device(platform=device.platform, capability=capability, kind=device.device_kind)
@@ -94,16 +97,17 @@ def as_device(device: Any) -> Device:
 
 @contextmanager
 def reference_ops() -> Iterator[None]:
-    """Inside the block ops choose "reference", and what is traced has derivatives of any order; see `jaxblt`.
+    """Make ops choose "reference" inside the block; see `jaxblt`.
 
-    An op that is told its implementation by name keeps it. Blocks nest, and each thread has its own.
+    What is traced there has derivatives of any order. An op that is told its implementation by name keeps it. Blocks
+    nest, and each thread has its own.
     """
     with _REFERENCE(True):
         yield
 
 
 def has_reference_ops() -> bool:
-    """Tell whether this is inside a `reference_ops` block, where no `OwnGradient` may be traced."""
+    """Return whether this is in a `reference_ops` block, where no `OwnGradient` may be traced."""
     return _REFERENCE.value
 
 
@@ -115,9 +119,9 @@ def choose(
     *args: Any,
     **options: Any,
 ) -> Implementation:
-    """The named implementation, or the first of the table that is not passed over; `record_choices` hears of it.
+    """Return the named implementation, or the first of the table that is not passed over.
 
-    Inside `reference_ops` "reference" counts as named.
+    `record_choices` hears of it. Inside `reference_ops` "reference" counts as named.
 
     Raises:
       ValueError: the name is unknown, or the named implementation cannot run; the message says why.
@@ -139,10 +143,10 @@ def choose(
 
 @contextmanager
 def record_choices() -> Iterator[list[str]]:
-    """Collects a line, as of `explain`, on every choice made inside the block, in order and without repeats.
+    """Collect a line, as of `explain`, on every choice made inside the block.
 
-    Choices are made while a program is traced: a call of a function that is already compiled makes none. Blocks nest,
-    and each thread records its own.
+    Lines are in order and without repeats. Choices are made while a program is traced: a call of a function that is
+    already compiled makes none. Blocks nest, and each thread records its own.
     """
     lines: list[str] = []
     token = _RECORDERS.set((*_RECORDERS.get(), lines))
@@ -181,7 +185,7 @@ def _find(
 
 
 def explain(op: str, table: Sequence[Implementation], device: Device, *args: Any, **options: Any) -> str:
-    """One line on what would run for these arguments on `device`, and why not the entries before it."""
+    """Say in one line what would run for these arguments on `device`, and what was passed over."""
     if has_reference_ops():
         return f"{op}: reference on {device.kind} (asked for)"
     passed = []
@@ -195,9 +199,10 @@ def explain(op: str, table: Sequence[Implementation], device: Device, *args: Any
 
 
 def explain_call(operation: Callable[..., Any], device: Device | None, *args: Any, **options: Any) -> str:
-    """The line of `explain` on this call of an op, whose own checks refuse what they refuse of a call that runs.
+    """Say in the line of `explain` what this call of an op would run.
 
-    The call ends where the op chooses. Arrays may be ShapeDtypeStructs; None is the device of `current_device`.
+    The op's own checks refuse what they refuse of a call that runs. The call ends where the op chooses. Arrays may be
+    ShapeDtypeStructs; None is the device of `current_device`.
     """
     leaves, tree = jax.tree.flatten((args, options))
     # Trace what has no values: what annotates an argument as an array may be checked, and takes no ShapeDtypeStruct.

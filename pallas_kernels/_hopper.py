@@ -28,14 +28,17 @@ PROGRAMS = 1056
 
 
 def why_not_on(device: Device) -> str | None:
-    """Why no kernel for Hopper runs on this device, or None."""
+    """Return why no kernel for Hopper runs on this device, or None."""
     if device.platform != "gpu" or device.capability != (9, 0):
         return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
     return None
 
 
 def why_not_streams(device: Device, *streams: Any) -> str | None:
-    """Why no kernel for Hopper takes these streams (None for one that is not given) on this device, or None."""
+    """Return why no kernel for Hopper takes these streams on this device, or None.
+
+    A stream that is not given is None.
+    """
     if (reason := why_not_on(device)) is not None:
         return reason
     dtypes = {str(z.dtype) for z in streams if z is not None}
@@ -45,12 +48,15 @@ def why_not_streams(device: Device, *streams: Any) -> str | None:
 
 
 def is_in_whole_boxes(length: int) -> bool:
-    """Whether rows of this length are matrices of chunks as they lie in memory."""
+    """Return whether rows of this length are matrices of chunks as they lie in memory."""
     return length % BOX == 0
 
 
 def as_chunks(z: Float[Array, "B D T"]) -> Float[Array, "R N 64"]:
-    """R = B D rows as matrices [chunk, step], filled up with zeros to a multiple of 8 chunks."""
+    """Cut R = B D rows into matrices [chunk, step].
+
+    They are filled up with zeros to a multiple of 8 chunks.
+    """
     batch, channels, length = z.shape
     chunks = -(-length // (8 * CHUNK)) * 8
     filled = jnp.pad(z, ((0, 0), (0, 0), (0, chunks * CHUNK - length)))
@@ -58,14 +64,15 @@ def as_chunks(z: Float[Array, "B D T"]) -> Float[Array, "R N 64"]:
 
 
 def as_rows(z: Float[Array, "R N 64"], shape: tuple[int, ...]) -> Float[Array, "B D T"]:
-    """The inverse of `as_chunks`; `shape` is [B, D, T]."""
+    """Undo `as_chunks`; `shape` is [B, D, T]."""
     return z.reshape(*shape[:2], -1)[..., : shape[2]]
 
 
 def rows_per_program(batch: int, channels: int, *, fewer: int = 1) -> int:
-    """The most rows of one channel, a divisor of the batch, that leave `PROGRAMS` programs; else one.
+    """Return the most rows of a channel, dividing the batch, that leave `PROGRAMS` programs.
 
-    Programs may be as many times fewer as asked, where waves weigh less than what each reads and writes besides.
+    If none does it is one. Programs may be as many times fewer as asked, where waves weigh less than what each reads
+    and writes besides.
     """
     return max(
         n
@@ -75,6 +82,9 @@ def rows_per_program(batch: int, channels: int, *, fewer: int = 1) -> int:
 
 
 def varying_like(x: Array, shape: tuple[int, ...], dtype: Any) -> Any:
-    """The type of a result that differs between devices inside `shard_map` where x does; as many axes as x."""
+    """Return the type of a result that differs inside `shard_map` where x does.
+
+    It has as many axes as x.
+    """
     kind: Any = jax.typeof(x)
     return kind.update(shape=shape, dtype=jnp.dtype(dtype))

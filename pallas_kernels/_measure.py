@@ -115,7 +115,7 @@ class Measurement:
     span: float | None = None
 
     def to_json(self) -> str:
-        """All fields as one JSON object."""
+        """Return all fields as one JSON object."""
         return json.dumps(asdict(self), indent=1)
 
 
@@ -130,18 +130,21 @@ class Comparison:
     high: float
 
     def to_json(self) -> str:
-        """All fields as one JSON object."""
+        """Return all fields as one JSON object."""
         return json.dumps(asdict(self), indent=1)
 
 
 def this_machine() -> Machine:
-    """The `Machine` of this process."""
+    """Return the `Machine` of this process."""
     devices = jax.devices()
     return Machine(devices[0].device_kind, len(devices), jax.__version__, _git_commit())
 
 
 def _git_commit() -> str | None:
-    """What JAXBLT_COMMIT names, else the checkout's commit; None where this file is not one of a repository's."""
+    """Return what JAXBLT_COMMIT names, else the checkout's commit.
+
+    It is None where this file is not one of a repository's.
+    """
     if named := os.environ.get("JAXBLT_COMMIT"):
         return named
     git = ["git", "-C", str(Path(__file__).parent)]
@@ -161,7 +164,7 @@ def measure(
     warmup: int = 5,
     method: Method | None = None,
 ) -> Measurement:
-    """Time `fn(*args)`: `warmup` calls that are not counted, then `trials` that are.
+    """Time `fn(*args)` in `trials` calls, after `warmup` calls that are not counted.
 
     `fn` is jitted (unless method is "calls" or "host") and its outputs are materialised. The module's text has the
     methods.
@@ -203,7 +206,7 @@ def compare(
 
 
 def default_method() -> Method:
-    """ "profiler" on a GPU, "slope" elsewhere."""
+    """Return "profiler" on a GPU, "slope" elsewhere."""
     return "profiler" if jax.default_backend() == "gpu" else "slope"
 
 
@@ -221,7 +224,7 @@ def _measurement(case: Case, method: Method, samples: _Samples) -> Measurement:
 
 
 def _alternate(cases: Sequence[Case], rounds: int, warmup: int, method: Method) -> list[_Samples]:
-    """Every case's trials in the order they were taken, one a round, every second round backwards."""
+    """Take every case's trials in order, one a round, every second round backwards."""
     if rounds < MIN_TRIALS:
         raise ValueError(f"{rounds} trials say too little about spread: take at least {MIN_TRIALS}")
     forwards = list(range(len(cases)))
@@ -260,9 +263,10 @@ def _wall(call: Callable[..., None], *args: Any) -> float:
 def _slopes(
     cases: Sequence[Case], loops: Sequence[Callable[[int], None]], order: Sequence[int], warmup: int
 ) -> Float[np.ndarray, " n"]:
-    """The cases' trials in this order; longer ones where a quarter of a case's are lost in what else the machine does.
+    """Take the cases' trials in this order.
 
-    Medians of trials drawn again, as intervals are made of, are positive then in more than 97.5 % of draws.
+    They get longer where a quarter of a case's drown in other work of the machine. Medians of trials drawn again, as
+    intervals are made of, are positive then in more than 97.5 % of draws.
     """
     lost: list[str] = []
     for least in _SLOPE_SECONDS:
@@ -281,9 +285,9 @@ def _slopes(
 
 
 def _slope_timer(run: Callable[[int], None], warmup: int, least: float) -> Callable[[], float]:
-    """A function that takes one trial: (time of 2n turns - time of n turns) / n, where n turns take `least` s.
+    """Return a function that takes one trial: (time of 2n turns - time of n turns) / n.
 
-    Where one turn takes _LONG_SECONDS, a trial is that turn.
+    n turns take `least` s. Where one turn takes _LONG_SECONDS, a trial is that turn.
     """
     run(1)
     turns, taken = 1, _wall(run, 1)
@@ -298,7 +302,7 @@ def _slope_timer(run: Callable[[int], None], warmup: int, least: float) -> Calla
 
 
 def _called(case: Case) -> Callable[[int], None]:
-    """`run(n)` calls the case n times from the host and waits for the last."""
+    """Return `run(n)`, which calls the case n times from the host and waits for the last."""
     # Virtual CPU devices share a few threads: exchanges of two calls at once can wait for each other for ever.
     one_by_one = jax.default_backend() == "cpu"
 
@@ -312,7 +316,7 @@ def _called(case: Case) -> Callable[[int], None]:
 
 
 def _repeated(case: Case) -> Callable[[int], None]:
-    """`run(n)` calls the case n times, one after the other, in one compiled loop."""
+    """Return `run(n)`, which calls the case n times in a row in one compiled loop."""
     if not jax.tree.leaves(case.args):
         raise ValueError(
             f"{case.name}: the slope method needs an array argument, or the compiler runs the function "
@@ -333,12 +337,15 @@ def _repeated(case: Case) -> Callable[[int], None]:
 
 
 def as_program(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """fn under `jax.jit`, or itself if it is compiled already."""
+    """Return fn under `jax.jit`, or itself if it is compiled already."""
     return fn if isinstance(fn, jax.stages.Compiled) else jax.jit(fn)
 
 
 def compiled(cases: Sequence[Case]) -> list[Case]:
-    """The cases compiled side by side, which takes most of a benchmark's time; nothing where trials are slopes."""
+    """Compile the cases side by side; nothing where trials are slopes.
+
+    Compiling takes most of a benchmark's time.
+    """
     if default_method() != "profiler":
         return list(cases)
     with ThreadPoolExecutor() as pool:
@@ -349,11 +356,11 @@ def compiled(cases: Sequence[Case]) -> list[Case]:
 
 
 def forward_backward(case: Case, key: PRNGKeyArray) -> Case:
-    """The case's value and gradients: its outputs and their vjp with a random normal cotangent, all kept.
+    """Return the case's value and gradients, all kept.
 
-    A cotangent of ones (`grad` of a sum) lets the compiler drop work, so it is random, and an argument. It is there
-    when the outputs are, as in a model, where a loss lies between: no loop does both passes at once.
-    Gradients are taken for every floating array among the arguments.
+    They are outputs, and their vjp with a random normal cotangent. A cotangent of ones (`grad` of a sum) lets the
+    compiler drop work, so it is random, and an argument. It is there when the outputs are, as in a model, where a loss
+    lies between: no loop does both passes at once. Gradients are taken for every floating array among the arguments.
     """
     leaves, tree = jax.tree.flatten(case.args)
     inputs = [leaf for leaf in leaves if _is_floating(leaf)]
@@ -390,7 +397,7 @@ class Ceilings:
     machine: Machine
 
     def floor(self, *, flops: float, bytes_moved: float) -> float:
-        """Seconds below which no such program runs: max(flops / peak, bytes / bandwidth)."""
+        """Return the least seconds of such a program: max(flops / peak, bytes / bandwidth)."""
         return max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
 
 
@@ -401,7 +408,7 @@ def measure_ceilings(
     copy_bytes: int | None = None,
     method: Method | None = None,
 ) -> Ceilings:
-    """Both ceilings, measured now: the best of two matmul layouts and of two ways to copy.
+    """Measure both ceilings: the best of two matmul layouts and of two ways to copy.
 
     Defaults: bf16, 8192 x 8192 and 1 GiB on an accelerator; fp32, 512 x 512 and 64 MiB on CPU.
     """

@@ -26,12 +26,12 @@ DUMPS = "MOSAIC_GPU_DUMP_TO"
 
 
 def mosaic_kernel(program: Callable[..., None], *, interpret: Any, **options: Any) -> Callable[..., Any]:
-    """`plgpu.kernel` of a program that is traced and lowered once for a program of XLA, and compiled once a process.
+    """Return `plgpu.kernel` of a program, traced and lowered once a program of XLA.
 
-    JAX compiles modules of the same bytes once, those of one program of XLA one after another. But it writes a running
-    number into each module, so no two are the same: a kernel would be compiled again for each layer outside a scan,
-    where a forward pass is rematerialised, and in each program. A persistent cache would not find programs either that
-    were lowered in another order.
+    It is compiled once a process. JAX compiles modules of the same bytes once, those of one program of XLA one after
+    another. But it writes a running number into each module, so no two are the same: a kernel would be compiled again
+    for each layer outside a scan, where a forward pass is rematerialised, and in each program. A persistent cache would
+    not find programs either that were lowered in another order.
 
     Args:
       program: the kernel's body, or a `partial` of it with hashable arguments. What it reads besides, as constants of a
@@ -49,7 +49,10 @@ def mosaic_kernel(program: Callable[..., None], *, interpret: Any, **options: An
 
 
 def tile_ref(*shape: int, dtype: Any) -> Any:
-    """Return scratch for tiles that tensor cores read or the copy engine moves, in the order that both want."""
+    """Return scratch for tiles that tensor cores read or the copy engine moves.
+
+    They lie in the order that both want.
+    """
     tiling: Any = plgpu.TilingTransform((8, ROW // jnp.dtype(dtype).itemsize))  # pyright: ignore[reportAbstractUsage]
     swizzle: Any = plgpu.SwizzleTransform(ROW)  # pyright: ignore[reportAbstractUsage]
     return plgpu.SMEM(shape, dtype, transforms=(tiling, swizzle))
@@ -64,7 +67,10 @@ def _shared(
     tree: Any,
     numbered: bool,
 ) -> Callable[..., Any]:
-    """One function for equal kernels: jit traces it once for arguments of the same types."""
+    """Return one function for equal kernels.
+
+    jit traces it once for arguments of the same types.
+    """
 
     def program(*refs: Any, **scratch: Any) -> None:
         if not numbered:
@@ -75,7 +81,10 @@ def _shared(
 
 
 def _set_name(launch: Any) -> None:
-    """JAX numbers a module only if it has no such name yet; no instruction is added."""
+    """Name the module, which JAX numbers only if it has no such name yet.
+
+    No instruction is added.
+    """
     attributes = launch.module.operation.attributes
     attributes[NUMBERED] = attributes["sym_name"]
 

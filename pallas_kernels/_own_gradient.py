@@ -36,7 +36,10 @@ class OwnGradient:
         self._guarded = jax.custom_vjp(primal, nondiff_argnums=self._static)
 
     def defvjp(self, forward: Callable[..., tuple[Any, Any]], backward: Callable[..., Any]) -> None:
-        """Set forward(*args) -> (y, kept) and backward(*static, kept, dy) -> gradients by the other arguments."""
+        """Set forward(*args) -> (y, kept) and backward(*static, kept, dy) -> gradients.
+
+        Gradients are by the other arguments.
+        """
 
         def keep(*args: Any) -> tuple[Any, Any]:
             y, kept = forward(*args[:-1])

@@ -59,13 +59,13 @@ class Range:
 
 @contextmanager
 def checked_ops() -> Iterator[None]:
-    """Inside the block ops and mixers check all values that they are given; see `jaxblt.checked_ops`."""
+    """Make ops and mixers check all values inside the block; see `jaxblt.checked_ops`."""
     with _CHECKED(True):
         yield
 
 
 def has_checked_ops() -> bool:
-    """Return whether this is inside a `checked_ops` block, where checks are part of what is traced."""
+    """Return whether this is in a `checked_ops` block, where checks are traced."""
     return _CHECKED.value
 
 
@@ -99,7 +99,7 @@ def check_values(
 
 
 def check_documents(segment_ids: Any, alignment: int | None = 1, *, op: str | None = None) -> None:
-    """Check that the ids [B, T] of each document are in one piece, which begins at a multiple of `alignment`.
+    """Check that each document's ids [B, T] are in one piece on the grid of `alignment`.
 
     With an alignment of None it begins with its row. Ids s and -s are of one document, 0 is no token. Errors are those
     of `check_values`; `op` stands before them.
@@ -154,7 +154,10 @@ def _module(x: Any) -> Any:
 
 
 def _check(message: str, find: Callable[[Any], Any], x: Any, segment_ids: Any = None) -> None:
-    """Check that `find` finds nothing in x, at tokens where there are ids, as far as values are looked at."""
+    """Check that `find` finds nothing in x, as far as values are looked at.
+
+    Where there are ids it looks at tokens only.
+    """
     arrays = [a for a in (x, segment_ids) if a is not None]
     traced = any(isinstance(a, Tracer) for a in arrays)
     if not _CHECKED.value and (traced or not all(map(_is_at_hand, arrays))):
@@ -177,7 +180,7 @@ def _check(message: str, find: Callable[[Any], Any], x: Any, segment_ids: Any = 
 
 
 def _is_at_hand(x: Any) -> bool:
-    """Whether looking at the values costs next to nothing: they are on the host, or few on a CPU."""
+    """Return whether looking at the values is cheap: they are on the host, or few on a CPU."""
     if not isinstance(x, jax.Array):
         return True
     return x.size <= SMALL and all(device.platform == "cpu" for device in x.devices())

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 def tukey_inliers(
     samples: Float[np.ndarray, "*batch n"], *, reach: float = 1.5
 ) -> Bool[np.ndarray, "*batch n"]:
-    """True where a sample lies inside Tukey's fences [q1 - reach * iqr, q3 + reach * iqr] of its last axis.
+    """Mark samples inside Tukey's fences [q1 - reach * iqr, q3 + reach * iqr] of the last axis.
 
     Quartiles are the median-unbiased ones (Hyndman and Fan 1996, type 8): of 20 clean normal samples 1.5 %
     fall outside on average, with numpy's default quartiles 2.3 %.
@@ -26,7 +26,7 @@ def tukey_inliers(
 def median_interval(
     samples: Float[np.ndarray, "*batch n"], *, confidence: float = 0.95
 ) -> tuple[Float[np.ndarray, "*batch"], Float[np.ndarray, "*batch"]]:
-    """Ends of the confidence interval of the median over the last axis, from order statistics.
+    """Return the median's confidence interval over the last axis, from order statistics.
 
     Distribution free; interpolated between neighbouring ranks so that coverage is the nominal one and not
     the next higher binomial step.
@@ -44,7 +44,10 @@ def median_interval(
 
 @cache
 def _rank_and_weight(count: int, confidence: float) -> tuple[int, float]:
-    """Rank d (from 1) and weight: the low end lies that far on the way from order statistic d to d + 1."""
+    """Return rank d (from 1) and weight of the interval's low end.
+
+    It lies that far on the way from order statistic d to d + 1.
+    """
     below = np.cumsum([math.comb(count, k) / 2**count for k in range(count // 2)])
     coverage = 1.0 - 2.0 * below  # entry d - 1: of the interval from the d-th smallest to the d-th largest
     rank = int(np.sum(coverage >= confidence))
@@ -79,7 +82,7 @@ class Summary:
 
 
 def summarize(samples: Sequence[float] | Float[np.ndarray, " n"]) -> Summary:
-    """The `Summary` of one list of samples (8 at least)."""
+    """Return the `Summary` of one list of samples (8 at least)."""
     values = np.asarray(samples, np.float64)
     low, high = median_interval(values)
     inside = values[tukey_inliers(values)]
@@ -101,7 +104,7 @@ def summarize(samples: Sequence[float] | Float[np.ndarray, " n"]) -> Summary:
 def ratio_interval(
     first: Float[np.ndarray, " n"], second: Float[np.ndarray, " n"], *, resamples: int = 4000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """median(first) / median(second) with its 95 % interval: (ratio, low, high).
+    """Return median(first) / median(second) with its 95 % interval: (ratio, low, high).
 
     Percentile bootstrap over rounds, so that what a round did to both sides (clocks, heat) stays paired. A trial that
     is a difference of times can be 0 or less: a draw whose median of `second` is so counts as an infinite ratio.

@@ -30,7 +30,7 @@ class DeviceTime:
 
 
 def profile_calls(calls: Sequence[Callable[[], None]]) -> list[DeviceTime]:
-    """Each call's time on the device, in order; each call must wait for its own completion.
+    """Return each call's device time, in order; each call must wait for its own completion.
 
     Raises:
       RuntimeError: the trace holds no device event for some call.
@@ -48,7 +48,10 @@ def profile_calls(calls: Sequence[Callable[[], None]]) -> list[DeviceTime]:
 
 
 def _cache_flush() -> Callable[[], None]:
-    """Rewrites a buffer larger than a GPU's cache; on CPU it does nothing."""
+    """Return a function that rewrites a buffer larger than a GPU's cache.
+
+    On CPU it does nothing.
+    """
     if jax.default_backend() == "cpu":
         return lambda: None
     buffer = jnp.ones(_FLUSH_BYTES // 4, jnp.float32)
@@ -57,7 +60,7 @@ def _cache_flush() -> Callable[[], None]:
 
 
 def read_trace(folder: str | Path) -> Trace:
-    """The newest trace under a folder that `jax.profiler.trace` wrote.
+    """Read the newest trace under a folder that `jax.profiler.trace` wrote.
 
     Raises:
       FileNotFoundError: there is none.
@@ -71,7 +74,7 @@ def read_trace(folder: str | Path) -> Trace:
 
 
 def device_events(data: Trace) -> Iterator[tuple[str, str, float, float]]:
-    """(device, operation, start, end) in nanoseconds of everything that ran on a device.
+    """Yield (device, operation, start, end) in nanoseconds of all that ran on a device.
 
     On a GPU these are kernels and copies on its streams; on CPU, XLA's operations.
     """
@@ -93,7 +96,7 @@ def _is_xla_operation(event: Any) -> bool:
 
 
 def _device_times(data: Trace, count: int) -> list[DeviceTime]:
-    """Per call its time on the device; on the slowest where there are several."""
+    """Return the device time of each call, on the slowest device where there are several."""
     windows = _windows(data)
     starts = np.array([start for start, _ in windows])
     busy: list[dict[str, list[tuple[float, float]]]] = [{} for _ in windows]
@@ -126,7 +129,7 @@ def _windows(data: Trace) -> list[tuple[float, float]]:
 
 
 def union_length(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of the union of intervals (start, end)."""
+    """Return the length of the union of intervals (start, end)."""
     total, reached = 0.0, -math.inf
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
