@@ -31,12 +31,13 @@ def load(run_dir: str | os.PathLike[str], **options: Any) -> "Run":
 
 
 def reference_ops() -> AbstractContextManager[None]:
-    """Trace programs that have derivatives of any order: `jax.jvp`, `jax.linearize`, Hessian-vector products.
+    """Trace programs with derivatives of any order.
 
-    Outside of the block ops have gradients written by hand (`pallas_kernels.runtime.OwnGradient`): they have no forward
-    mode, and kernels cannot be derived again. Inside it each op is its textbook definition, and nothing else in a model
-    has such a gradient. Values are equal within the tolerance table. Definitions are slow and take memory, T x T
-    numbers for each channel of a finite Hyena filter: use short rows and small models. See docs/guides/curvature.md.
+    `jax.jvp`, `jax.linearize` and Hessian-vector products work inside. Outside of the block ops have gradients written
+    by hand (`pallas_kernels.runtime.OwnGradient`): they have no forward mode, and kernels cannot be derived again.
+    Inside it each op is its textbook definition, and nothing else in a model has such a gradient. Values are equal
+    within the tolerance table. Definitions are slow and take memory, T x T numbers for each channel of a finite Hyena
+    filter: use short rows and small models. See docs/guides/curvature.md.
 
         with jaxblt.reference_ops():
             product = jax.jit(lambda v: jax.jvp(jax.grad(loss), (params,), (v,))[1])(v)

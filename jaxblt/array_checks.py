@@ -16,7 +16,7 @@ from pallas_kernels.runtime import Range, check_documents, check_values
 
 
 def on_host(array: Any) -> np.ndarray | None:
-    """The values of an array, or None where there are none to look at: traced, or partly on another process."""
+    """Return the values of an array, or None if it is traced or partly on another process."""
     if isinstance(array, Tracer) or not hasattr(array, "dtype"):
         return None
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
@@ -25,7 +25,7 @@ def on_host(array: Any) -> np.ndarray | None:
 
 
 def check_rows(name: str, array: Any) -> None:
-    """Raises ValueError unless `array` has the axes of a batch of rows."""
+    """Raise ValueError unless `array` has the axes of a batch of rows."""
     shape = np.shape(array)
     if len(shape) != 2:
         raise ValueError(
@@ -34,7 +34,7 @@ def check_rows(name: str, array: Any) -> None:
 
 
 def check_ids(ids: Any, size: int) -> None:
-    """Raises ValueError unless `ids` are whole numbers in 0..size-1."""
+    """Raise ValueError unless `ids` are whole numbers in 0..size-1."""
     check_whole("ids", ids)
     values = on_host(ids)
     if values is not None and values.size and not 0 <= values.min() <= values.max() < size:
@@ -46,7 +46,10 @@ def check_ids(ids: Any, size: int) -> None:
 
 
 def check_segments(segment_ids: Any) -> None:
-    """Check that the segment ids of bytes are whole numbers of at least 0, as bytes have no holes, and contiguous."""
+    """Check that segment ids of bytes are contiguous whole numbers of at least 0.
+
+    Bytes have no holes.
+    """
     check_whole("segment_ids", segment_ids)
     values = on_host(segment_ids)
     if values is not None and values.size and values.min() < 0:
@@ -57,7 +60,7 @@ def check_segments(segment_ids: Any) -> None:
 
 
 def check_entropies(entropies: Any) -> None:
-    """Raises ValueError unless entropies are finite floats."""
+    """Raise ValueError unless entropies are finite floats."""
     if not jnp.issubdtype(entropies.dtype, jnp.floating):
         raise ValueError(f"entropies must be floats in nats, got dtype {entropies.dtype}")
     values = on_host(entropies)
@@ -70,19 +73,22 @@ def check_entropies(entropies: Any) -> None:
 
 
 def check_width(name: str, x: Any, width: int) -> None:
-    """Raises ValueError unless `x` has three axes, the last of `width`."""
+    """Raise ValueError unless `x` has three axes, the last of `width`."""
     if len(x.shape) != 3 or x.shape[-1] != width:
         raise ValueError(f"{name} takes x of shape [rows, positions, {width}], got {tuple(x.shape)}")
 
 
 def check_like(name: str, array: Any, ids: Any) -> None:
-    """Raises ValueError unless `array` has the shape of ids; one of fewer rows would count for all of them."""
+    """Raise ValueError unless `array` has the shape of ids.
+
+    One of fewer rows would count for all of them.
+    """
     if np.shape(array) != np.shape(ids):
         raise ValueError(f"{name} must have the shape of ids, {np.shape(ids)}, got {np.shape(array)}")
 
 
 def check_whole(name: str, array: Any) -> None:
-    """Raises ValueError unless `array` is an array of integers."""
+    """Raise ValueError unless `array` is an array of integers."""
     if not hasattr(array, "dtype") or not jnp.issubdtype(array.dtype, jnp.integer):
         kind = getattr(array, "dtype", type(array).__name__)
         raise ValueError(f"{name} must be an integer array, got {kind}")

@@ -37,7 +37,7 @@ class Finding:
 
 
 def check_versions() -> list[Finding]:
-    """Python and the packages that nothing works without."""
+    """Check Python and the packages that nothing works without."""
     from jaxblt.profiling.provenance import PACKAGES, package_versions
 
     fine = sys.version_info >= (3, 12)
@@ -53,7 +53,7 @@ def check_versions() -> list[Finding]:
 
 
 def check_extras() -> list[Finding]:
-    """Optional groups of packages, present or not."""
+    """Report which optional groups of packages are present."""
     findings = []
     for extra, modules in OPTIONAL.items():
         absent = [name for name in modules if importlib.util.find_spec(name) is None]
@@ -67,7 +67,7 @@ def _gib(count: float) -> str:
 
 
 def check_devices() -> list[Finding]:
-    """Devices with capability and memory, and host memory."""
+    """List devices with capability and memory, and the host's memory."""
     import jax
 
     findings = []
@@ -90,7 +90,7 @@ def check_devices() -> list[Finding]:
 
 
 def check_computation() -> list[Finding]:
-    """A matrix product and an FFT on the first device, against NumPy."""
+    """Compare a matrix product and an FFT on the first device with NumPy."""
     import jax
     import jax.numpy as jnp
 
@@ -108,7 +108,7 @@ def check_computation() -> list[Finding]:
 
 
 def _sample_calls() -> dict[str, Callable[[Any], str]]:
-    """What to ask of each op: a layer of width 1024 over 8,192 positions in bfloat16."""
+    """Return a call of each op: a layer of width 1,024 over 8,192 positions in bfloat16."""
     import jax
     import jax.numpy as jnp
 
@@ -155,7 +155,7 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
 
 
 def check_ops() -> list[Finding]:
-    """The implementation that each op picks on the default device."""
+    """List the implementation that each op picks on the default device."""
     findings = []
     for name, ask in _sample_calls().items():
         try:
@@ -178,7 +178,10 @@ SIGNS: dict[Verdict, str] = {"ok": "  ok ", "note": "  -- ", "bad": "  !! "}
 
 
 def examine(sections: dict[str, Callable[[], list[Finding]]] = SECTIONS) -> dict[str, list[Finding]]:
-    """All findings by section; a section that cannot be examined is itself a bad finding."""
+    """Return all findings by section.
+
+    A section that cannot be examined is itself a bad finding.
+    """
     report = {}
     for title, check in sections.items():
         try:
@@ -189,7 +192,7 @@ def examine(sections: dict[str, Callable[[], list[Finding]]] = SECTIONS) -> dict
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the report; 1 when something essential is broken."""
+    """Print the report and return 1 if something essential is broken."""
     parser = argparse.ArgumentParser(
         prog="jaxblt doctor",
         description="Versions, devices, memory, a first computation, and what each op would run here. "

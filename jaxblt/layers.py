@@ -45,7 +45,10 @@ class Named(nn.LogicallyPartitioned):
 
 
 def named(init: nn.initializers.Initializer, *axes: str | None) -> Any:
-    """Return `init` of a parameter whose axes carry logical names, which `jaxblt.parallel.rules` maps to the mesh."""
+    """Return `init` of a parameter whose axes have logical names.
+
+    `jaxblt.parallel.rules` maps the names to the mesh.
+    """
     return lambda *args: Named(init(*args), axes)
 
 
@@ -57,7 +60,7 @@ def multiply(
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: Any = None,
 ) -> Float[Array, "..."]:
-    """The product of x and a kernel: `jnp.einsum`, or for channel-major x or y on GPUs a GEMM for each row.
+    """Multiply x by a kernel: `jnp.einsum`, or for channel-major arrays on GPUs a GEMM a row.
 
     Of an einsum with several rows XLA makes one GEMM, and transposes channel-major arrays in a pass of its own.
     """
@@ -88,7 +91,7 @@ class Letters(NamedTuple):
 
 
 def read_equation(equation: str) -> Letters:
-    """The letters of a `Linear`'s equation such as "btd,dhk->bthk"."""
+    """Split a `Linear`'s equation, such as "btd,dhk->bthk", into its letters."""
     given, _, rest = equation.partition(",")
     letters, _, result = rest.partition("->")
     summed = "".join(c for c in letters if c in given and c not in result)
@@ -96,7 +99,7 @@ def read_equation(equation: str) -> Letters:
 
 
 def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
-    """Whether `multiply` makes a GEMM for each row.
+    """Return whether `multiply` makes a GEMM for each row.
 
     In rows shorter than the other side of the product is wide, kernels and their gradients for each row would be more
     than what the passes move.
@@ -122,7 +125,7 @@ def multiply_by_row(
     precision: jax.lax.PrecisionLike,
     preferred_element_type: Any,
 ) -> Float[Array, "B ..."]:
-    """The product as a GEMM for each row, all of which read the one kernel: XLA broadcasts it by a stride of 0.
+    """Multiply by a GEMM a row; all rows read one kernel, broadcast by a stride of 0.
 
     Its gradient is one matrix a row, and these are added up in fp32. Where devices split time it is that of the einsum,
     one GEMM over all rows: they would exchange a matrix for each row.
@@ -141,7 +144,7 @@ def _rows(
     precision: jax.lax.PrecisionLike,
     preferred_element_type: Any,
 ) -> Float[Array, "B ..."]:
-    """The product of each row with a kernel of its own, of this shape if it were not flat."""
+    """Multiply each row by a kernel of its own, which has this `shape` if it is not flat."""
     given, summed, new, result = letters = read_equation(equation)
     rows, inner = flat.shape[:2]
     sizes = dict(zip(given, x.shape, strict=True)) | dict(zip(summed + new, shape, strict=True))
@@ -225,7 +228,10 @@ class Linear(nn.Module):
 
     @nn.compact
     def weights(self, x: Float[Array, "..."]) -> Weights:
-        """The parameters, for inputs such as x; an adapter that intercepts this method adds its own."""
+        """Return the parameters for inputs such as x.
+
+        An adapter that intercepts this method adds its own.
+        """
         summed, shape = read_equation(self.equation).summed, self.kernel_shape(x)
         inner, outer = prod(shape[: len(summed)]), prod(shape[len(summed) :])
 
@@ -242,18 +248,24 @@ class Linear(nn.Module):
     def products(
         self, x: Float[Array, "..."], layers: Sequence["Linear"], weights: Sequence[Weights]
     ) -> list[Float[Array, "..."]]:
-        """x W of each of `layers`, the first of which this is; an adapter that intercepts this method adds updates."""
+        """Return x W of each of `layers`, the first of which is this one.
+
+        An adapter that intercepts this method adds updates.
+        """
         return [layer.multiply(x, w.kernel) for layer, w in zip(layers, weights, strict=True)]
 
     @nn.nowrap
     def multiply(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
-        """x W, in `dtype`."""
+        """Return x W, in `dtype`."""
         kinds = {"precision": self.precision, "preferred_element_type": self.accumulate}
         return self.product(self.equation, x.astype(self.dtype), kernel, **kinds)
 
     @nn.nowrap
     def kernel_shape(self, x: Float[Array, "..."]) -> tuple[int, ...]:
-        """The kernel's shape for inputs such as x; raises ValueError where a letter has no size or no name."""
+        """Return the kernel's shape for inputs such as x.
+
+        Raises ValueError where a letter has no size or no name.
+        """
         given, summed, new, _ = read_equation(self.equation)
         own, letters = given.replace("...", ""), summed + new
         sizes = dict(zip(reversed(own), reversed(x.shape), strict=False)) | dict(self.sizes)
@@ -267,7 +279,10 @@ class Linear(nn.Module):
 
 
 def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Array, "..."]]:
-    """y of each `Linear`, as if each was called with x; an adapter may make all of them in one read of x."""
+    """Return y of each `Linear`, as if each was called with x.
+
+    An adapter may make all of them in one read of x.
+    """
     weights = [layer.weights(x) for layer in layers]
     products = layers[0].products(x, layers, weights)
     return [_shifted(y, w.bias) for y, w in zip(products, weights, strict=True)]
@@ -278,7 +293,10 @@ def _shifted(y: Float[Array, "..."], bias: Float[Array, "..."] | None) -> Float[
 
 
 def dense(features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale: float = 1.0) -> Linear:
-    """A `Linear` over the last axis without bias; LeCun-normal kernel times `scale`."""
+    """Return a `Linear` over the last axis, without bias.
+
+    Its kernel is LeCun-normal, times `scale`.
+    """
     init = nn.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
     return Linear("...d,de->...e", {"e": features}, axes, dtype, kernel_init=init, name=name)
 
@@ -298,7 +316,10 @@ class RMSNorm(nn.Module):
 
 @partial(jax.checkpoint, prevent_cse=False)
 def _mean_square(x: Float[Array, "... D"]) -> Float[Array, "... 1"]:
-    """In fp32. Kept for the backward pass is x in its own dtype, and likewise by `_times`."""
+    """Return the mean square in fp32.
+
+    The backward pass keeps x in its own dtype, here and in `_times`.
+    """
     wide = x.astype(jnp.float32)
     return jnp.mean(wide * wide, -1, keepdims=True)
 
@@ -335,5 +356,8 @@ class MLP(nn.Module):
 
 @partial(jax.checkpoint, prevent_cse=False)
 def _gated(gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
-    """silu(gate) up. Kept for the backward pass are its inputs, not also the sigmoid and what else silu is made of."""
+    """Return silu(gate) up.
+
+    The backward pass keeps the inputs, without the sigmoid and the product.
+    """
     return jax.nn.silu(gate) * up

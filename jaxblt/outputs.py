@@ -41,7 +41,7 @@ def check_output(option: str, path: Name, *, inputs: Iterable[Name] = (), overwr
 
 
 def _is_of(path: Name, given: Name) -> bool:
-    """Tell whether a path is a file, or lies in a folder, whatever links and spellings lead there."""
+    """Return whether a path is a file, or lies in a folder, through any links and spellings."""
     real, root = os.path.realpath(path), os.path.realpath(given)
     if os.path.isdir(root):
         return os.path.commonpath([real, root]) == root
@@ -50,7 +50,7 @@ def _is_of(path: Name, given: Name) -> bool:
 
 @contextlib.contextmanager
 def whole_file(path: Name) -> Iterator[Path]:
-    """Give a path beside `path` to write to; it becomes `path` once the block has ended without an error.
+    """Yield a path beside `path`, renamed to `path` once the block ends without an error.
 
     Missing folders are made. Where `path` is a link, the file that it leads to is replaced.
     """

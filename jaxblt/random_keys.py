@@ -10,7 +10,10 @@ GENERATOR = "threefry2x32"
 
 
 def make_key(seed: Any) -> Key[jax.Array, ""]:
-    """Return the key of a seed: the same numbers in every process, on every mesh and beside every other row."""
+    """Return the key of a seed.
+
+    The numbers are the same in every process, on every mesh and beside every other row.
+    """
     return jax.random.key(seed, impl=GENERATOR)
 
 

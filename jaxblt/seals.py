@@ -22,7 +22,7 @@ class UnsealedWarning(UserWarning):
 
 
 def seal(arrays: Mapping[str, np.ndarray], text: Mapping[str, Any], *, beside: Any = None) -> dict[str, Any]:
-    """Return `text` with a seal on the arrays, the text, and what stands `beside` them in another file.
+    """Return `text` with a seal on the arrays, the text, and what stands `beside` them.
 
     Args:
       arrays: by name.
@@ -39,7 +39,9 @@ def seal(arrays: Mapping[str, np.ndarray], text: Mapping[str, Any], *, beside: A
 def check_seal(
     file: Any, arrays: Mapping[str, np.ndarray], text: Mapping[str, Any], *, beside: Any = None, ours: bool
 ) -> None:
-    """Check that a file holds what was sealed, and finite numbers. Files without a seal are judged by these alone.
+    """Check that a file holds what was sealed, and finite numbers.
+
+    Files without a seal are only checked for finite numbers.
 
     Args:
       file: for messages.
@@ -83,7 +85,10 @@ def check_finite(where: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _digest(arrays: Mapping[str, np.ndarray], text: Mapping[str, Any], beside: Any) -> str:
-    """Return the SHA-256 of the text as JSON, and of names, dtypes, shapes and bytes of the arrays."""
+    """Return the SHA-256 of the text as JSON, and of the arrays.
+
+    Of arrays count names, dtypes, shapes and bytes.
+    """
     digest = hashlib.sha256(json.dumps([text, beside], sort_keys=True).encode())
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")

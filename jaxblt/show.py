@@ -17,7 +17,7 @@ MOST_ITEMS = 6
 
 
 def show(self: Any) -> str:
-    """Write an object as the call that would make it, without fields at their defaults and numbers of arrays.
+    """Write an object as the call that makes it, without defaults and numbers of arrays.
 
     A class takes it by `__repr__ = show`.
     """

@@ -27,18 +27,20 @@ class Sown:
     ndim: int = flax.struct.field(pytree_node=False)
 
     def mean(self) -> Float[Array, "..."]:
-        """The mean over layers."""
+        """Return the mean over layers."""
         return jnp.mean(self.value, axis=tuple(range(self.value.ndim - self.ndim)))
 
 
 def sow_loss(module: nn.Module, name: str, value: Float[Array, ""]) -> None:
-    """Adds a loss, its weight applied, to what training minimises."""
+    """Add a loss, its weight applied, to what training minimises."""
     if not module.is_initializing():
         module.sow("losses", name, value.astype(jnp.float32))
 
 
 def sow_metric(module: nn.Module, name: str, value: Any) -> None:
-    """Reports a scalar or a vector (one number a state, an expert, a head); logs show its mean over layers and batches.
+    """Report a scalar or a vector (one number a state, an expert, a head).
+
+    Logs show its mean over layers and batches.
 
     Raises:
       ValueError: the metric has two axes or more.

@@ -31,7 +31,10 @@ _WORDS = {
 
 
 def whole(name: str, value: Any, *, least: int | None = None, most: int = MOST, why: str = "") -> None:
-    """Raises ValueError, with name, value and what is expected, unless `value` is an int in least..most."""
+    """Raise ValueError unless `value` is an int in least..most.
+
+    The message has the name, the value and what is expected.
+    """
     if not _fits(value, int):
         raise ValueError(f"{name} must be a whole number, got {value!r}{why}")
     _check_limits(name, value, {"least": least, "most": most}, {}, why)
@@ -47,7 +50,10 @@ def number(
     below: float | None = None,
     why: str = "",
 ) -> None:
-    """Raises ValueError, with name, value and what is expected, unless `value` is a finite number in the bounds."""
+    """Raise ValueError unless `value` is a finite number in the bounds.
+
+    The message has the name, the value and what is expected.
+    """
     if not _fits(value, float):
         raise ValueError(f"{name} must be a finite number, got {value!r}{_fp32(value)}{why}")
     _check_limits(name, value, {"least": least, "above": above, "most": most, "below": below}, {}, why)
@@ -81,9 +87,10 @@ def check_bounds(
     below: float | str | None = None,
     why: str = "",
 ) -> None:
-    """Raises ValueError unless the named fields lie in the bounds; None passes, and of a tuple each item counts.
+    """Raise ValueError unless the named fields lie in the bounds.
 
-    Call `check_fields` first. Whole numbers are at most `MOST` where no upper bound is given.
+    None passes. Of a tuple each item counts. Call `check_fields` first. Whole numbers are at most `MOST` where no upper
+    bound is given.
 
     Args:
       config: a dataclass.
@@ -108,7 +115,7 @@ def check_bounds(
 
 
 def check_read(config: Any, name: str, *, needed: str, is_read: bool, part: str | None = None) -> None:
-    """Check that a field is as it was unless something reads it: what it asks for would not be done.
+    """Check that a field has its default unless something reads it: it would have no effect.
 
     Inside `forgiving` such a field is set back instead, which changes nothing that is computed.
 
@@ -136,7 +143,7 @@ def check_read(config: Any, name: str, *, needed: str, is_read: bool, part: str 
 
 @contextmanager
 def forgiving() -> Iterator[None]:
-    """Inside the block fields that nothing reads are set back: files of older versions may hold any."""
+    """Reset fields that nothing reads, inside the block: files of older versions may hold any."""
     token = _FORGIVING.set(True)
     try:
         yield
@@ -145,7 +152,7 @@ def forgiving() -> Iterator[None]:
 
 
 def check_buildable(config: Any, name: str) -> None:
-    """Raises ValueError unless the named field holds a config that builds a module: `causal` and `build()`."""
+    """Check that the named field holds a config that builds a module: `causal` and `build()`."""
     value = getattr(config, name)
     is_config = dataclasses.is_dataclass(value) and not isinstance(value, type)
     if not (is_config and hasattr(value, "causal") and callable(getattr(value, "build", None))):
@@ -161,7 +168,10 @@ def _where(config: Any, name: str) -> str:
 def _check_limits(
     name: str, value: float, limits: Mapping[str, float | None], shown: Mapping[str, str], why: str
 ) -> None:
-    """Raises ValueError unless `value` lies in the limits, which the message writes as `shown` where they are there."""
+    """Raise ValueError unless `value` lies in the limits.
+
+    The message writes the limits as `shown`, if that is given.
+    """
     broken = [word for word, bound in limits.items() if bound is not None and _breaks(value, word, bound)]
     if broken:
         # Keep the end of int32 out of a message about 0.
