@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,30 @@ KERNEL_FILES = re.compile(r"(mosaic_gpu|triton)\w*\.py")
 # Programs and commands people run print, and so does the log of a run in a terminal; the rest returns or raises.
 PROGRAMS = re.compile(r"(bench|doctor|runlog|__main__)\.py")
 UNDONE = re.compile("TO" + "DO|FIX" + "ME|XX" + "X|Not" + "ImplementedError")
+VERB_FIRST = (*LIBRARY, "configs", "experiments")
+"""Rooms in which the docstring of every function begins with a verb."""
+NOT_YET_VERB_FIRST = (
+    "jaxblt/adapters",
+    "jaxblt/mixers/attention",
+    "jaxblt/parallel/attention",
+    "jaxblt/run.py",
+    "jaxblt/training",
+    "pallas_kernels/attention",
+)
+"""Rooms inside these in which it need not."""
+NO_VERBS = """
+a all along among an and angle any as ascending at base both boxed but by byte causal compiled computed
+content convolution cosine data decay depthwise each element entropy equal every exact example false first
+fixed-point for free from frozen full gradient half held hidden how if imported in inside installed it kept
+key largest last latent leading least length like linear logical logits loss made many masked matrix mean
+median memory most neighbouring no none normed nothing of one only optional otherwise output outside over own
+parameter parity past penalty per position product real recall refused right row rule scanned scratch segment
+shape shared short side size softmax some spectrum squared standard state such summed text that the there this
+those through true two under unit unless valid value what when where whether which whole whose why wide width
+with within without
+"""
+"""What docstrings began with that is no verb. What ends with a single s, or is no word, is none either."""
+VERB = re.compile(r"[A-Z][a-z]*(-[a-z]+)*([^s]|ss)")
 SOMEBODYS_PATH = re.compile(r"[\"'\s](/home|/root|/work|/Users)" + "/")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -94,6 +118,45 @@ def test_public_modules_classes_and_functions_have_docstrings() -> None:
         public = _public(_tree(path).body, methods=False)
         bare += [_where(path, node) for node in public if not ast.get_docstring(node)]
     assert not bare, "without a docstring:\n" + "\n".join(bare)
+
+
+def _begins_with_a_verb(docstring: str) -> bool:
+    word = docstring.split(maxsplit=1)[0].rstrip(".,:;")
+    return VERB.fullmatch(word) is not None and word.lower() not in NO_VERBS.split()
+
+
+def _is_property(function: Function) -> bool:
+    return any(ast.unparse(decorator).endswith("property") for decorator in function.decorator_list)
+
+
+def _without_verb(functions: Iterable[Function]) -> list[tuple[Function, str]]:
+    """Return functions and methods, each with the first line of its docstring that begins with no verb."""
+    texts = [(f, ast.get_docstring(f)) for f in functions if not _is_property(f)]
+    return [(f, text.splitlines()[0]) for f, text in texts if text and not _begins_with_a_verb(text)]
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    found: dict[str, list[str]] = {}
+    for path in _files(*VERB_FIRST):
+        place = str(path.relative_to(ROOT))
+        if not place.startswith(NOT_YET_VERB_FIRST):
+            lines = [f"{_where(path, f)}: {line}" for f, line in _without_verb(_functions(path))]
+            found.setdefault(str(Path(place).parent), []).extend(lines)
+    counts = {room: len(lines) for room, lines in found.items() if lines}
+    told = "\n".join(line for lines in found.values() for line in lines)
+    assert not counts, f"begin with a verb in the imperative, such as 'Return ...': {counts}\n{told}"
+
+
+@pytest.mark.parametrize("good", ["Return x.", "Fine-tune a run.", "Compress rows."])
+@pytest.mark.parametrize(
+    "bad", ["Returns x.", "Whether x is whole.", "The sum.", "x W.", "`init` with names."]
+)
+def test_a_docstring_that_begins_with_no_verb_is_found(good: str, bad: str) -> None:
+    texts = {"one": good, "two": bad, "three": "The sum."}
+    source = [f'    def {name}(self):\n        """{text}"""' for name, text in texts.items()]
+    planted = ast.parse("\n".join(["class A:", *source[:2], "    @property", source[2]]))
+    functions = (node for node in ast.walk(planted) if isinstance(node, Function))
+    assert [(f.name, line) for f, line in _without_verb(functions)] == [("two", bad)]
 
 
 def test_arguments_of_public_functions_are_annotated() -> None:
