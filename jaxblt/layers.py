@@ -71,7 +71,7 @@ def multiply(
 
 
 class Letters(NamedTuple):
-    """What the letters of a `Linear`'s equation are.
+    """The letters of a `Linear`'s equation.
 
     Attributes:
       given: of x.
@@ -86,7 +86,7 @@ class Letters(NamedTuple):
 
     @property
     def lead(self) -> str:
-        """Of x, those that are not summed over."""
+        """The letters of x that are not summed over."""
         return "".join(c for c in self.given if c not in self.summed)
 
 

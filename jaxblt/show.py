@@ -1,4 +1,4 @@
-"""What a notebook or a debugger shows of an object: a few lines, whatever it holds."""
+"""The text that a notebook or a debugger shows of an object: a few lines, whatever it holds."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -13,7 +13,7 @@ MOST = 1_800
 MOST_TEXT = 120
 """Characters of a text or of anything unknown."""
 MOST_ITEMS = 6
-"""Of a sequence, and arrays of a tree that are named one by one."""
+"""The most items that are shown of a sequence, and arrays of a tree that are named one by one."""
 
 
 def show(self: Any) -> str:

@@ -1,4 +1,4 @@
-"""What modules report beside their result: losses and counters, sown into two collections.
+"""Reports of modules beside their result: losses and counters, sown into two collections.
 
 `init` sows nothing: what it returns are parameters, and a call that is given a collection would add to it.
 """

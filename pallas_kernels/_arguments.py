@@ -1,4 +1,4 @@
-"""What every operation refuses before it looks at shapes: lists for arrays, 2.0 for 2, "yes" for True, NaN for a scale.
+"""The checks of every operation before shapes: no lists for arrays, 2.0 for 2, "yes" for True or NaN scales.
 
 Values of arrays are checked behind their shapes (`_ranges.py`).
 """

@@ -1,4 +1,4 @@
-"""What the benchmark of every op does: a correctness gate, then each version against the plain one and the floor."""
+"""The benchmark of every op: a correctness gate, then each version against the plain one and the floor."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ from pallas_kernels._measure import (
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass cannot do without: matmul FLOPs, and bytes read once and written once."""
+    """The least of a pass: matmul FLOPs, and bytes read once and written once."""
 
     flops: float
     bytes_moved: float

@@ -1,4 +1,4 @@
-"""What depends on the version of JAX, here and in `attention.cudnn_ragged`. Written for jax 0.11.
+"""All that depends on the version of JAX, except `attention.cudnn_ragged`. Written for jax 0.11.
 
 What is there for 0.12 has been lowered for CUDA under 0.12.0.1, and has not run.
 """

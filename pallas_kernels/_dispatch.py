@@ -1,4 +1,4 @@
-"""Which implementation of an op runs: an explicit table, read in order, and the reasons when one is passed over."""
+"""The choice of an op's implementation: an explicit table, read in order, and the reasons to pass an entry over."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from pallas_kernels._compat import is_symbolic
 
 @dataclass(frozen=True)
 class Device:
-    """What an op may ask of the hardware: platform ("cpu", "gpu", "tpu") and CUDA capability, e.g. (9, 0)."""
+    """The hardware as an op sees it: platform ("cpu", "gpu", "tpu") and CUDA capability, e.g. (9, 0)."""
 
     platform: str
     capability: tuple[int, int] | None = None
@@ -25,13 +25,14 @@ class Implementation:
     """One way to compute an op.
 
     Attributes:
-      name: "reference", "xla", "cudnn", "mosaic_gpu", "triton", one of these with what is special of a form of it, such
-        as "mosaic_gpu_step", or, of an optional package, "jla".
-      run: the function, with the op's own signature less `implementation`.
-      why_not: given the device and the call's arguments (or their ShapeDtypeStructs), None if it can run.
-      any_length: whether it also takes sizes that `jax.export` leaves open, other than the first of an array.
-      rather_not: given the same, of a call that it can run: why an entry after it is to be taken all the same, which it
-        is unless this one is asked for by name; None if none is.
+      name: "reference", "xla", "cudnn", "mosaic_gpu", "triton", a form of one of these such as "mosaic_gpu_step", or
+        "jla" for an optional package.
+      run: the function, with the op's signature without `implementation`.
+      why_not: returns why this entry cannot run a call, or None. It gets the device and the call's arguments, which may
+        be ShapeDtypeStructs.
+      rather_not: returns why a later entry is preferred although this one can run, or None. Ignored if the caller names
+        this entry.
+      any_length: whether it takes sizes that `jax.export` leaves open, other than the first of an array.
     """
 
     name: str
@@ -41,13 +42,16 @@ class Implementation:
     any_length: bool = False
 
     def cannot_run(self, device: Device, *args: Any, **options: Any) -> str | None:
-        """Return why it cannot run, or None. A reference runs at any length."""
+        """Return why this entry cannot run a call, or None.
+
+        A reference runs at any length.
+        """
         if not self.any_length and self.name != "reference" and (size := _open_size(args)) is not None:
             return f"it is compiled for one length, and the size {size} is symbolic"
         return self.why_not(device, *args, **options)
 
     def passed_over(self, device: Device, *args: Any, **options: Any) -> str | None:
-        """Return why the table is read on where nothing is asked for by name, or None."""
+        """Return why a call that names no entry goes on to the next one, or None."""
         reason = self.cannot_run(device, *args, **options)
         return self.rather_not(device, *args, **options) if reason is None else reason
 
@@ -61,7 +65,7 @@ def _open_size(args: Any) -> Any:
 _RECORDERS: ContextVar[tuple[list[str], ...]] = ContextVar("recorders", default=())
 _TARGET: ContextVar[Device | None] = ContextVar("target", default=None)
 _EXPLAINING: ContextVar[bool] = ContextVar("explaining", default=False)
-# No ContextVar: JAX's caches know this one, so that a function that was jitted outside is traced again inside.
+# Keep this in JAX's context: with a ContextVar, jit would reuse inside the block what it traced outside.
 _REFERENCE = jax.make_user_context(False)
 
 
@@ -224,4 +228,4 @@ def explain_call(operation: Callable[..., Any], device: Device | None, *args: An
 
 
 class _Explained(Exception):
-    """Ends a call that `explain_call` makes, with its line."""
+    """The end of a call that `explain_call` makes, with its line."""

@@ -1,4 +1,4 @@
-"""What Hopper kernels share: where they run; convolutions: rows as matrices [chunk, step], and rows of a program.
+"""Parts that Hopper kernels share: where they run; for convolutions rows as matrices [chunk, step], and rows a program.
 
 Imports no GPU dialect.
 """

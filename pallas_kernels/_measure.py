@@ -74,11 +74,11 @@ __all__ = [
 ]
 
 Method = Literal["profiler", "slope", "calls", "host"]
-"""How seconds are taken: the profiler's device time, or the wall clock of chained, repeated or single calls."""
+"""The way seconds are taken: the profiler's device time, or the wall clock of chained, repeated or single calls."""
 MIN_TRIALS = 20
 _SLOPE_SECONDS = (0.01, 0.05, 0.25)
 _LONG_SECONDS = 0.3
-"""From here on a call is timed by itself: its constant costs are below the noise."""
+"""The seconds from which on a call is timed by itself: its constant costs are below the noise."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a number was measured, and on what code: `commit` ends in "-dirty" if tracked files differ."""
+    """The place and the code of a measurement: `commit` ends in "-dirty" if tracked files differ."""
 
     device: str
     device_count: int
@@ -389,7 +389,7 @@ def _is_floating(leaf: Any) -> bool:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What this device reached: a dense matmul (FLOP/s, in `dtype`), a copy (bytes read + written per s)."""
+    """The device's measured peaks: a dense matmul (FLOP/s, in `dtype`), a copy (bytes read + written per s)."""
 
     flops_per_second: float
     bytes_per_second: float

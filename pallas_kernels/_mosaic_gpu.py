@@ -1,4 +1,4 @@
-"""How Hopper kernels are started, each lowered once a program and compiled once a process, and how their tiles lie."""
+"""The start of Hopper kernels, lowered once a program and compiled once a process, and the layout of their tiles."""
 
 import os
 from collections.abc import Callable

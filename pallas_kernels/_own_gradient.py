@@ -72,7 +72,7 @@ mlir.register_lowering(_guard, mlir.lower_fun(_guard.impl, multiple_results=Fals
 batching.primitive_batchers[_guard] = lambda args, _, **params: (_guard.bind(*args, **params), None)
 
 _tangent = Primitive("tangent_of_own_gradient")
-"""What reverse mode transposes, to nothing. Forward mode computes it, or a batch of it, which raises."""
+"""The primitive that reverse mode transposes, to nothing. Forward mode computes it, or a batch of it, which raises."""
 _tangent.def_impl(lambda *_, name: _refuse(name))
 _tangent.def_abstract_eval(_scalar)
 mlir.register_lowering(_tangent, lambda ctx, *_, name: _refuse(name))

@@ -1,4 +1,4 @@
-"""What repeated timings say: fences, medians with intervals, ratios with intervals."""
+"""Statistics of repeated timings: fences, medians with intervals, ratios with intervals."""
 
 import math
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def _rank_and_weight(count: int, confidence: float) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `trials` samples (seconds) say.
+    """The statistics of `trials` samples (seconds).
 
     median, low, high: of all trials, with the 95 % interval. Outliers stay in: the median withstands them,
         and on skewed noise an interval taken after trimming misses the true median too often (lognormal,

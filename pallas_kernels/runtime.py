@@ -1,4 +1,4 @@
-"""What a library built on these ops uses beside them: choosing, explaining, measuring.
+"""Helpers for a library built on these ops: choosing, explaining, measuring.
 
 - Choose: `compiling_for` names the device that ops choose for, `record_choices` collects what they chose and why.
 - Differentiate twice: inside `reference_ops` ops have no gradients of their own; `has_reference_ops` says so.

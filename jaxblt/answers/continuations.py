@@ -1,4 +1,4 @@
-"""What follows prompts under a trained run, on one device or a mesh."""
+"""The next bytes of prompts under a trained run, on one device or a mesh."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

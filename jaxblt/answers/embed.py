@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jaxblt.run import Run
 
 Pool = Literal["mean", "last", "per_byte", "per_patch"]
-"""Which states of a record are returned: their mean, the last, or one a byte or a patch."""
+"""The states of a record that are returned: their mean, the last, or one a byte or a patch."""
 POOLED = ("mean", "last")
 """A state a record."""
 

@@ -1,4 +1,4 @@
-"""What a caller hands over as sequences, opened as documents with names."""
+"""A caller's sequences, opened as documents with names."""
 
 import os
 from collections.abc import Sequence

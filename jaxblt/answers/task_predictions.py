@@ -1,4 +1,4 @@
-"""What a run with several tasks says of records: the predictions of each task."""
+"""The predictions of each task by a run with several tasks."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Where the data of the built-in recipes come from: one JSON file of `datasets/` a data set.
+"""The origin of the built-in recipes' data: one JSON file of `datasets/` a data set.
 
 A checksum of null is one that nobody has established: it is recorded at the first download, in a file beside the data.
 """

@@ -19,7 +19,7 @@ from jaxblt.cli.catalogue import Download
 CHUNK = 1 << 20
 TIMEOUT_S = 60
 MOST_BYTES = 1 << 30
-"""Of a file whose size is not known."""
+"""The most bytes of a file whose size is not known."""
 COLUMNS = 60
 LOCK = "checksums.lock"
 

@@ -1,4 +1,4 @@
-"""What `jaxblt evaluate` reads: a split of the run's data, or files that the command line names."""
+"""The data of `jaxblt evaluate`: a split of the run's data, or files that the command line names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from jaxblt.data.splits import SplitName
 
 
 class Evaluated(NamedTuple):
-    """What is evaluated.
+    """The data to evaluate.
 
     Attributes:
       data: config of its rows.

@@ -30,7 +30,7 @@ USAGE = "usage: jaxblt finetune BASE_RUN --data.paths FILE [--data.labels TABLE]
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions:
-    """Of the new head.
+    """Options of the new head.
 
     Attributes:
       pool: how states of bytes become one of the record: the one that has seen all of it (cls), their mean, their
@@ -46,7 +46,8 @@ class HeadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """Of several tasks at once. Each is a column of the records, instead of `data.label`, and has a head of its own.
+    """Options of several tasks at once. Each is a column of the records, instead of `data.label`, and has a head of its
+    own.
 
     Attributes:
       classes: columns whose labels are classes; cells may be empty.
@@ -63,7 +64,7 @@ class TaskOptions:
 
     @property
     def columns(self) -> tuple[LabelTask, ...]:
-        """For `LabelledDataConfig.tasks`."""
+        """The value of `LabelledDataConfig.tasks`."""
         numbers = tuple(LabelTask(name, "number") for name in self.numbers)
         return (*map(LabelTask, self.classes), *numbers)
 

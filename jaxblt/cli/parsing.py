@@ -1,4 +1,4 @@
-"""What commands share: options from a command line, and errors as one line."""
+"""Parts that commands share: options from a command line, and errors as one line."""
 
 import codecs
 import contextlib
@@ -133,7 +133,7 @@ WORDING = (
     ),
     (r"^Missing value for argument '(\S+)'\. Expected (\d+) values\.$", r"\1: expected a value, got none"),
 )
-"""How messages of tyro are put in the words of this project; others are left as they are."""
+"""Patterns that put messages of tyro in the words of this project; other messages are left as they are."""
 FRAME = " │╭╮╰╯─"
 
 

@@ -1,4 +1,4 @@
-"""What the patch script is made of: a file's bytes, the entropies of a run's model, patches, pictures."""
+"""Parts of the patch script: a file's bytes, the entropies of a run's model, patches, pictures."""
 
 import difflib
 from collections.abc import Mapping

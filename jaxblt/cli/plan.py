@@ -24,7 +24,7 @@ STRETCH = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """What to plan for.
+    """The setting to plan for.
 
     Attributes:
       context: bytes of a row; None is the recipe's. Rows are as many as keep the recipe's bytes a step, at least one

@@ -17,7 +17,7 @@ from jaxblt.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class _NoOptions:
-    """Of a command that has a recipe's alone."""
+    """Options of a command that has only a recipe's."""
 
 
 def parse_recipe(argv: Sequence[str], *, prog: str, about: str) -> tuple[Recipe, str]:

@@ -29,7 +29,7 @@ LONGEST = 100
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """What is varied, and by what runs are compared: give `runs` or `vary`.
+    """The fields that vary, and the figure that runs are compared by: give `runs` or `vary`.
 
     Attributes:
       runs: file with a run a line, as options of jaxblt train: "--optimizer.learning-rate 1e-3 --data.seq-len 4096".

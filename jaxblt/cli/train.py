@@ -17,7 +17,7 @@ ABOUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """How to go on, and several processes as one run; what is None of these comes from the environment.
+    """Options of resuming, and of several processes as one run; None of the latter come from the environment.
 
     Attributes:
       resume_with: go on with the run in the folder although settings differ that decide what is learned.

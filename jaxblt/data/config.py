@@ -1,4 +1,4 @@
-"""What data a run reads and how it is cut into rows, as one frozen config."""
+"""The data that a run reads and their cut into rows, as one frozen config."""
 
 import os
 import warnings
@@ -62,7 +62,7 @@ class DataConfig:
       buckets: row lengths of the buckets below `seq_len`, which takes the overflow.
       max_tokens: for buckets, the most positions of a batch: one of longer rows has fewer of them. None sets no limit.
       long_documents: packed or bucketed documents longer than a row are "split" into chunks, or an "error".
-      eos: whether EOS is the last target of a document that really ends; None is True but for FASTA.
+      eos: whether EOS is the last target of a document that really ends; None is True except for FASTA.
       scored: score only targets among these characters, such as "ACGT"; None scores all.
       reverse_complement: in training, a document in a row is read from the other strand with probability 1/2.
       split: what the parts are made of: whole "documents", the same share of every document by "position", or

@@ -1,4 +1,4 @@
-"""What every dataset is: batches as a pure function of the step, and an iterator that prefetches them."""
+"""The base of every dataset: batches as a pure function of the step, and an iterator that prefetches them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

@@ -21,7 +21,7 @@ VALUES = "entropies"
 FIELDS = ("source_sha256", "model", "documents", "values")
 """The entries that every note has."""
 TOLD = FIELDS[:2]
-"""Those that are texts."""
+"""The fields that are texts."""
 
 
 def source_hash(source: DocumentSource) -> str:

@@ -1,4 +1,4 @@
-"""What a task hands to the pipeline: examples of questions whose answers are scored."""
+"""The interface of tasks to the pipeline: examples of questions whose answers are scored."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -48,7 +48,7 @@ class Examples(Protocol):
 
     @property
     def count(self) -> int | None:
-        """How many there are; None without end."""
+        """The number of examples; None without end."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Examples(Protocol):
 
     @property
     def group_names(self) -> tuple[str, ...]:
-        """What the subtasks are called."""
+        """The names of the subtasks."""
         ...
 
     def example(self, number: int) -> Example:

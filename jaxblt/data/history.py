@@ -1,4 +1,4 @@
-"""What comes before a row that begins inside a document, for a model that has to know it."""
+"""The bytes before a row that begins inside a document, for a model that has to know them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from jaxblt.data.sources import DocumentSource, Regions, ReverseComplement
 
 @dataclass(frozen=True)
 class History:
-    """How many ids of its document come with a row, and where in the document they begin.
+    """The number of ids of its document that come with a row, and where in the document they begin.
 
     Attributes:
       length: ids at the most, the row's first input being the last of them.

@@ -1,4 +1,4 @@
-"""What labels of records mean: classes and numbers; and several columns of labels, each a task of its own."""
+"""The meaning of records' labels: classes and numbers; and several columns of labels, each a task of its own."""
 
 import math
 import re
@@ -47,7 +47,7 @@ class LabelTask:
 
     @property
     def is_open(self) -> bool:
-        """Whether the classes are still to be collected."""
+        """True while the classes are still to be collected."""
         return self.target == "class" and not self.classes
 
 

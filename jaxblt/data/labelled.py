@@ -175,7 +175,7 @@ class LabelledDataConfig:
 
     @property
     def columns(self) -> Columns:
-        """What the files' columns are called."""
+        """The names of the files' columns."""
         part = self.split_column if self.split == "column" else None
         labels = tuple(task.column for task in self.tasks) or (self.label,)
         return Columns(self.sequence, labels, self.id, part, self.difficulty, optional=bool(self.tasks))
@@ -187,7 +187,7 @@ class LabelledDataConfig:
 
     @property
     def is_open(self) -> bool:
-        """Whether classes are still to be collected from the files."""
+        """True while classes are still to be collected from the files."""
         if self.tasks:
             return any(task.is_open for task in self.tasks)
         return self.target != "number" and not self.classes

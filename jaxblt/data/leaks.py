@@ -20,7 +20,7 @@ class NearCopyWarning(UserWarning):
 
 
 class NearCopies(NamedTuple):
-    """How many records have a near-copy.
+    """The numbers of records that have a near-copy.
 
     Attributes:
       share: of `records`.

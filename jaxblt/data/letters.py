@@ -1,4 +1,4 @@
-"""Which letters a run's data have: their case, and those that are scored. Answers read other records alike."""
+"""The letters of a run's data: their case, and those that are scored. Answers read other records alike."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 
 @dataclass(frozen=True)
 class Letters:
-    """What is done to the bytes of records; the defaults take them as they are.
+    """The changes to the bytes of records; the defaults take them as they are.
 
     Attributes:
       upper: lower-case letters are raised, as `soft_mask="upper"` does.

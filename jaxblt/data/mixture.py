@@ -13,7 +13,7 @@ from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 Kind = Literal["text", "jsonl", "fasta", "arrow", "bytes"]
-"""How files of documents are read."""
+"""The way files of documents are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class JoinedSource:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the documents, as their sources call them."""
+        """The names of the documents, as their sources call them."""
         return [name for source in self.sources for name in source.names]
 
     def read(self, i: int, start: int, stop: int) -> bytes:

@@ -162,7 +162,7 @@ def make_dataset(
 
 
 Rows = Sequence[RowIndex]
-"""Of one source: a list for each stage or bucket."""
+"""The rows of one source: a list for each stage or bucket."""
 
 
 def _schedule(

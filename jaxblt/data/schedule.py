@@ -1,4 +1,4 @@
-"""Which row stands in slot s of step k, by arithmetic on integers: the step is the whole state."""
+"""The row in slot s of step k, by arithmetic on integers: the step is the whole state."""
 
 import math
 from bisect import bisect_right
@@ -199,7 +199,7 @@ class Mixed:
 
 
 LEAST_SHARE = 0.1
-"""Of the rows, the easiest, are read at the first step of a curriculum."""
+"""The share of the rows, the easiest, that are read at the first step of a curriculum."""
 
 
 @dataclass(frozen=True)

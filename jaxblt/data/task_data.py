@@ -89,7 +89,7 @@ class TaskDataConfig:
 
 
 RowsConfig = DataConfig | TaskDataConfig | LabelledDataConfig
-"""What a run reads: documents of bytes, a task, or labelled records."""
+"""The data that a run reads: documents of bytes, a task, or labelled records."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

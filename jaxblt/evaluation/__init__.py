@@ -1,4 +1,4 @@
-"""What a model's losses mean: bits per byte with intervals, and the baselines to hold against them."""
+"""The meaning of a model's losses: bits per byte with intervals, and the baselines to hold against them."""
 
 from jaxblt.evaluation.bits import BitsPerByte, bits_per_byte, document_bits_per_byte, ratio_interval
 from jaxblt.evaluation.compressors import compressor_bits_per_byte, compressor_table

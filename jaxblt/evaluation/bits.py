@@ -1,4 +1,4 @@
-"""From nats to bits per byte, with a confidence interval over documents."""
+"""Conversion of nats to bits per byte, with a confidence interval over documents."""
 
 import math
 from collections.abc import Sequence

@@ -30,9 +30,9 @@ LONGEST = (3, 4, 5, 6)
 STRENGTHS = (0.1, 1.0, 10.0, 100.0)
 """Inverse weights of the regression's penalty, of which validation picks one."""
 TIE = 1e-6
-"""What the class of records without a neighbour counts beside a similarity."""
+"""The weight of the class of records without a neighbour, beside a similarity."""
 ABSENT = 100.0
-"""How far the score of a class that training lacks lies below all others."""
+"""The distance of the score of a class that training lacks below all others."""
 ROWS = 256
 """Records whose neighbours are sought at once."""
 
@@ -153,7 +153,7 @@ def score_kmers(
 
 
 class _Counts(NamedTuple):
-    """How often each record has each word, Int[N, W] by part; codes of the words, and letters that they are made of."""
+    """The number of times that each record has each word, Int[N, W] by part; codes of the words, and letters a word."""
 
     x: dict[str, Any]
     code: np.ndarray

@@ -24,7 +24,7 @@ MAX_ORDER = 7  # 7 context bytes and the next one fill a 64-bit key
 
 @dataclass(frozen=True)
 class _Level:
-    """What is known after contexts of one length; keys are bytes packed big-endian, sorted.
+    """The counts after contexts of one length; keys are bytes packed big-endian, sorted.
 
     grams: context and next byte; discounted: a - D[a] of each.
     contexts: contexts seen; total: a(c); spare: G(c).

@@ -19,7 +19,7 @@ from jaxblt.validation import check_fields
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """What is static about decoding: the models and the patcher.
+    """The static part of decoding: the models and the patcher.
 
     Attributes:
       model: a causal model.
@@ -48,7 +48,7 @@ class Decoder:
 
     @property
     def needs_entropies(self) -> bool:
-        """Whether an entropy model reads along."""
+        """True if an entropy model reads along."""
         return self.patcher is not None and self.patcher.needs_entropies
 
     def build(self) -> LanguageModel:

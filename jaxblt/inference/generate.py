@@ -167,7 +167,7 @@ def _check_finite(finite: np.ndarray, lengths: np.ndarray, start: int, params: d
 
 @flax.struct.dataclass
 class Place:
-    """Where each row stands: the state, the logits of its next byte, and whether it has ended."""
+    """The place of each row: the state, the logits of its next byte, and whether it has ended."""
 
     state: DecoderState
     logits: Float[Array, "B V"]
@@ -177,7 +177,7 @@ class Place:
 
 
 class Piece(NamedTuple):
-    """What some steps drew, whether a draw belongs to its row, and whether its logits were finite.
+    """The draws of some steps, whether a draw belongs to its row, and whether its logits were finite.
 
     `refused` counts patch boundaries refused and asked for, of all rows so far. `replaced` counts the tokens of each
     row so far whose code was not finite, if there is a router.

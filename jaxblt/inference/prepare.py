@@ -1,4 +1,4 @@
-"""What decoding would make again from parameters at each byte, made once before the first: taps of implicit filters."""
+"""Arrays that decoding would make from parameters at each byte, made once: taps of implicit filters."""
 
 from functools import partial
 from typing import Any

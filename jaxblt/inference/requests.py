@@ -1,4 +1,4 @@
-"""What `generate` is asked for, checked on the host and laid out as arrays, a row a prompt."""
+"""The requests of `generate`, checked on the host and laid out as arrays, a row a prompt."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ SEEDS = 2**32
 
 @flax.struct.dataclass
 class Requests:
-    """What each row asks for; all of it are values to the compiled programs.
+    """The requests of each row; all of them are values to the compiled programs.
 
     Attributes:
       lengths: bytes of the prompt, its BOS included.

@@ -1,4 +1,4 @@
-"""From logits to the next byte."""
+"""The draw of the next byte from logits."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ SMALLEST, LARGEST = 1e-6, 1e6
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:
-    """How a byte is drawn.
+    """The settings by which a byte is drawn.
 
     Attributes:
       temperature: logits are divided by it, from 1e-6 to 1e6; 0 takes the most probable byte.

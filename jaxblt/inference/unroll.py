@@ -12,7 +12,7 @@ from jaxblt.inference.narrow import narrow_params
 from jaxblt.models import ModelConfig, StackState, unstack_periods, unstack_state
 
 PERIODS = "periods"
-"""What scanned blocks are named in parameters."""
+"""The name of scanned blocks in parameters."""
 
 
 def unroll(

@@ -35,10 +35,10 @@ DIFFERENCES = (
     "a byte reads one patch in every layer of the decoder (here: the latest look_back patches, once)",
     "n-grams are hashed by a polynomial in 64 bits modulo the table (here: by multipliers in 32 bits)",
 )
-"""What keeps a jaxblt `BLT` from computing what `BltForCausalLM` does."""
+"""The differences that keep a jaxblt `BLT` from computing what `BltForCausalLM` does."""
 
 KINDS = {"patcher": "patcher_config", "global_transformer": "global_config"}
-"""Where the parts that can be read have their config."""
+"""The configs of the parts that can be read, by part."""
 
 
 class PatcherPart(NamedTuple):

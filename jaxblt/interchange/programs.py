@@ -1,4 +1,4 @@
-"""What a run answers as StableHLO programs that run without jaxblt, for any number of records.
+"""A run's answers as StableHLO programs that run without jaxblt, for any number of records.
 
 A program is made of one row, mapped over rows, so that the number of rows is left open. It takes parameters as
 arguments. Ops choose their plain XLA versions, whatever device is here: kernels (Mosaic, Triton, cuDNN) are custom
@@ -36,7 +36,7 @@ Platform = Literal["cpu", "cuda"]
 PLATFORMS: tuple[Platform, ...] = ("cpu", "cuda")
 
 Answer = Callable[[Any, dict[str, Any], UInt8[Array, "L"], Int[Array, ""]], dict[str, Array]]
-"""What a program answers about one record: (params, frozen, bytes, length) -> arrays by name."""
+"""The answer of a program about one record: (params, frozen, bytes, length) -> arrays by name."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "jaxblt", "1"
 MODEL, FROZEN = "model", "frozen"
-"""What names of entries begin with."""
+"""The first parts of entries' names."""
 
 Dtype = Literal["float32", "bfloat16"]
 
 
 class Exported(NamedTuple):
-    """What was written: arrays and bytes."""
+    """The arrays and bytes that were written."""
 
     arrays: int
     size: int

@@ -35,7 +35,7 @@ Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
 class Header(NamedTuple):
-    """What a file says of itself: its text by name, and the shape and dtype of each array."""
+    """A file's account of itself: its text by name, and the shape and dtype of each array."""
 
     metadata: dict[str, str]
     arrays: dict[str, jax.ShapeDtypeStruct]

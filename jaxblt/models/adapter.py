@@ -1,4 +1,4 @@
-"""What a stack asks of an adapter of its blocks; `jaxblt.adapters.AdapterConfig` is one."""
+"""The interface of a stack to an adapter of its blocks; `jaxblt.adapters.AdapterConfig` is one."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ class StackAdapter(Protocol):
 
     @property
     def of_blocks(self) -> bool:
-        """Whether each block has a router of its own, which reads the block's input."""
+        """True if each block has a router of its own, which reads the block's input."""
         ...
 
     def check(self, stack: Any) -> None:

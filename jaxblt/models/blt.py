@@ -91,7 +91,7 @@ class BLTConfig:
 
     @property
     def causal(self) -> bool:
-        """Whether position t sees nothing after t."""
+        """True if position t sees nothing after t."""
         return self.latent.causal
 
     @property

@@ -1,4 +1,4 @@
-"""From a prompt to the state of `BLT.step`: its patches, the slots to feed, and where each row stands afterwards.
+"""The way from a prompt to the state of `BLT.step`: its patches, the slots to feed, and each row's place afterwards.
 
 A call starts at a block's edge in every row that has bytes, so no patch is open before it.
 """

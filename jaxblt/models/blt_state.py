@@ -1,4 +1,4 @@
-"""Where a byte-patched model stands between two bytes: its caches, and each row's open patch."""
+"""The state of a byte-patched model between two bytes: its caches, and each row's open patch."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -62,7 +62,7 @@ class ByteLMConfig:
 
     @property
     def causal(self) -> bool:
-        """Whether position t sees nothing after t."""
+        """True if position t sees nothing after t."""
         return self.stack.causal
 
     @property

@@ -51,7 +51,7 @@ class ByteClassifierConfig:
 
     @property
     def causal(self) -> bool:
-        """Whether the stack is causal; `Classify(causal=...)` says the same."""
+        """True if the stack is causal; `Classify(causal=...)` says the same."""
         return self.stack.causal
 
     def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "ByteClassifierConfig":

@@ -1,4 +1,4 @@
-"""Which parameters of a model hold NaN or inf: for errors about results that are not finite."""
+"""The parameters of a model that hold NaN or inf: for errors about results that are not finite."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ FINAL = ("head", "norm")
 
 @dataclass(frozen=True)
 class Layer:
-    """Where hidden states come from.
+    """The place that hidden states come from.
 
     Attributes:
       path: of the submodule that returns them.

@@ -15,7 +15,7 @@ from jaxblt.validation import check_bounds, check_fields, check_read
 
 @dataclasses.dataclass(frozen=True)
 class LabelHeadConfig:
-    """What is asked of a row, and how its bytes' states become an answer.
+    """The question asked of a row, and the way from its bytes' states to an answer.
 
     Attributes:
       target: a "class" of the row, a "number", or a class of each byte ("positions").

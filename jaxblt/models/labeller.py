@@ -53,7 +53,7 @@ class LabellerConfig:
 
     @property
     def causal(self) -> bool:
-        """Whether position t of the base sees nothing after t."""
+        """True if position t of the base sees nothing after t."""
         return self.base.causal
 
     @property
@@ -101,17 +101,17 @@ class Labeller(NoDecoding, nn.Module):
 
     @property
     def stacks(self) -> dict[str, StackConfig]:
-        """Of the base."""
+        """The stacks of the base."""
         return self._apart().stacks
 
     @property
     def patch_stacks(self) -> tuple[str, ...]:
-        """Of the base."""
+        """The patch stacks of the base."""
         return getattr(self._apart(), "patch_stacks", ())
 
     @property
     def grid(self) -> int:
-        """Of the base."""
+        """The grid of the base."""
         return self._apart().grid
 
     def __call__(

@@ -1,4 +1,4 @@
-"""Which products of a model compute in a dtype, and so round their kernels to it."""
+"""The products of a model that compute in a dtype, and so round their kernels to it."""
 
 from collections.abc import Callable
 from typing import Any

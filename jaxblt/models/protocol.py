@@ -1,4 +1,4 @@
-"""What training, decoding and evaluation ask of a language model; they never ask which one it is."""
+"""The interface of language models to training, decoding and evaluation, which never ask which one it is."""
 
 from typing import Any, Protocol, runtime_checkable
 

@@ -9,7 +9,7 @@ import jax
 from jaxblt.layers import PRODUCT
 
 Remat = Literal["none", "full", "dots", "offload"]
-"""What a layer keeps for the backward pass, by name; `remat` says what each keeps."""
+"""The name of what a layer keeps for the backward pass; `remat` says what each keeps."""
 
 # what crosses devices is never computed twice: every policy keeps these checkpoint_names
 ALWAYS_SAVED = ("ring_out", "ring_lse")

@@ -1,4 +1,4 @@
-"""What mixers may take for granted about the documents in the rows that they read."""
+"""The promises about documents in rows that mixers may take for granted."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ PROMISES = ("packed", "segment_alignment")
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
-    """How documents lie in rows; the defaults promise nothing.
+    """The layout of documents in rows; the defaults promise nothing.
 
     Attributes:
       packed: a row may hold several documents. False promises one a row, with holes and tail padding allowed.

@@ -48,7 +48,7 @@ from pallas_kernels.runtime import has_checked_ops
 
 WINDOW = 512
 MOST_LAYERS = 1024
-"""Of a stack: a config from a file that asks for a million must not exhaust who reads it."""
+"""The most layers of a stack: a config from a file that asks for a million must not exhaust who reads it."""
 
 
 class Table(FrozenDict):

@@ -18,7 +18,7 @@ LOG_VARIANCES = "log_variances"
 
 @flax.struct.dataclass
 class TaskAnswers:
-    """What a model with several heads answers.
+    """The answers of a model with several heads.
 
     Attributes:
       outputs: by task, logits of classes [B, C] or numbers [B, 1], in fp32.

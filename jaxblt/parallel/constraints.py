@@ -1,4 +1,4 @@
-"""Where arrays lie inside a model: activations by row and stretch, weights whole among the devices of the batch.
+"""The placement of arrays inside a model: activations by row and stretch, weights whole among the batch's devices.
 
 Without these constraints the partitioner spreads the split of an FSDP weight through the model, and every device then
 computes on a part of the width of all rows, as under tensor parallelism.

@@ -29,9 +29,9 @@ def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = (), *
     """Return `fn(batched, shared)`, each device on its own rows of `batched`.
 
     FFTs, custom calls and kernels know nothing of meshes, and the partitioner may gather the whole batch for them.
-    Inside an island they see local arrays only. It leaves no axis of the mesh to the partitioner, as cuDNN's calls and
-    Pallas' kernels do not compile where one is; but for `seq`, over whose devices rows are whole here: decoding over a
-    mesh that splits both batch and sequence does not compile for GPUs.
+    Inside an island they see local arrays only. It leaves no axis of the mesh to the partitioner: cuDNN's calls and
+    Pallas' kernels do not compile where one is left. The exception is `seq`, over whose devices rows are whole here.
+    Therefore decoding over a mesh that splits both batch and sequence does not compile for GPUs.
 
     Args:
       fn: returns arrays whose leading axis is the batch.

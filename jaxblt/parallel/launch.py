@@ -1,4 +1,4 @@
-"""Which process of how many this is, and where the first listens: from arguments, flags or the scheduler."""
+"""The number of this process among all, and the first one's address: from arguments, flags or the scheduler."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ DEFAULT_PORT = 8476
 
 @dataclass(frozen=True)
 class Launch:
-    """What a process must know to find the others.
+    """The facts that a process needs to find the others.
 
     Attributes:
       coordinator: "host:port" of process 0.

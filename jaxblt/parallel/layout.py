@@ -1,4 +1,4 @@
-"""Which tokens each device of a split sequence holds, and how they change places."""
+"""The tokens that each device of a split sequence holds, and their change of places."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which mesh axis splits which axis of a parameter: rules by logical name, and the table they give."""
+"""The mesh axis that splits each axis of a parameter: rules by logical name, and the table they give."""
 
 import math
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ DEFAULT_RULES: Rules = {
 
 
 class Placement(NamedTuple):
-    """Where one array goes.
+    """The place of one array.
 
     Attributes:
       shape, dtype: of the whole array.

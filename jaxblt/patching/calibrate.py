@@ -16,11 +16,11 @@ from jaxblt.validation import number, whole
 
 RESOLUTION = 2e-7  # relative, above 1 nat: neighbouring fp32 numbers
 NEAR = 2.5e-3
-"""How far from the target, relatively, the mean length may lie for the sake of a wider gap."""
+"""The relative distance from the target that the mean length may have for the sake of a wider gap."""
 LEAST_GAP = 4e-5
 """Nats: entropies nearer to each other may be one value that was rounded differently."""
 FAR = 0.25
-"""How far from the target, relatively, the mean length may lie for the sake of a gap of that width."""
+"""The relative distance from the target that the mean length may have for the sake of a gap of that width."""
 CANDIDATES = 48
 """Gaps that are looked at, the widest ones; in mode greedy thresholds at equal steps, which find wide gaps first."""
 

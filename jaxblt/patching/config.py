@@ -1,4 +1,4 @@
-"""What a patcher is: one frozen dataclass for every mode, checked when it is made."""
+"""The config of a patcher: one frozen dataclass for every mode, checked when it is made."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,12 +6,12 @@ from typing import Literal
 from jaxblt.validation import check_bounds, check_fields, check_read
 
 Mode = Literal["entropy", "greedy", "space", "static", "byte", "optimal", "length_constrained"]
-"""Which rule cuts bytes into patches; `PatcherConfig` says what each does."""
+"""The rule that cuts bytes into patches; `PatcherConfig` says what each does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatcherConfig:
-    """How bytes are grouped into patches (Byte Latent Transformer, 2412.09871, sec. 2.3).
+    """The rule that groups bytes into patches (Byte Latent Transformer, 2412.09871, sec. 2.3).
 
     H_t is the entropy of the prediction made at byte t (of byte t + 1). The patch of byte t ends there if
 
@@ -78,7 +78,7 @@ class PatcherConfig:
 
     @property
     def causal(self) -> bool:
-        """Whether the patch of byte t is decided from what is known at t, as generation needs."""
+        """True if the patch of byte t is decided from what is known at t, as generation needs."""
         return self.mode not in ("optimal", "length_constrained")
 
     @property

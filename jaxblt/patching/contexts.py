@@ -25,7 +25,7 @@ ApplyWithState = Callable[..., tuple[Array, Any]]
 
 @flax.struct.dataclass
 class ContextState:
-    """Where the entropies of each row stand.
+    """The place of each row's entropies in their contexts.
 
     Attributes:
       model: the model's state for 2 B rows, those of even windows first.

@@ -1,4 +1,4 @@
-"""From rules to boundaries within one block, in parallel: no step waits for the byte before.
+"""Boundaries within one block, made of rules in parallel: no step waits for the byte before.
 
 A patch that starts at i determines where the next one starts, whatever came earlier. So the starts are the
 chain 0, next[0], next[next[0]], ...; its k-th element comes from the binary digits of k and log2(S) gathers

@@ -1,4 +1,4 @@
-"""How near each boundary decision is to tipping over.
+"""The distance of each boundary decision from tipping over.
 
 Two programs that compute the same entropies differ in their last bits, and a comparison with a threshold can
 turn that into a different patch. Equality of boundaries is to be asked for where the decision has a margin,

@@ -2,7 +2,7 @@
 
 With w_t = max(0, H_t - threshold), the cost of a block's patches is
 
-    patch_cost * (number of patches) + sum of w_t over the bytes t, but for the last, that end no patch,
+    patch_cost * (number of patches) + sum of w_t over the bytes t, except the last, that end no patch,
 
 so ending a patch at t saves w_t. Write g(i) for the least cost of bytes 0..i-1, less the w_{i-1} saved by
 starting a patch at i. Then the least cost of bytes 0..j-1 is

@@ -1,4 +1,4 @@
-"""From bytes and entropies to patches, a whole batch at once."""
+"""Patches from bytes and entropies, a whole batch at once."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped

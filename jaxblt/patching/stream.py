@@ -15,7 +15,7 @@ from jaxblt.show import show
 
 @flax.struct.dataclass
 class PatcherState:
-    """Where each row's patcher stands after its last byte.
+    """The state of each row's patcher after its last byte.
 
     Attributes:
       offset: bytes read of the block; block_size after its last byte.

@@ -1,4 +1,4 @@
-"""How long, how much memory, and what ran: timing with statistics, memory of a block, traces.
+"""Measurements of time, memory and what ran: timing with statistics, memory of a block, traces.
 
 The statistics are those of `pallas_kernels`: one ruler for ops and library.
 """

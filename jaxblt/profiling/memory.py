@@ -18,7 +18,7 @@ _INTERVAL_SECONDS = 0.005
 
 @dataclass
 class MemoryProfile:
-    """What a `profile_memory` block used, in bytes; filled in when the block ends.
+    """The bytes that a `profile_memory` block used; filled in when the block ends.
 
     device_peak: most bytes in use on any one device during the block, what was there before included.
     device_before: bytes in use on the fullest device when the block began.

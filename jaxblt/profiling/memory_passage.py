@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from jaxblt.run import Run
 
 SERIES = ("surprise", "norm", "alpha")
-"""Of a neural memory: a number a byte, the mean over heads."""
+"""The series of a neural memory: a number a byte, the mean over heads."""
 TABLES = ("usage", "age", "reads")
-"""Of a slot memory: a row for each slot of each head, and a column an interval (reads: a byte).
+"""The tables of a slot memory: a row for each slot of each head, and a column an interval (reads: a byte).
 
 Usage and age of a free slot are None.
 """

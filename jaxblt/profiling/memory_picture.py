@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jaxblt.run import Run
 
 NAME = "validation/memory"
-"""Of the picture in a run log."""
+"""The name of the picture in a run log."""
 SPELT = 80
 """Bytes of a row of the picture, and the most that slots' axes spell out."""
 LEAST = {"usage": 0.1, "age": 1.0, "reads": 0.1}
@@ -37,7 +37,7 @@ LEGEND = {"usage": "usage", "age": "age, intervals since a write", "reads": "wei
 
 @runtime_checkable
 class ImageLog(Protocol):
-    """What takes pictures: a run log or one of its trackers."""
+    """A taker of pictures: a run log or one of its trackers."""
 
     def image(self, step: int, name: str, png: bytes) -> None: ...
 

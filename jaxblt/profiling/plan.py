@@ -1,4 +1,4 @@
-"""Whether a train step fits a GPU's memory and how long its rows may be, from what the compiler says of the step."""
+"""The memory of a train step on a GPU, and the longest rows that fit, from what the compiler says of the step."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, commit, command line and hardware, as JSON."""
+"""The origin of a result: versions, commit, command line and hardware, as JSON."""
 
 import os
 import platform
@@ -29,7 +29,7 @@ ORIGIN = (
     *("time", "python", "system", "cpu", "cpus", "cpus_usable"),
     *("versions", "git", "argv", "environment", "devices"),
 )
-"""What `provenance` says."""
+"""The entries of `provenance`."""
 
 # They change what XLA compiles or how devices talk, and so results and speed.
 VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NCCL_NVLS_ENABLE")

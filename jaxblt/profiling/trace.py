@@ -12,7 +12,7 @@ from pallas_kernels.runtime import device_events, read_trace
 
 @dataclass(frozen=True)
 class OpTotal:
-    """How often an operation (a kernel on a GPU, an XLA operation on CPU) ran, and its seconds in all."""
+    """The count of an operation (a kernel on a GPU, an XLA operation on CPU), and its seconds in all."""
 
     name: str
     count: int

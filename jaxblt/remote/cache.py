@@ -78,7 +78,7 @@ def _copy(url: str) -> RemoteCopy:
         name = PurePosixPath(urlsplit(url).path).name or "index"
         copy = RemoteCopy(user_cache("remote") / key / name)
         copy.url = url
-        # Without a version nothing tells whether a copy is the file of now.
+        # Fetch again: without a version nothing tells whether a copy is still the file.
         if not file.version or not copy.exists():
             save(stream, copy, size=file.size)
         return copy

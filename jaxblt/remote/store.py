@@ -27,7 +27,7 @@ VERSIONS = (
     "mtime",
     "created",
 )
-"""What file systems call that which changes with a file's bytes."""
+"""The names that file systems have for what changes with a file's bytes."""
 
 
 class RemoteFile(NamedTuple):
@@ -64,7 +64,7 @@ def _object_store(scheme: str) -> Any:
 
     # Made by fsspec's metaclass, whose arguments no signature tells.
     make: Any = FsspecStore
-    # Endpoints are https but for those that the environment names. Take no instance from fsspec's cache: the
+    # Endpoints are https, except those that the environment names. Take no instance from fsspec's cache: the
     # environment may name another endpoint by now.
     return make(scheme, client_options={"allow_http": True}, skip_instance_cache=True)
 

@@ -1,4 +1,4 @@
-"""Which paths are URLs."""
+"""The paths that are URLs."""
 
 import os
 import re

@@ -17,7 +17,7 @@ from jaxblt.adapters.update.site import ZERO
 from jaxblt.random_keys import make_key
 
 STEPS = 200
-"""Of the training of one batch, and between the two measurements of memory."""
+"""The steps of training on one batch, and between the two measurements of memory."""
 SETTLED = 5
 """Steps after which memory is measured first."""
 LEARNED = 0.1
@@ -25,13 +25,13 @@ LEARNED = 0.1
 FOUND = 0.9
 """Share of the variance of planted codes that a router has to explain."""
 ROWS, DOMAINS, NOISE = 16, 4, 0.1
-"""Of the rows that codes are planted in: each row is of one domain, tokens are its vector and noise."""
+"""The rows that codes are planted in: each row is of one domain, tokens are its vector and noise."""
 SEARCH = 300
 """Steps of the search for planted codes."""
 
 
 class Learned(NamedTuple):
-    """What training one batch left: losses at its ends, and bytes of live arrays near both."""
+    """The results of training on one batch: losses at its ends, and bytes of live arrays near both."""
 
     first: float
     last: float

@@ -69,7 +69,7 @@ OF_MIXERS = (
 STILL = {"tau", INDEX}
 """Parameters without a gradient."""
 STEP = 0.5
-"""Of the gradient step after which a router has a gradient."""
+"""The size of the gradient step after which a router has a gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class AdaptedStack:
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees nothing behind it."""
+        """True if a token sees nothing behind it."""
         return self.stack.causal
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "AdaptedMixer":
@@ -151,7 +151,7 @@ class AdaptedSubject(Subject):
 
     @functools.cached_property
     def learned(self) -> Learned:
-        """What training new adapters on the batch left."""
+        """The results of training new adapters on the batch."""
         return learn(self)
 
     @functools.cached_property

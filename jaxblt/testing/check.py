@@ -58,7 +58,7 @@ PROPERTIES: tuple[Property, ...] = (
     Property("bfloat16", numerics.check_bfloat16),
     Property("sharded", numerics.check_sharded, devices=2),
 )
-"""What `check_mixer` checks, in its order."""
+"""The properties that `check_mixer` checks, in order."""
 
 
 def check_mixer(

@@ -1,4 +1,4 @@
-"""What a test asks of a compiled program's collectives."""
+"""Questions of a test to a compiled program's collectives."""
 
 from itertools import chain
 from typing import Any

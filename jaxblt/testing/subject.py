@@ -22,7 +22,7 @@ LONG = 300
 
 
 class Subject:
-    """What the properties share, so that each pass compiles once.
+    """The common part of all properties, so that each pass compiles once.
 
     Attributes:
       config: the mixer's.
@@ -55,7 +55,7 @@ class Subject:
 
     @property
     def packed(self) -> bool:
-        """Whether rows may hold several documents."""
+        """True if rows may hold several documents."""
         return getattr(self.config, "packed", True)
 
     @property

@@ -1,4 +1,4 @@
-"""How far two results may lie apart: one table, by dtype and reduction length, never loosened.
+"""The distance that two results may have: one table, by dtype and reduction length, never loosened.
 
 Stored values are rounded to their dtype; sums of n terms are accumulated in fp32 (f64 for f64), where random rounding
 errors grow as sqrt(n).

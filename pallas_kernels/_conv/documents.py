@@ -1,4 +1,4 @@
-"""What the Hopper kernels know of packed rows, made by XLA once for all channels: a byte a step, a few a chunk.
+"""Packed rows as the Hopper kernels know them, made by XLA once for all channels: a byte a step, a few a chunk.
 
 A chunk of 64 steps may hold many documents, counted from 0. The state that enters a chunk is that of document 0, if
 this lies across the chunk's first edge. The state that a chunk leaves behind is that of its last document. What chunk
@@ -15,14 +15,14 @@ from jaxtyping import Array, Int
 from pallas_kernels._hopper import CHUNK, ROWS
 
 COLUMNS = 16
-"""Of links, all alike: a kernel reads the first. So it was timed."""
+"""The number of equal columns of links. A kernel reads the first, and with this number it was timed."""
 
 REACH = 127
 """Bits of `Marks.links` that count."""
 
 
 class Marks(NamedTuple):
-    """Of rows of N chunks in whole tiles. Of the bounds in each chunk a kernel makes masks of steps.
+    """The marks of rows of N chunks in whole tiles. Of the bounds in each chunk a kernel makes masks of steps.
 
     Attributes:
       steps: 0 at tokens, -1 at holes and padding.

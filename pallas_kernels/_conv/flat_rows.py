@@ -35,7 +35,7 @@ class FlatRows:
 
     @property
     def ragged(self) -> bool:
-        """Whether any row begins within a chunk."""
+        """True if any row begins within a chunk."""
         return self.length % CHUNK != 0
 
     def cut(self, row: Any) -> tuple[Any, Any]:

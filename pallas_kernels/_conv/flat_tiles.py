@@ -16,7 +16,7 @@ from pallas_kernels._hopper import CHUNK, ROWS
 
 @dataclass(frozen=True)
 class Edges:
-    """What each output holds in the chunks that a kernel is not given: the neighbour's part of its row's last one.
+    """The neighbour's part of a row's last chunk, for each output: chunks that a kernel is not given.
 
     Attributes:
       flat: how rows lie.

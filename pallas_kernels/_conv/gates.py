@@ -1,4 +1,4 @@
-"""What every convolution op does before and after its convolution: gates, tokens against holes, checks of arguments."""
+"""Steps of every convolution op around its convolution: gates, tokens against holes, checks of arguments."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""What benchmarks of convolutions share."""
+"""Parts that benchmarks of convolutions share."""
 
 from collections.abc import Callable
 from typing import Any

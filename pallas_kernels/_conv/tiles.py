@@ -1,4 +1,4 @@
-"""What Hopper kernels of convolutions are made of: tiles of 64 chunks of 64 steps, and products of them."""
+"""Parts of the Hopper kernels of convolutions: tiles of 64 chunks of 64 steps, and products of them."""
 
 from collections.abc import Sequence
 from typing import Any

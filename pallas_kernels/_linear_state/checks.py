@@ -13,7 +13,7 @@ LOG_GATE = Range(
     per_token=True,
     finite=False,
 )
-"""Of logarithms of gates."""
+"""The range of logarithms of gates."""
 
 
 def check_heads(op: str, q: Any, k: Any, v: Any) -> None:

@@ -14,7 +14,7 @@ TIME = 3
 """Axis of the steps in [N, B, H, C, ...]."""
 
 Sums = list[tuple[Array, Array]]
-"""For blocks of 1, 2, 4 ... C steps: sums from a block's start up to each step, and from behind it to its end."""
+"""Sums by blocks of 1, 2, 4 ... C steps: from a block's start up to each step, and from behind it to its end."""
 
 
 def split_halves(x: Float[Array, "N B H C ..."], size: int) -> tuple[Array, Array]:

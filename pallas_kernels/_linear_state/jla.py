@@ -24,7 +24,7 @@ from pallas_kernels._linear_state.tokens import count_documents, only_tokens
 PACKAGE, VERSION = "jax-linear-attention", "0.1.0"
 
 JAX = "0.11.2"
-"""What the package is written for: Pallas' GPU dialect changes with every version of JAX."""
+"""The version of JAX that the package is written for. Pallas' GPU dialect changes with every version."""
 
 CHUNK = 64
 """Steps of a chunk in all of its kernels."""

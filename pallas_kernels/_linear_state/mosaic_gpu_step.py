@@ -32,7 +32,7 @@ Gate = Literal["head", "key", "value"]
 
 
 class Call(NamedTuple):
-    """What a program knows when it is compiled: what has gates, heads of v to one of k, and the outputs' scale."""
+    """The static part of a program: what has gates, heads of v to one of k, and the outputs' scale."""
 
     gate: Gate
     ratio: int

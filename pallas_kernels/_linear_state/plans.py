@@ -1,4 +1,4 @@
-"""What benchmarks of ops with a matrix of state per head share: whole rows, and one step as in decoding."""
+"""Parts that benchmarks of ops with a matrix of state per head share: whole rows, and one step as in decoding."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -35,7 +35,7 @@ def count_documents(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 @dataclass(frozen=True)
 class Documents:
-    """Which positions of a chunk share a document with which; `numbers` None if all positions are of one."""
+    """The pairs of a chunk's positions that share a document; `numbers` None if all positions are of one."""
 
     numbers: Int[Array, "N B C"] | None
 

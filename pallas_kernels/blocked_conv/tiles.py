@@ -1,4 +1,4 @@
-"""What both Hopper kernels share: matrices of the filter, and tiles that start at any chunk of a buffer."""
+"""Parts that both Hopper kernels share: matrices of the filter, and tiles that start at any chunk of a buffer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -33,7 +33,7 @@ TABLE = (
 """Implementations of the operation, fastest first."""
 
 RANGES = {"beta": Range(0, 2, "pass sigmoid(x), or twice that", per_token=True), "log_gate": LOG_GATE}
-"""Of arguments."""
+"""The ranges of arguments."""
 
 
 @checked

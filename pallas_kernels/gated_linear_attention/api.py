@@ -45,7 +45,7 @@ TABLE = (
 """Implementations of the operation, fastest first."""
 
 RANGES = {"log_gate": LOG_GATE, "log_key_gate": LOG_GATE, "log_value_gate": LOG_GATE}
-"""Of arguments."""
+"""The ranges of arguments."""
 
 
 @checked

@@ -31,7 +31,7 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_wide import forward_wide
 from pallas_kernels.gated_linear_attention.mosaic_gpu_wide_backward import gradients_wide
 
 LEAST = -192.0
-"""Where gates are cut, in units of log 2: 2^-192 is 0 in fp32."""
+"""The value at which gates are cut, in units of log 2: 2^-192 is 0 in fp32."""
 
 GATES: dict[str, Gate] = {"log_gate": "head", "log_key_gate": "key", "log_value_gate": "value"}
 

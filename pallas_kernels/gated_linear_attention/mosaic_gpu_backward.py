@@ -46,7 +46,7 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
 )
 
 PARTS = 4
-"""What the gradient of a head's gates is the sum of: pairs, reading and writing by step, states by key channel."""
+"""The summands of a head's gate gradient: pairs, reading and writing by step, states by key channel."""
 
 
 class Shared(NamedTuple):

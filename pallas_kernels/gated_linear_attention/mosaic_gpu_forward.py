@@ -53,7 +53,7 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
 
 
 class Stage(NamedTuple):
-    """Of each chunk under way: tiles of channels, and gates (of a head: sums up to and behind each step)."""
+    """A chunk under way: tiles of channels, and gates (of a head: sums up to and behind each step)."""
 
     q: Any
     k: Any

@@ -1,4 +1,4 @@
-"""What the Hopper kernels of linear attention share: tiles of 64 x 64, their products, and decays as products.
+"""Parts that the Hopper kernels of linear attention share: tiles of 64 x 64, products, and decays as products.
 
 The sum of log gates over a stretch of a chunk is a row of ones times the gates. Two bf16 numbers carry 16 bits of a
 gate, and tensor cores add them in fp32. No sum is a difference of two others.
@@ -30,7 +30,7 @@ State = tuple[Tile, ...]
 
 
 class Call(NamedTuple):
-    """What a program knows when it is compiled.
+    """The static part of a program.
 
     Attributes:
       gate: what has gates of its own.

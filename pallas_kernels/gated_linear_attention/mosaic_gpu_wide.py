@@ -36,11 +36,11 @@ from pallas_kernels.gated_linear_attention.mosaic_gpu_tiles import (
 )
 
 VALUES = STAGES
-"""Of a program's barriers the one for its value channels, behind those for tiles of key channels."""
+"""The barrier for a program's value channels, behind those for tiles of key channels."""
 
 
 class Place(NamedTuple):
-    """Where a program is: its row, chunk, head of values and head of keys."""
+    """The place of a program: its row, chunk, head of values and head of keys."""
 
     row: Any
     chunk: Any

@@ -15,7 +15,7 @@ NARROW, WIDE = 64, 128
 
 
 class Pieces(NamedTuple):
-    """How heads are cut.
+    """The pieces that heads are cut into.
 
     Attributes:
       key_heads: J.

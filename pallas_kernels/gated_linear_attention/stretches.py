@@ -26,10 +26,11 @@ from pallas_kernels.gated_linear_attention.summary import (
 )
 
 PROGRAMS = 132
-"""Of an H100 or H200 at a time: one a multiprocessor."""
+"""The programs that an H100 or H200 runs at a time: one a multiprocessor."""
 LEAST_STEPS = 512
-"""Of a stretch: below, the product and the scan over stretches would be most of the work. One row of two such stretches
-is faster in `xla` forward, but not with gradients."""
+"""The least steps of a stretch: below, the product and the scan over stretches would be most of the work. One row of
+two such stretches is faster in `xla` forward, but not with gradients.
+"""
 TIMED_KEYS = 128
 """The most channels of a key that were timed."""
 TIMED_STRETCHES = 16

@@ -1,4 +1,4 @@
-"""What a stretch of a row does to the state that enters it, for sequences that are split over devices."""
+"""The effect of a stretch of a row on the state that enters it, for sequences that are split over devices."""
 
 from functools import partial
 

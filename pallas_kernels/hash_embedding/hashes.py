@@ -1,4 +1,4 @@
-"""Which row of its table each n-gram of a byte sequence has."""
+"""The row of its table that each n-gram of a byte sequence has."""
 
 from collections.abc import Sequence
 

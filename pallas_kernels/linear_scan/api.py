@@ -40,7 +40,7 @@ TABLE = (
 """Implementations of the operation, fastest first."""
 
 RANGES = {"a": Range()}
-"""Of arguments."""
+"""The ranges of arguments."""
 
 
 @checked

@@ -1,4 +1,6 @@
-"""What the Hopper kernels take and how they cut rows, known without importing Pallas' GPU dialect (over a second)."""
+"""The calls that the Hopper kernels take and the cut of rows, known without importing Pallas' GPU dialect (over a
+second).
+"""
 
 import math
 from dataclasses import dataclass
@@ -16,8 +18,9 @@ STEPS = 16
 """Time steps of a tile: 8 KB of fp32."""
 
 FULL = 40
-"""With as many programs or more a row is walked from end to end; with fewer it is cut into pieces. On an H200
-whole rows took 1.25 times the floor forward with 64 programs and 2.6 with 20, pieces 1.9."""
+"""The programs from which on a row is walked from end to end; with fewer it is cut into pieces. On an H200 whole rows
+took 1.25 times the floor forward with 64 programs and 2.6 with 20, pieces 1.9.
+"""
 
 WANTED = 264
 """Programs that a cut is to make: two on each of an H200's 132 multiprocessors."""
@@ -28,7 +31,7 @@ SHORTEST = 8
 
 @dataclass(frozen=True)
 class Grid:
-    """How a scan of S rows of T steps and D columns lies on programs.
+    """The layout of a scan of S rows of T steps and D columns on programs.
 
     Attributes:
       rows: rows of a program, more than one only if a row is narrower than 128 columns.

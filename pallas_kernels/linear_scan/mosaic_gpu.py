@@ -23,7 +23,7 @@ from pallas_kernels.linear_scan.xla import linear_scan_xla
 
 
 class _Options(NamedTuple):
-    """What a call is compiled for."""
+    """The options that a call is compiled for."""
 
     grid: Grid
     reverse: bool

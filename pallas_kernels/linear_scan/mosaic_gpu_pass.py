@@ -38,7 +38,7 @@ Step = Callable[[tuple[Array, ...], tuple[Array, ...]], tuple[tuple[Array, ...],
 
 @dataclass(frozen=True)
 class Walk:
-    """What one pass does.
+    """The work of one pass.
 
     Attributes:
       name: of the kernel.

@@ -16,7 +16,7 @@ BLOCK = CHUNKS * CHUNK
 
 
 class Orders(NamedTuple):
-    """Of whole tiles of 64 blocks.
+    """The orders of documents in whole tiles of 64 blocks.
 
     Attributes:
       steps: documents of its block that began before a step's own.

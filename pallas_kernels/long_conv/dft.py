@@ -43,7 +43,7 @@ LARGEST_LAST = (128, 32)
 """Largest last radix of two and of three stages: the last stage's matrices are 8 M r bytes in fp16."""
 
 STAGE_FLOPS = 2600.0
-"""What a stage's reads and writes of a point cost, in FLOPs of an H200's tensor cores (16 bytes at 4 TB/s)."""
+"""The cost of a stage's reads and writes of a point, in FLOPs of an H200's tensor cores (16 bytes at 4 TB/s)."""
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""What inputs before a row add to its outputs: long convolutions of streams that come in pieces."""
+"""The share of inputs before a row in its outputs: long convolutions of streams that come in pieces."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -1,4 +1,4 @@
-"""What the Hopper kernel takes, and how rows lie in its tiles, known without importing Pallas' GPU dialect."""
+"""The calls that the Hopper kernel takes, and rows in its tiles, known without importing Pallas' GPU dialect."""
 
 from typing import Any, NamedTuple
 
@@ -70,7 +70,7 @@ class Ring(NamedTuple):
 
     @property
     def even(self) -> "Ring":
-        """For two warpgroups that share a row: as many classes for each."""
+        """The ring for two warpgroups that share a row: as many classes for each."""
         return self._replace(classes=self.classes + self.classes % 2)
 
     @property

@@ -31,7 +31,7 @@ LARGEST_NORM = 14
 
 @dataclass(frozen=True)
 class Form:
-    """What is static: outputs a block, the index of lag 0 in the taps, the result's dtype, the limit of a group."""
+    """The static part: outputs a block, the index of lag 0 in the taps, the result's dtype, the limit of a group."""
 
     rows: int
     offset: int
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def dtype(self) -> Any:
-        """Of the products' operands."""
+        """The dtype of the products' operands."""
         return self.matrices[0].dtype
 
     def spectrum(self, u: Float[Array, "B D N C"]) -> "_Spectrum":

@@ -82,14 +82,14 @@ def _parts(call: "Call") -> Parts:
 
 
 class Call(NamedTuple):
-    """Whether kernels are simulated, and the dtype of products element by element."""
+    """The static part: whether kernels are simulated, and the dtype of products element by element."""
 
     interpret: bool
     dtype: Any
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of each kernel."""
+        """The options of each kernel."""
         return {"interpret": self.interpret, "dtype": self.dtype}
 
     def ring(self, length: int, batch: int) -> tuple[Ring, Any]:

@@ -56,12 +56,12 @@ Streams = dict[int, Sequence[Any]]
 
 
 class Call(NamedTuple):
-    """What a program knows when it is compiled.
+    """The static part of a program.
 
     Attributes:
       rows: of a program.
       places: the streams that there are.
-      dtype: of products element by element, but for those that are summed over rows.
+      dtype: of products element by element, except those that are summed over rows.
       flat: rows that lie one behind another, None for a matrix each.
     """
 
@@ -75,7 +75,7 @@ class Call(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """What teams take in turn: a row of C tiles, or a tile of several rows."""
+        """The unit that teams take in turn: a row of C tiles, or a tile of several rows."""
         return self.rows // self.ring.together
 
     @property
@@ -124,7 +124,7 @@ class Shared(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """By stream; conj(U) V [D, N, 2 C, 64, 64] and sums of u v [D, N], in N parts."""
+    """Gradients by stream; conj(U) V [D, N, 2 C, 64, 64] and sums of u v [D, N], in N parts."""
 
     streams: dict[int, Float[Array, "R N 64"] | Float[Array, "B D T"]]
     spectrum: Float[Array, "D N P 64 64"]
@@ -240,7 +240,7 @@ def _program(*refs: Any, call: Call) -> None:
 
 
 class _Row(NamedTuple):
-    """What one warpgroup does: of its team's rows, its own class, and the tile of that number."""
+    """The work of one warpgroup: its own class of its team's rows, and the tile of that number."""
 
     call: Call
     streams: Streams

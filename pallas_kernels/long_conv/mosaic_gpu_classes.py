@@ -47,7 +47,7 @@ PLACES = 2
 """Rows of a warpgroup in shared memory: one is loaded while the other is convolved."""
 
 COPIES = 4
-"""What a program loads once: two matrices, two parts of the twiddles."""
+"""The copies that a program loads once: two matrices, two parts of the twiddles."""
 
 
 class Tables(NamedTuple):
@@ -80,7 +80,7 @@ def tables(classes: int) -> Tables:
 
 
 class Call(NamedTuple):
-    """What a program knows when it is compiled; `own` are its channels, `dtype` is of products element by element."""
+    """The static part of a program; `own` are its channels, `dtype` is of products element by element."""
 
     classes: int
     batch: int
@@ -221,7 +221,7 @@ def _program(*refs: Any, call: Call) -> None:
 
 
 class _Channels(NamedTuple):
-    """What one warpgroup does: `steps` channels, all rows of each."""
+    """The work of one warpgroup: `steps` channels, all rows of each."""
 
     call: Call
     rows: Any

@@ -136,7 +136,7 @@ def _program(*refs: Any, call: Call) -> None:
 
 
 class _Channels(NamedTuple):
-    """What one warpgroup does: `steps` channels, all rows of each; `found` are y, if asked for, du and the sums."""
+    """The work of one warpgroup: `steps` channels, all rows of each; `found` are y, if asked for, du and the sums."""
 
     call: Call
     sent: Any

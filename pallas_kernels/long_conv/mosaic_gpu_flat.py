@@ -42,12 +42,12 @@ class Flat(NamedTuple):
 
     @property
     def ragged(self) -> bool:
-        """Whether any row begins within a chunk."""
+        """True if any row begins within a chunk."""
         return self.length % CHUNK != 0
 
     @property
     def wraps(self) -> bool:
-        """Whether any row ends behind its ring."""
+        """True if any row ends behind its ring."""
         return self.length + CHUNK - math.gcd(self.length, CHUNK) > self.ring.points
 
     @property

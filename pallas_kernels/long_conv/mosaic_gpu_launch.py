@@ -1,4 +1,4 @@
-"""How the Hopper kernels are started, a program for each channel and group of its rows, and load their constants."""
+"""The launch of the Hopper kernels, a program for each channel and group of its rows, and the load of constants."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -47,7 +47,7 @@ WORKERS = 2
 
 
 class Call(NamedTuple):
-    """What a program knows when it is compiled.
+    """The static part of a program.
 
     Attributes:
       rows: of a program.
@@ -213,7 +213,7 @@ def _program(*refs: Any, call: Call) -> None:
 
 
 class _Row(NamedTuple):
-    """What one of two warpgroups does of a row."""
+    """The work of one of two warpgroups on a row."""
 
     call: Call
     streams: Sequence[Any]

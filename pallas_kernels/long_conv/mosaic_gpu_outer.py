@@ -103,7 +103,7 @@ class Tiles(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """What rows of C tiles, and taps, become before the kernel, and rows after it; E as real numbers [2 C, C]."""
+    """The transforms around the kernel, of rows of C tiles and of taps; E as real numbers [2 C, C]."""
 
     form: Form
     classes: int

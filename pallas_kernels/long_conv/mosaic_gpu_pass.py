@@ -52,7 +52,7 @@ WORKERS = {1: 3, 2: 2, 3: 1, 4: 1}
 
 
 class Call(NamedTuple):
-    """What a program knows when it is compiled.
+    """The static part of a program.
 
     Attributes:
       rows: of a program.
@@ -72,7 +72,7 @@ class Call(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """What warpgroups take in turn: a row of C tiles, or a tile of several rows."""
+        """The unit that warpgroups take in turn: a row of C tiles, or a tile of several rows."""
         return self.rows // self.ring.together
 
     @property

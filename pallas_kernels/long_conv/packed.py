@@ -14,7 +14,7 @@ LARGEST_MATRIX = 128
 
 
 class Parts(NamedTuple):
-    """What a row is put together from.
+    """The parts that a row is put together from.
 
     Attributes:
       leaf: size of the smallest blocks, within which `leaves(u, h, documents)` convolves documents.

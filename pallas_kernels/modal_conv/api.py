@@ -28,7 +28,7 @@ TABLE = (
 """Implementations of the operation, fastest first."""
 
 RANGES = {"log_poles": Range(most=0, fix="pass -exp(x) or -softplus(x)", finite=False), "residues": Range()}
-"""Of arguments."""
+"""The ranges of arguments."""
 
 
 @checked

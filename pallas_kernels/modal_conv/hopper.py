@@ -1,4 +1,4 @@
-"""What the Hopper kernel takes, known without importing Pallas' GPU dialect, which takes over a second."""
+"""The calls that the Hopper kernel takes, known without importing Pallas' GPU dialect (over a second)."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ from pallas_kernels.modal_conv.hopper import MODES
 
 @dataclass(frozen=True)
 class TileRows:
-    """How many rows share a tile; each begins from a state of zero. `reverse` if it is walked against time."""
+    """The rows that share a tile; each begins from a state of zero. `reverse` if it is walked against time."""
 
     count: int
     reverse: bool

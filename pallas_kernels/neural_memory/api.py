@@ -37,7 +37,7 @@ SQUARED = Range(
     -1e9, 1e9, "divide keys by their lengths, and bring values to a length of about 1", per_token=True
 )
 RANGES = {"theta": SHARE, "eta": SHARE, "alpha": SHARE, "k": SQUARED, "v": SQUARED}
-"""Of arguments."""
+"""The ranges of arguments."""
 
 
 @checked

@@ -17,7 +17,9 @@ from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
 from pallas_kernels.neural_memory.two_layers import EPSILON
 
 PRODUCTS, PRODUCTS_OF_ONE = 7, 3
-"""Of a chunk with two matrices a head (two of its read, two of its keys', three of the gradients), and with one."""
+"""The products of a chunk with two matrices a head (two of its read, two of its keys', three of the gradients), and
+with one.
+"""
 
 
 def arrays(shape: NeuralMemoryShape) -> tuple[Any, ...]:

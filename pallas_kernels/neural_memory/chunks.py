@@ -1,4 +1,4 @@
-"""What a chunk of tokens does: reads of the memory before it, and the step of gradient descent behind it.
+"""The work of a chunk of tokens: reads of the memory before it, and the step of gradient descent behind it.
 
 A read of two matrices takes two products and a write five; `two_layers.py` has them.
 """
@@ -23,7 +23,7 @@ REACH = 4.0
 """Length that a memory may have, in lengths of a first matrix of entries of variance 1 / K."""
 
 Weights = tuple[Float[Array, "B H _ _"], ...]
-"""Of f: (M,) of x M, or (M1, M2) of x + silu(x M1) M2; one memory for each row and head."""
+"""The weights of f: (M,) of x M, or (M1, M2) of x + silu(x M1) M2; one memory for each row and head."""
 
 
 class MemoryState(NamedTuple):
@@ -72,7 +72,7 @@ class Chunk(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a chunk asks of the memory.
+    """The demands of a chunk on the memory.
 
     Attributes:
       k, v: what is to be stored at which key.
@@ -92,7 +92,7 @@ class Step(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What happened at writes, without gradients. Per token it is zero but at the last of each chunk that was written.
+    """A trace of writes, without gradients. Per token it is zero except at the last of each chunk that was written.
 
     Attributes:
       surprise: mean of |f(k) - v|^2 / 2 over the chunk's tokens, before it is written.
@@ -143,7 +143,7 @@ class Products(NamedTuple):
 
 
 PLAIN = Products(read_memory, two_layers.gradients)
-"""By XLA."""
+"""The products by XLA."""
 
 
 @partial(jax.checkpoint, static_argnums=2, prevent_cse=False)

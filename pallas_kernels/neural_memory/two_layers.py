@@ -110,7 +110,7 @@ def _bend(hidden: Float[Array, "B H C E"], scale: Float[Array, "B H"]) -> _Bent:
 
 
 class Pass(NamedTuple):
-    """What a chunk's gradient is made of; [B, H, C] for each token, else of the streams' dtype.
+    """The parts of a chunk's gradient; [B, H, C] for each token, else of the streams' dtype.
 
     Attributes:
       k, first, second: keys and weights.

@@ -27,7 +27,7 @@ UNROLLED = 8
 
 
 class Windows(NamedTuple):
-    """What the windows of a row are. None where documents start on the rows' grid, or there is one alone.
+    """The windows of a row. None where documents start on the rows' grid, or there is only one.
 
     Attributes:
       begins: the first position is of another document than the window before.

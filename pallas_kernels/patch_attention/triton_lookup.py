@@ -47,7 +47,7 @@ STILL = 3
 """The farthest look back for which a backward program's window stays where it is."""
 
 MOVES = 8
-"""How often the window of a backward program moves on otherwise."""
+"""The number of times that the window of a backward program moves on otherwise."""
 
 NEVER = 2**30
 """The place of a patch that is not to be seen."""
@@ -110,8 +110,9 @@ def backward(
 
 
 class _Shape(NamedTuple):
-    """Of a block: bytes and keys. Of a program: its own keys, how many before them its window may begin at most, how
-    far it moves at a time, and the bytes looked at at a time."""
+    """The sizes of a block and a program. A block has bytes and keys. A program has its own keys, the most keys before
+    them that its window begins at, the step of its window, and the bytes looked at at a time.
+    """
 
     size: int
     keys: int

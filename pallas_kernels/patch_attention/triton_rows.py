@@ -1,4 +1,4 @@
-"""What the Triton kernels are made of: rows of one head in and out of memory, products of them, and the launch."""
+"""Parts of the Triton kernels: rows of one head in and out of memory, products of them, and the launch."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""What the Triton kernels take, known without importing Pallas' GPU dialect, which takes over a second."""
+"""The calls that the Triton kernels take, known without importing Pallas' GPU dialect (over a second)."""
 
 from importlib.util import find_spec
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which blocks of ranks have a number other than 0 in a tile of tokens."""
+"""The blocks of ranks with a number other than 0 in a tile of tokens."""
 
 import jax.numpy as jnp
 from jax import lax

@@ -37,7 +37,7 @@ TABLE = (
 """Implementations of the operation, fastest first."""
 
 RANGES = {"code": Range()}
-"""Of arguments."""
+"""The ranges of arguments."""
 
 Matrix = Float[Array, "_ _"]
 

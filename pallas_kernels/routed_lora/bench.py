@@ -1,4 +1,4 @@
-"""What the update costs over the plain product: `python -m pallas_kernels.routed_lora.bench`.
+"""The cost of the update over the plain product: `python -m pallas_kernels.routed_lora.bench`.
 
 The overhead is over the fastest product without an update: `jnp.matmul` of x and the sites' weights, one by one or
 joined. With channels first it is an einsum, or a GEMM for each row. The floor has the update's FLOPs, of blocks whose

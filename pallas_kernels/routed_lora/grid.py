@@ -1,4 +1,4 @@
-"""What the Hopper kernel multiplies, and in which order tiles of its outputs follow each other.
+"""The Hopper kernel's products, and the order of its outputs' tiles.
 
 They go down a band of `BAND` tiles before they go on to its next column. Clusters then read about as many
 rows of left as columns of right at a time, and most of both from the L2 cache.
@@ -17,7 +17,7 @@ BAND = 8
 
 
 Side = Literal["left", "output"] | None
-"""Which arrays of tokens have channels before tokens, if any."""
+"""The arrays of tokens that have channels before tokens, if any."""
 
 
 class Term(NamedTuple):
@@ -36,7 +36,7 @@ class Term(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """What a program knows when it is compiled.
+    """The static part of a program.
 
     Attributes:
       terms: of each output.
@@ -71,7 +71,7 @@ class Grid(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Of a tile: which output, and the tile's row and column there."""
+    """The place of a tile: which output, and the tile's row and column there."""
 
     output: Int[Array, ""]
     row: Int[Array, ""]

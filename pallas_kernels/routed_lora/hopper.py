@@ -1,4 +1,4 @@
-"""What the Hopper kernel takes, known without importing Pallas' GPU dialect, which takes over a second."""
+"""The calls that the Hopper kernel takes, known without importing Pallas' GPU dialect (over a second)."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ from pallas_kernels._dispatch import Device
 from pallas_kernels._hopper import why_not_on
 
 STEP = 64
-"""What is summed over at a time: 128 bytes of bf16, the width of a swizzled tile."""
+"""The numbers summed over at a time: 128 bytes of bf16, the width of a swizzled tile."""
 
 TILE = 256
 """Rows and columns of a tile: smaller arrays than what is copied at a time came back as zeros on an H200."""

@@ -20,7 +20,7 @@ scales would have a kernel each."""
 @partial(jax.tree_util.register_dataclass, data_fields=("down", "up"), meta_fields=("ends",))
 @dataclass(frozen=True)
 class Joined:
-    """What a group's x is multiplied by.
+    """The matrices that multiply a group's x.
 
     Attributes:
       down: [W | V]^T of all sites for calls with a code, and [W | scale V U]^T for those without. K comes last: in a

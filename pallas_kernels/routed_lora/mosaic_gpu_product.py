@@ -42,7 +42,7 @@ WIDTH = 256
 STAGES = 4
 """Steps under way: 48 KB each."""
 CLUSTERS = 66
-"""As many as make a program for each multiprocessor of an H200."""
+"""The clusters that make a program for each multiprocessor of an H200."""
 
 
 class Shared(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which steps of 64 ranks the Hopper kernels sum over in a tile of tokens, where blocks are not active."""
+"""The steps of 64 ranks that the Hopper kernels sum over in a tile of tokens, where blocks are not active."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

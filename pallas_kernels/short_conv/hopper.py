@@ -1,4 +1,4 @@
-"""What the Hopper kernel takes, known without importing Pallas' GPU dialect, which takes over a second."""
+"""The calls that the Hopper kernel takes, known without importing Pallas' GPU dialect (over a second)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ STEPS = 4096
 """Time steps per tile."""
 
 FULL = 8 * CHUNK
-"""What rows have to be a multiple of."""
+"""The number that rows have to be a multiple of."""
 
 MOST = 8
 """Taps that a tile's threads sum without running short of registers, and more than the op is meant for."""

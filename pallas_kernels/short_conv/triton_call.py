@@ -1,4 +1,4 @@
-"""What the calls of both Triton kernels have in common: a program per tile of a row, and groups of rows under vmap."""
+"""Parts of both Triton kernels' calls: a program per tile of a row, and groups of rows under vmap."""
 
 from collections.abc import Sequence
 from typing import Any

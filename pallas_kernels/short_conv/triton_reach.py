@@ -1,4 +1,4 @@
-"""What counts at a step of a packed row, as bits: the Triton kernels load a word a pair of steps and no segment ids."""
+"""The inputs that count at a step of a packed row, as bits: kernels load a word a pair of steps, no segment ids."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int

@@ -1,4 +1,4 @@
-"""What the Triton kernel takes, known without importing Triton, which many machines lack."""
+"""The calls that the Triton kernel takes, known without importing Triton, which many machines lack."""
 
 from importlib.util import find_spec
 from typing import Any

@@ -1,4 +1,4 @@
-"""What adapters cost in time and memory: python -m experiments.benchmark adapter_speed --out FILE."""
+"""The cost of adapters in time and memory: python -m experiments.benchmark adapter_speed --out FILE."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace

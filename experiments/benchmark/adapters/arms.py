@@ -24,7 +24,7 @@ WITHIN = 0.05
 
 @dataclass(frozen=True)
 class Settings:
-    """What all arms of a measurement have in common.
+    """The settings that all arms of a measurement share.
 
     Attributes:
       rank: r of a domain's adapter in a bank; the others have as many ranks as the whole bank.

@@ -1,10 +1,10 @@
-"""What a search of an adapter's index costs on a CPU: python -m experiments.benchmark index_search --out FILE."""
+"""The cost of searching an adapter's index on a CPU: python -m experiments.benchmark index_search --out FILE."""
 
 from functools import partial
 from typing import Any
 
 TRIALS = 20
-"""Of each size."""
+"""The trials of each size."""
 
 
 def index_search(

@@ -9,7 +9,7 @@ from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.opening import read_all
 
 TEST_SHARE = 0.2
-"""Of a file without a test file beside it: its end."""
+"""The share, at its end, that tests a file without a test file beside it."""
 
 
 class Texts(NamedTuple):

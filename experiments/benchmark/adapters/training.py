@@ -22,11 +22,11 @@ from jaxblt.training.routing.policy import is_routers
 WARM_UP = 0.05
 """Share of the training in which the rate rises."""
 LEAST = 1e-6
-"""Of a code's number before its logarithm."""
+"""The least of a code's number before its logarithm."""
 
 
 class Program:
-    """What is compiled for an arm: drawing parameters, some steps, and the score."""
+    """The compiled programs of an arm: drawing parameters, some steps, and the score."""
 
     def __init__(self, arm: Arm, model: Any, settings: Settings) -> None:
         config = model if arm.adapter is None else attach(model, arm.adapter)

@@ -1,4 +1,4 @@
-"""How time and memory grow with length, and where two curves cross."""
+"""The growth of time and memory with length, and the length at which two curves cross."""
 
 from collections.abc import Sequence
 from typing import Any

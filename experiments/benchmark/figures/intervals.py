@@ -1,4 +1,4 @@
-"""How sure a share of answers is."""
+"""The confidence in a share of answers."""
 
 import math
 

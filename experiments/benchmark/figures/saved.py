@@ -1,4 +1,4 @@
-"""What a result says, and how it is written: figures as JSON with the device, versions and commit that they are of."""
+"""The form of results: figures as JSON with the device, versions and commit that they are of."""
 
 import json
 import re
@@ -12,7 +12,7 @@ SCHEMA = 2
 """Files without a number are older: they have what `experiments.benchmark results` reads from them."""
 
 RECORD = Path(__file__).resolve().parents[2] / "results"
-"""What is published."""
+"""The folder of what is published."""
 
 ON_CPU = (
     "baselines",
@@ -53,7 +53,7 @@ def save(benchmark: str, out: str, figures: dict[str, Any], origin: dict[str, An
         raise ValueError(f"figures named {taken} would be lost: {sorted(origin)} say where they come from")
     file = Path(out)
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")  # a call that is cut off leaves the file of before
+    partial = file.with_name(f".{file.name}.partial")  # a call that is cut off leaves the old file
     partial.write_text(json.dumps({**figures, **origin}, indent=2) + "\n", encoding="utf-8")
     partial.replace(file)
     print(json.dumps(figures, indent=2))

@@ -1,4 +1,4 @@
-"""What benchmarks on labelled records share: tables, training to the best validation figure, and who wins."""
+"""Parts that benchmarks on labelled records share: tables, training to the best validation figure, and who wins."""
 
 import csv
 import json

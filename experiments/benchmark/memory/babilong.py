@@ -26,7 +26,7 @@ def babilong(
     Args:
       run_dirs: folders of runs, such as one with a memory and one of windows alone.
       out: file for the figures as JSON, written anew after each length.
-      lengths: bytes of a row; every row has as many, but for the end of its last sentence.
+      lengths: bytes of a row; every row has as many, except for the end of its last sentence.
       rows: of each length.
 
     Raises:

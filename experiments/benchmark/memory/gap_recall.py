@@ -1,4 +1,4 @@
-"""What is recalled over gaps that no window spans: python -m experiments.benchmark gap_recall --out FILE."""
+"""Recall over gaps that no window spans: python -m experiments.benchmark gap_recall --out FILE."""
 
 from dataclasses import asdict, replace
 from typing import Any

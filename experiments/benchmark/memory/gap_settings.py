@@ -1,4 +1,4 @@
-"""What all models of recall over a gap have in common, and the stages of their training."""
+"""The common settings of all models of recall over a gap, and the stages of their training."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -24,7 +24,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What all models of a measurement have in common.
+    """The settings that all models of a measurement share.
 
     Gaps are in multiples of what a stack of windows reaches, layers * (window - 1).
 

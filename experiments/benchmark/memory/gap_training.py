@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Programs:
-    """What is compiled for a model, once for all that are trained side by side.
+    """The compiled programs of a model, shared by all that are trained side by side.
 
     Attributes:
       shapes: of one model's parameters.

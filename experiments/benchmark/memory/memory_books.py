@@ -1,4 +1,4 @@
-"""What memories save on books, by length of context: python -m experiments.benchmark memory_books DIR --out FILE."""
+"""Savings by memories on books, by length of context: python -m experiments.benchmark memory_books DIR --out FILE."""
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ Name = Literal["window", "mag", "mal", "mac", "slots"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What all models have in common.
+    """The settings that all models share.
 
     Attributes:
       recipe: of books, from which data, objective and optimiser are taken.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Name = Literal["attention", "window", "mag", "mal", "mac", "slots"]
 LENGTHS = tuple(2048 * 2**i for i in range(10))
 SMALLER, AT = 128, 1_048_576
-"""How many times smaller than the KV cache a state of constant size has to be, from which length on."""
+"""The factor by which a state of constant size must be smaller than the KV cache, and the length from which on."""
 
 
 def memory_context(

@@ -1,4 +1,4 @@
-"""What memories save over windows alone on the same books, paired by seed and book."""
+"""The savings by memories over windows only on the same books, paired by seed and book."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

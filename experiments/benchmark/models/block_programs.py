@@ -20,7 +20,7 @@ STATES = (32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Setting:
-    """What all blocks of a measurement have in common.
+    """The settings that all blocks of a measurement share.
 
     Attributes:
       dim: width.

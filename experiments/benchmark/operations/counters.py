@@ -1,4 +1,4 @@
-"""What the GPU counts in an op's kernels: python -m experiments.benchmark counters OP:SHAPE:VERSION:PASS --out FILE."""
+"""The GPU's counts in an op's kernels: python -m experiments.benchmark counters OP:SHAPE:VERSION:PASS --out FILE."""
 
 import csv
 import os
@@ -16,7 +16,7 @@ SECTIONS = (
     *("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis"),
     *("Occupancy", "WarpStateStats", "LaunchStats"),
 )
-"""Of Nsight Compute: between them they count what `SHARES` and `COUNTS` name."""
+"""The sections of Nsight Compute that together count what `SHARES` and `COUNTS` name."""
 SHARES = {
     "dram": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
     "l2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -35,14 +35,14 @@ COUNTS = {
     "shared_bytes": "launch__shared_mem_per_block",
 }
 FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
-"""Of XLA, in the programs that are counted."""
+"""The flags of XLA in the programs that are counted."""
 NANOSECONDS = "gpu__time_duration.sum"
 STALL = "smsp__average_warps_issue_stalled_"
 """Begins the names of what warps wait for, in warps that wait so for each instruction that is issued."""
 STALLS = 3
 """The commonest waits that are kept."""
 LEAST = 0.01
-"""Of a program's time: kernels that take less are added up."""
+"""The least share of a program's time: kernels that take less are added up."""
 
 
 def counters(programs: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) -> dict[str, Any]:

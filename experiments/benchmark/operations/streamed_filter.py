@@ -1,4 +1,4 @@
-"""What a token costs behind a long filter, on a CPU: python -m experiments.benchmark streamed_filter --out FILE."""
+"""The cost of a token behind a long filter, on a CPU: python -m experiments.benchmark streamed_filter --out FILE."""
 
 from collections.abc import Callable
 from statistics import median

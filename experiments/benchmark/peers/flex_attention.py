@@ -28,7 +28,7 @@ OPTIONS: tuple[dict[str, int], ...] = (
     {"num_stages": 1},
     {"num_stages": 1, "BLOCK_M": 64, "BLOCK_N": 64},
 )
-"""Of its kernels, from what it chooses by itself; the first that fits in shared memory is timed."""
+"""The options of its kernels, from what it chooses by itself; the first that fits in shared memory is timed."""
 
 
 class View(NamedTuple):

@@ -20,7 +20,7 @@ from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
 WITHIN = 1e-4
 """Relative difference, in norm, of fp32 results that pass."""
 CHECKED = NeuralMemoryShape("checked", batch=2, length=64, heads=2, width=16, hidden=32, chunk=16)
-"""What is compared before anything is timed."""
+"""The shapes compared before anything is timed."""
 
 
 def titans_pytorch(

@@ -1,4 +1,4 @@
-"""What tables derive from a row of the record, beyond looking it up."""
+"""The figures that tables derive from a row of the record, beyond looking it up."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields

@@ -1,4 +1,4 @@
-"""What is learned on short rows and asked on longer ones: python -m experiments.benchmark length_generalisation."""
+"""Tasks learned on short rows and asked on longer ones: python -m experiments.benchmark length_generalisation."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ Name = Literal["copy", "parity"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Budget):
-    """What all models of a measurement have in common. Weights do not decay: addresses and gates are to grow sharp.
+    """The settings that all models of a measurement share. Weights do not decay: addresses and gates are to grow sharp.
 
     Attributes:
       rows: of a batch of training.

@@ -1,4 +1,4 @@
-"""How many pairs a mixer recalls: python -m experiments.benchmark recall --pairs 64 --mixers D A --out FILE."""
+"""The number of pairs a mixer recalls: python -m experiments.benchmark recall --pairs 64 --mixers D A --out FILE."""
 
 import re
 from collections.abc import Sequence
@@ -17,14 +17,16 @@ SOLVED = 0.999
 """A model that answers so many of a chunk's questions, on rows it has not seen, is trained no further."""
 TEST_ROWS = 1024
 SLOTS = 128
-"""Of each head of the state engine `T`; `T_top_k` writes to an eighth of them, `T64` has 64, `T_edges` has edges."""
+"""The slots of each head of the state engine `T`; `T_top_k` writes to an eighth of them, `T64` has 64, `T_edges` has
+edges.
+"""
 LEVELS = (32, 16, 8)
 """Slots of `T_levels`, of which those of upper levels forget more slowly; `T56` has as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Budget):
-    """What all models of a measurement have in common.
+    """The settings that all models of a measurement share.
 
     Attributes:
       symbols: of the vocabulary; keys are half of them, values the others.

@@ -1,4 +1,4 @@
-"""How long small models are trained."""
+"""The length of training of small models."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ CHUNK = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What all models of a measurement have in common.
+    """The budget that all models of a measurement share.
 
     Attributes:
       steps: at the most.

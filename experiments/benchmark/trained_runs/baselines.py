@@ -1,4 +1,4 @@
-"""What a recipe's model has to beat: python -m experiments.benchmark baselines RECIPE [--alphabet dna] --out FILE."""
+"""The baselines of a recipe: python -m experiments.benchmark baselines RECIPE [--alphabet dna] --out FILE."""
 
 from typing import Annotated, Any, Literal
 

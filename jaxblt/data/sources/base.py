@@ -1,4 +1,4 @@
-"""What a source of documents is, and documents that are already in memory."""
+"""The interface of sources of documents, and documents that are already in memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class DocumentSource(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """What each document is called, in errors and where a split picks documents by name."""
+        """The name of each document, for errors and for splits that pick documents by name."""
         ...
 
     @property

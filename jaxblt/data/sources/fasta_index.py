@@ -19,7 +19,7 @@ LINES = 4096
 
 
 class FastaLayout(NamedTuple):
-    """Where one record's bases lie (a line of a `.fai` file).
+    """The place of one record's bases (a line of a `.fai` file).
 
     Attributes:
       length: bases in the record.
@@ -65,7 +65,7 @@ def index_fasta(path: Path, start: int = 0) -> list[Entry]:
 
 
 class _Record:
-    """What the lines of a record say of its layout, one line after the other."""
+    """The layout of a record, learned from its lines one after the other."""
 
     def __init__(self, header: bytes, offset: int):
         self.header, self.start, self.offset = header, offset - len(header), offset

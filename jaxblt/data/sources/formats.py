@@ -83,7 +83,7 @@ FORMATS = (
     Format("sound or video", rb"ID3[\x02-\x04]\x00|OggS\x00|fLaC\x00|.{4}ftyp", AS_BYTES),
     Format("a pointer of Git LFS", rb"version https://git-lfs\.github\.com/spec/", "run git lfs pull"),
 )
-"""What is refused in place of text."""
+"""The formats that are refused in place of text."""
 
 MARKS = (
     (b"\xef\xbb\xbf", "utf-8"),

@@ -47,7 +47,7 @@ class LabelledRecord(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The first label, which is the only one but for several tasks."""
+        """The first label, the only one unless there are several tasks."""
         return self.labels[0]
 
 
@@ -73,7 +73,7 @@ class Columns:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Those that a table must have beside sequence and name."""
+        """The columns that a table must have beside sequence and name."""
         return (*self.labels, *(name for name in (self.part, self.difficulty) if name is not None))
 
 

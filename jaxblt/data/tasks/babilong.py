@@ -89,7 +89,7 @@ class Babilong:
 
 
 class Story(NamedTuple):
-    """What is told and asked.
+    """A story: its facts and its question.
 
     Attributes:
       said: the statements, then the question.

@@ -15,7 +15,7 @@ from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 
 SHARES = 8
-"""Of eight examples one is for validation, one for testing, and six for training."""
+"""The number of shares: one for validation, one for testing, and six for training."""
 MOST_TRIES = 2000
 """Examples drawn for one row before a split is given up: a share that is there is missed with chance (7/8)^2000."""
 
@@ -42,7 +42,7 @@ def part_of(example: Example) -> Literal["train", "validation", "test"]:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedTask(ABC):
-    """What drawn tasks have in common. No example of one split is ever in another.
+    """The common base of drawn tasks. No example of one split is ever in another.
 
     Attributes:
       train_size: examples of a fixed training set; None draws new ones without end.

@@ -31,7 +31,7 @@ from jaxblt.validation import check_bounds, check_fields
 
 _FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
 MOST_ORDERS = 1024
-"""Of 96,000 expressions: 98 million lengths of eight bytes."""
+"""The most orders that are kept. Of 96,000 expressions they are 98 million lengths of eight bytes."""
 CHECKED = 1000
 """Expressions of a file that are evaluated, at equal distances: to evaluate all takes as long as to read them."""
 

@@ -15,7 +15,7 @@ from jaxblt.data.vocab import VOCAB_SIZE, encode
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 
 VALIDATION_SHARE = 0.1
-"""Of the training texts: the last tenth of a random order."""
+"""The share of the training texts for validation: the last tenth of a random order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How well a model does on the task sets of `jaxblt.data.tasks`: scores of answers, and what there is to beat.
+"""The quality of a model on the task sets of `jaxblt.data.tasks`: scores of answers, and the baseline.
 
 `jaxblt.evaluation.tasks.evaluate` scores runs. Models are not made here.
 """

@@ -1,4 +1,4 @@
-"""What there is to beat: always giving the answer that is the most common one in training."""
+"""The baseline: always giving the answer that is the most common one in training."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""How well answers are given: accuracy over answers, exact match of whole rows, and both by subtask."""
+"""The quality of answers: accuracy over answers, exact match of whole rows, and both by subtask."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -94,7 +94,7 @@ class LSTMConfig(_CellConfig):
 
 @flax.struct.dataclass
 class GRUState:
-    """Where each row stands, and h after its last token."""
+    """The clock of each row, and h after its last token."""
 
     clock: Clock
     h: Float[Array, "B H K"]
@@ -104,7 +104,7 @@ class GRUState:
 
 @flax.struct.dataclass
 class LSTMState:
-    """Where each row stands, with the output h and the cell state c after its last token."""
+    """The clock of each row, with the output h and the cell state c after its last token."""
 
     clock: Clock
     h: Float[Array, "B H K"]

@@ -1,4 +1,4 @@
-"""What every sequence mixer has in common: the contract, and the bookkeeping of segments and state.
+"""The common part of sequence mixers: the contract, and the bookkeeping of segments and state.
 
 A mixer is a Linen module `(x, *, segment_ids, positions, state) -> (y, state)` built from a frozen config.
 Segment ids say what a position is: s > 0 is a token of document s; -s is a hole inside document s, a slot
@@ -74,7 +74,7 @@ def init_state(config: MixerConfig, batch_size: int, *, capacity: int, dtype: An
 
 @flax.struct.dataclass
 class Clock:
-    """Where each row stands: the part of the state that every mixer has.
+    """The place of each row in its document: the part of the state that every mixer has.
 
     Attributes:
       time: tokens (holes included) of the current document so far.

@@ -14,7 +14,7 @@ from jaxblt.mixers.driver.marks import Marks
 
 @flax.struct.dataclass
 class Recent:
-    """What a stretch leaves of its inputs: the last S of them, zero where they were not of the row's last document.
+    """The last S inputs of a stretch, zero where they were not of the row's last document.
 
     Attributes:
       inputs: oldest first; zero where the stretch was shorter.

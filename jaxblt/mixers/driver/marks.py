@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 @flax.struct.dataclass
 class Marks:
-    """What the positions of a stretch are. None throughout if all are tokens of the document that the carry is of.
+    """The kinds of a stretch's positions. None throughout if all are tokens of the document that the carry is of.
 
     Attributes:
       segment_ids: s > 0 a token of document s, -s a hole in it, 0 nothing; as ops take them.

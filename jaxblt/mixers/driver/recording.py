@@ -1,4 +1,4 @@
-"""What a memory was given, kept where a caller asks for it, so that reads and writes can be followed token by token.
+"""The inputs of a memory, kept where a caller asks for it, so that reads and writes can be followed token by token.
 
 Flax's collection "intermediates" holds it: every scan and remat of a stack declares that collection. A call in which
 the collection is not mutable, as in training, keeps nothing.
@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 
 COLLECTION, NAME = "intermediates", "memory_core"
-"""Where it lies, and under which name below its mixer."""
+"""The collection that holds the core, and its name below its mixer."""
 
 
 def keep_core(module: nn.Module, core: Any, streams: Any) -> None:

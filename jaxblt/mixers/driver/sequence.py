@@ -46,7 +46,7 @@ SHORTEST = 64
 
 @runtime_checkable
 class Core(Protocol):
-    """What a mixer computes along the sequence; see the module's first lines."""
+    """The computation of a mixer along the sequence; see the module's first lines."""
 
     def zero(self, streams: Any, /) -> Carry: ...
 
@@ -315,7 +315,7 @@ def _documents(tokens: Tokens) -> Int[Array, "B T"] | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Stretch:
-    """How the arrays of a run are to be read; `entered` is the id of the document that the first carry is of."""
+    """The reading of a run's arrays; `entered` is the id of the document that the first carry is of."""
 
     time_axis: int
     reverse: bool

@@ -70,7 +70,7 @@ class ModalConv(nn.Module):
 
 @flax.struct.dataclass
 class Decayed:
-    """What a stretch does to the modes' states: s <- exp(steps log_poles) s + written; no s where a document began.
+    """The effect of a stretch on the modes' states: s <- exp(steps log_poles) s + written; no s where a document began.
 
     Attributes:
       written: what its inputs leave behind.

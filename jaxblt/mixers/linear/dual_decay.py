@@ -19,7 +19,7 @@ from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
 DECAYS = (0.70, 0.97)
-"""What the fast and the slow memory keep of a step before training: they halve in 2 and 23 steps."""
+"""The shares of a step that the fast and slow memory keep before training: they halve in 2 and 23 steps."""
 EPSILON = 1e-6
 
 
@@ -64,7 +64,7 @@ class DualDecayConfig:
 
 @flax.struct.dataclass
 class DualDecayState:
-    """Where each row stands, and the memories in fp32: values and, last, the sum of keys that normalises them."""
+    """The clock of each row, and the memories in fp32: values and, last, the sum of keys that normalises them."""
 
     clock: Clock
     memory: Float[Array, "B H2 K V1"]

@@ -135,7 +135,7 @@ class LinearState:
     """
 
     gate: str = flax.struct.field(pytree_node=False)
-    """What has a gate of its own: "key" channels, or "head"s."""
+    """The owners of gates: "key" channels, or "head"s."""
     chunk_size: int = flax.struct.field(pytree_node=False)
     scale: float | None = flax.struct.field(pytree_node=False, default=None)
 

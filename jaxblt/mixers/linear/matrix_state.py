@@ -1,4 +1,4 @@
-"""What mixers with a matrix of state per head share: its shape, what they project, and how they read it."""
+"""Parts that mixers with a matrix of state per head share: its shape, their projections, and their reads."""
 
 import dataclasses
 from typing import Any
@@ -26,7 +26,7 @@ NEAR = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class HeadShape:
-    """How many heads of which widths.
+    """The numbers of heads and their widths.
 
     Attributes:
       heads: of values H.

@@ -56,7 +56,7 @@ class GatedRecurrenceConfig:
 
 @flax.struct.dataclass
 class RecurrenceState:
-    """Where each row stands, h after its last token, and the cell that h is of."""
+    """The clock of each row, h after its last token, and the cell that h is of."""
 
     clock: Clock
     h: Float[Array, "B D"]

@@ -63,13 +63,13 @@ class MAGConfig:
 
     @property
     def memory(self) -> NeuralMemoryConfig:
-        """Of the memory."""
+        """The config of the memory."""
         names = [field.name for field in dataclasses.fields(NeuralMemoryConfig)]
         return NeuralMemoryConfig(**{name: getattr(self, name) for name in names})
 
     @property
     def attention(self) -> AttentionConfig:
-        """Of the window."""
+        """The config of the window."""
         return AttentionConfig(
             self.dim, self.num_heads, head_dim=self.head_dim, window=self.window, packed=self.packed
         )

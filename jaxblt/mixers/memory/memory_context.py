@@ -46,7 +46,9 @@ from pallas_kernels.neural_memory import (
 )
 
 MATRICES = ("context_key", "context_value", "write_key", "write_value", "gate_query")
-"""Of each head: from what is retrieved to keys and values, from what attention found to what is written and read."""
+"""The matrices of each head: from what is retrieved to keys and values, from what attention found to what is written
+and read.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,7 @@ class MACConfig(NeuralMemoryConfig):
 
 @flax.struct.dataclass
 class ContextStreams:
-    """What tokens bring: queries, keys and values of attention, and the gates of the memory."""
+    """The streams of tokens: queries, keys and values of attention, and the gates of the memory."""
 
     q: Float[Array, "B T H K"]
     k: Float[Array, "B T H K"]

@@ -91,7 +91,7 @@ class NeuralMemoryConfig:
 
     @property
     def aligned(self) -> bool:
-        """Whether chunks lie on the grid of training rows."""
+        """True if chunks lie on the grid of training rows."""
         return not self.packed or self.segment_alignment % self.chunk_size == 0
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "NeuralMemory":
@@ -111,7 +111,7 @@ class NeuralMemoryConfig:
 
 @flax.struct.dataclass
 class MemoryCarry:
-    """What a head carries from token to token.
+    """The memory and open chunk that a head carries from token to token.
 
     Attributes:
       memory: M and S behind the document's last whole chunk.
@@ -146,7 +146,7 @@ class NeuralMemoryState:
 
 @flax.struct.dataclass
 class MemoryStreams:
-    """What tokens bring to a memory, all by head."""
+    """The streams of tokens for a memory, all by head."""
 
     q: Float[Array, "B T H K"]
     k: Float[Array, "B T H K"]
@@ -157,7 +157,7 @@ class MemoryStreams:
 
     @property
     def written(self) -> tuple[Array, ...]:
-        """What a write takes."""
+        """The streams that a write takes."""
         return self.k, self.v, self.theta, self.eta, self.alpha
 
 

@@ -1,4 +1,4 @@
-"""What a memory does under a passage, token by token: surprise, lengths and forgetting, or reads and age of slots.
+"""The course of a memory under a passage, token by token: surprise, lengths and forgetting, or reads and age of slots.
 
 The functions are those of the model's own pass. They run again over what the pass brought to the memory, one chunk
 after another, and tell more than the means that training logs.

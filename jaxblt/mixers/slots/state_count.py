@@ -1,4 +1,4 @@
-"""How many slots a token may use: a soft causal mask over them, from what the document held so far."""
+"""The number of slots that a token may use: a soft causal mask over them, from what the document held so far."""
 
 from typing import Any
 

@@ -31,7 +31,7 @@ GATES: dict[Cell, int] = {"linear": 0, "gru": 3, "lstm": 4}
 
 @flax.struct.dataclass
 class Engine:
-    """What a head carries from token to token.
+    """The slots and clock that a head carries from token to token.
 
     Attributes:
       slots: as of the last token.
@@ -48,7 +48,7 @@ class Engine:
 
 @flax.struct.dataclass
 class EdgeStreams:
-    """What tokens bring, where their routes look at the states.
+    """The streams of tokens whose routes look at the states.
 
     Attributes:
       q, k, v, mask: as in `SlotStreams`.

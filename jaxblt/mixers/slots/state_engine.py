@@ -36,7 +36,7 @@ CHOICE = "routes"
 ROUTE_SPREAD = 4.0
 """Standard deviation of the routes' logits at the start, for inputs of 1: nearly even routes keep all slots alike."""
 SMALL_SHARE = -2.0
-"""Where the gates of edges start before the sigmoid: an edge changes slots by an eighth at first."""
+"""The gates of edges at the start, before the sigmoid: an edge changes slots by an eighth at first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class StateEngineConfig:
 
     @property
     def has_edges(self) -> bool:
-        """Whether slots do more than tokens make them do, every `interval` tokens."""
+        """True if slots do more than tokens make them do, every `interval` tokens."""
         return self.cell is not None or self.state_attention or self.state_routes
 
     @property
@@ -152,7 +152,7 @@ class StateEngineConfig:
 
     @property
     def pace(self) -> np.ndarray:
-        """What the log gate of each slot is multiplied by: less in upper levels."""
+        """The factor of each slot's log gate: less in upper levels."""
         sizes = self.level_sizes
         return np.repeat(SLOWER ** -np.arange(len(sizes), dtype=np.float32), sizes)
 
@@ -204,12 +204,12 @@ class StateEngineState:
 
     @property
     def adaptive_count(self) -> bool:
-        """Whether the tokens' number of slots goes by the document."""
+        """True if the tokens' number of slots depends on the document."""
         return self.counted is not None
 
     @property
     def slots(self) -> Slots:
-        """What the slots hold."""
+        """The slots' contents."""
         return self.engine.slots if isinstance(self.engine, Engine) else self.engine
 
 

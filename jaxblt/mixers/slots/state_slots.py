@@ -14,7 +14,7 @@ from pallas_kernels.gated_linear_attention import gated_linear_attention, gated_
 
 @flax.struct.dataclass
 class Slots:
-    """What the slots of each head hold, in fp32; slots without a token hold zeros.
+    """The slots of each head, in fp32; slots without a token hold zeros.
 
     Attributes:
       keys: what a token's query is compared with.
@@ -29,7 +29,7 @@ class Slots:
 
 @flax.struct.dataclass
 class SlotStreams:
-    """What tokens bring to the slots.
+    """The streams of tokens for the slots.
 
     Attributes:
       q, k, v: queries, and the keys and values that are written.

@@ -19,7 +19,7 @@ SHIFTS = 3
 
 @flax.struct.dataclass
 class Focus:
-    """What an address is made from; every part is bounded to its range already.
+    """The parts that an address is made from, each bounded to its range already.
 
     Attributes:
       key: k, what to look for.

@@ -83,7 +83,7 @@ class NTMConfig:
 
 @flax.struct.dataclass
 class Tape:
-    """What a head carries from token to token.
+    """The memory and addresses that a head carries from token to token.
 
     Attributes:
       memory: M.
@@ -100,7 +100,7 @@ class Tape:
 
 @flax.struct.dataclass
 class NTMState:
-    """Where each row stands, and its memory."""
+    """The clock of each row, and its memory."""
 
     clock: Clock
     tape: Tape

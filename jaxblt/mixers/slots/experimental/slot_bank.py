@@ -43,7 +43,7 @@ class SlotBank:
 
 
 class Candidates(NamedTuple):
-    """What an interval offers to a bank, one after another.
+    """The candidates that an interval offers to a bank, one after another.
 
     Attributes:
       content: s, to be written.

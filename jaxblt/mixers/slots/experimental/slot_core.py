@@ -38,7 +38,7 @@ from pallas_kernels.neural_memory import (
 
 @flax.struct.dataclass
 class SlotStreams:
-    """What tokens bring to the slots.
+    """The streams of tokens for the slots.
 
     Attributes:
       q: queries of reads.
@@ -55,13 +55,13 @@ class SlotStreams:
 
     @property
     def kept(self) -> tuple[Array, Array, Array]:
-        """What an open interval keeps of its tokens."""
+        """The streams that an open interval keeps of its tokens."""
         return self.q, self.k, self.u
 
 
 @flax.struct.dataclass
 class SlotCarry:
-    """What a head carries from token to token.
+    """The slots and open interval that a head carries from token to token.
 
     Attributes:
       bank: slots behind the document's last whole interval.
@@ -74,7 +74,7 @@ class SlotCarry:
 
 @flax.struct.dataclass
 class SlotTrace:
-    """What happened at writes, without gradients. Per token it is zero but at the last of each interval with a token.
+    """A trace of writes, without gradients. Per token it is zero except at the last of each interval with a token.
 
     Attributes:
       writes: 1.
@@ -91,7 +91,7 @@ class SlotTrace:
 
 @flax.struct.dataclass
 class SlotSide:
-    """What a run tells beside its outputs, where it is asked for; `chosen` as in `SlotStreams`."""
+    """The side results of a run, where they are asked for; `chosen` as in `SlotStreams`."""
 
     trace: SlotTrace | None = None
     chosen: Bool[Array, "B *T H _ S"] | None = None

@@ -126,7 +126,7 @@ class SlotMemoryConfig:
 
     @property
     def aligned(self) -> bool:
-        """Whether intervals lie on the grid of training rows."""
+        """True if intervals lie on the grid of training rows."""
         return not self.packed or self.segment_alignment % self.interval == 0
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "SlotMemory":

@@ -18,7 +18,7 @@ from jaxblt.validation import number, whole
 
 @flax.struct.dataclass
 class SlotStats:
-    """What the slots of each row and head are like; means are over slots that hold something, 0 where none does.
+    """The statistics of each row's and head's slots; means are over slots that hold something, 0 where none does.
 
     Attributes:
       utilisation: share of slots that hold something.
