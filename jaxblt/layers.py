@@ -22,7 +22,7 @@ from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.runtime import current_device
 
 PRODUCT = "product"
-"""`checkpoint_name` of products with a weight that remat's "dots" cannot see to be such."""
+"""The `checkpoint_name` of products with a weight that remat's "dots" does not recognise."""
 
 Product = Callable[..., Array]
 """`(equation, x, kernel, *, precision, preferred_element_type) -> y`, as `multiply` computes it."""
@@ -62,7 +62,7 @@ def multiply(
 ) -> Float[Array, "..."]:
     """Multiply x by a kernel: `jnp.einsum`, or for channel-major arrays on GPUs a GEMM a row.
 
-    Of an einsum with several rows XLA makes one GEMM, and transposes channel-major arrays in a pass of its own.
+    XLA makes one GEMM of an einsum with several rows, and transposes channel-major arrays in a pass of its own.
     """
     if is_by_row(equation, x, kernel):
         y: Any = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
@@ -74,9 +74,9 @@ class Letters(NamedTuple):
     """The letters of a `Linear`'s equation.
 
     Attributes:
-      given: of x.
-      summed, new: of the kernel, those that x has as well and those that it does not have.
-      result: of y.
+      given: the letters of x.
+      summed, new: the kernel's letters that x has, and those that x does not have.
+      result: the letters of y.
     """
 
     given: str
@@ -101,8 +101,8 @@ def read_equation(equation: str) -> Letters:
 def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
     """Return whether `multiply` makes a GEMM for each row.
 
-    In rows shorter than the other side of the product is wide, kernels and their gradients for each row would be more
-    than what the passes move.
+    It does not if rows have fewer positions than the other side of the product has channels. Kernels and gradients a
+    row would then be more memory traffic than the transposes.
     """
     letters = read_equation(equation)
     lead, channels = letters.lead, (letters.summed, letters.new)
@@ -127,10 +127,10 @@ def multiply_by_row(
 ) -> Float[Array, "B ..."]:
     """Multiply by a GEMM a row; all rows read one kernel, broadcast by a stride of 0.
 
-    Its gradient is one matrix a row, and these are added up in fp32. Where devices split time it is that of the einsum,
-    one GEMM over all rows: they would exchange a matrix for each row.
+    Its gradient is one matrix a row, and these are added up in fp32. If devices split time, the gradient is that of the
+    einsum, one GEMM over all rows: devices would otherwise exchange a matrix for each row.
     """
-    # XLA would write out a broadcast kernel of more axes than two
+    # Flatten first: XLA would write out a broadcast kernel of more than two axes
     flat = kernel.reshape(prod(kernel.shape[: len(read_equation(equation).summed)]), -1)
     flat = jnp.broadcast_to(flat, (x.shape[0], *flat.shape))
     return _rows(equation, x, flat, kernel.shape, precision, preferred_element_type)
@@ -173,7 +173,7 @@ def _multiply_by_row_jvp(
     if not isinstance(dkernel, SymbolicZero):
         if seq_axis(x) is not None:
             return y, dy + jnp.einsum(equation, x, dkernel, **kinds)
-        # The transpose adds rows in fp32: in bf16 each sum would be rounded
+        # Widen first, so that the transpose adds rows in fp32: in bf16 each sum would be rounded
         wide = dkernel.dtype if jnp.finfo(dkernel.dtype).bits > 32 else jnp.float32
         flat = dkernel.reshape(prod(dkernel.shape[: len(read_equation(equation).summed)]), -1).astype(wide)
         flat = jnp.broadcast_to(flat, (x.shape[0], *flat.shape)).astype(dkernel.dtype)
@@ -186,8 +186,8 @@ class Weights:
     """The parameters of a `Linear`.
 
     Attributes:
-      kernel: in the dtype of the product.
-      bias: in fp32, or None.
+      kernel: the kernel in the dtype of the product.
+      bias: the bias in fp32, or None.
     """
 
     kernel: Float[Array, "..."]

@@ -215,7 +215,7 @@ class DataConfig:
 def check_settings(config: DataConfig) -> None:
     """Raise ValueError for settings of rows or splits that would have no effect.
 
-    Configs may hold such settings, or runs that were trained with them could not be read.
+    A config itself may hold such settings: else runs that were trained with them could not be read.
     """
     check_single_bytes("data.scored", config.scored or "")
     packed = config.packing != "windows"

@@ -96,13 +96,13 @@ class StackConfig:
       dim: width D.
       num_layers: blocks.
       pattern: the mixer of each block, repeated to `num_layers`: names of `mixers`, a string of letters or a tuple.
-      mixers: configs by name; what is not named here is taken from `DEFAULTS`. Their dim and causal become the stack's.
+      mixers: configs by name; other names have those of `DEFAULTS`. Their dim and causal become the stack's.
       mlp_dim: width of the MLP; None for 8/3 D rounded up to 64, 0 for none.
       dropout: rate on the residual branches, active where a "dropout" rng is passed.
       causal: every mixer of the stack is causal, or none is.
       remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
-      scan: compile one period of the pattern and loop over it, instead of every block; what the backward pass needs
-        is copied into stacked arrays then.
+      scan: compile one period of the pattern and loop over it, instead of every block. The loop copies what the
+        backward pass needs into stacked arrays.
       norm_epsilon: added to the mean square in the norms of the blocks, and in the norm of a head behind them.
       adapter: of the products in the blocks (`jaxblt.adapters.attach` sets it), or None.
     """
@@ -228,12 +228,11 @@ def _layout(mixer: Any) -> SequenceLayout:
 
 @flax.struct.dataclass
 class StackState:
-    """Streaming state: `periods` of whole periods of the pattern, `rest` of the partial one, one entry a block.
+    """The streaming state of a stack, one entry a block: `periods` of whole periods, `rest` of the partial one.
 
-    If it is `scanned`, `periods` has an entry for each block of the pattern, stacked [repeats, B, ...]. That of an
-    unrolled stack has such a tuple for each period, so that a call can leave in place what it does not change.
-    `router` is the state of the adapter's router, if there is one for the stack. With one in each block entries are
-    `BlockState`s.
+    If it is `scanned`, `periods` has an entry for each block of the pattern, stacked [repeats, B, ...]. An unrolled
+    stack has such a tuple for each period, so that a call can leave unchanged entries in place. `router` is the state
+    of the adapter's router, if the stack has one. If each block has a router, entries are `BlockState`s.
     """
 
     periods: tuple[Any, ...]
@@ -296,8 +295,8 @@ def _check_depth(config: StackConfig, state: StackState) -> None:
 class Block(nn.Module):
     """One pre-norm block: a mixer along the sequence, then an MLP at each position.
 
-    `layer` is its place in the stack; of a scanned block, that of the first. A router of its own reads x before the
-    norm: a router has a norm. `chosen` says that the stack's router was given codes of rows.
+    `layer` is its place in the stack; of a scanned block, that of the first. Its own router reads x before the norm, as
+    a router has a norm. `chosen` says that the stack's router was given codes of rows.
     """
 
     config: StackConfig

@@ -1,11 +1,11 @@
 """The common part of sequence mixers: the contract, and the bookkeeping of segments and state.
 
 A mixer is a Linen module `(x, *, segment_ids, positions, state) -> (y, state)` built from a frozen config.
-Segment ids say what a position is: s > 0 is a token of document s; -s is a hole inside document s, a slot
-that counts as time and holds nothing; 0 is no token at all and changes no bit of the state.
+Segment ids say what a position is. s > 0 is a token of document s. -s is a hole inside document s, a slot that counts
+as time and holds nothing. 0 is no token and changes no bit of the state.
 
-Time is what segment ids count (every token and hole is one step): windows, convolutions and caches go by it.
-`positions` only feed a position encoding; given none, they are the time.
+Segment ids count time: every token and hole is one step. Windows, convolutions and caches count in it. `positions` only
+feed a position encoding; by default they are the time.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -24,8 +24,8 @@ from jaxblt.validation import whole
 State = Any
 """A pytree whose leaves have the batch as leading axis.
 
-A state with an attribute `capacity` that is a number holds documents of at most that many tokens and has a
-`clock`; any other state is of one size whatever the length of the document.
+A state with a number as `capacity` holds documents of at most that many tokens, and has a `clock`. Any other state has
+one size for documents of all lengths.
 """
 
 
@@ -59,7 +59,7 @@ def init_state(config: MixerConfig, batch_size: int, *, capacity: int, dtype: An
       batch_size: rows; each advances on its own.
       capacity: the most tokens (holes included) of a document, where the mixer keeps its past (attention,
         implicit filters).
-      dtype: of what is cached; accumulators are fp32 whatever it is.
+      dtype: of caches; accumulators are always fp32.
 
     Raises:
       ValueError: the mixer is bidirectional, the rows are no whole number, or the capacity is not positive or beyond
@@ -96,16 +96,16 @@ def start_clock(batch_size: int) -> Clock:
 
 @flax.struct.dataclass
 class Tokens:
-    """The tokens of one call, those that are no token moved behind the others.
+    """The tokens of one call, with non-tokens moved behind them.
 
     Attributes:
       x: inputs, in the order of `order`; holes and non-tokens are zero.
-      order: where each came from.
+      order: the index in the call that each came from.
       live: True for tokens and holes.
-      content: True for tokens alone.
+      content: True for tokens, False for holes.
       run: 0 for tokens that continue the state's document, then 1, 2, ... at each change; -1 for non-tokens.
       time: steps since the start of the document.
-      positions: what a position encoding is to use: those given, else `time`.
+      positions: of the position encoding: those given, else `time`.
       whole: known while tracing that every index is a token, and all are of one run.
       moved: whether tokens may have changed places.
     """
@@ -131,9 +131,9 @@ def arrange(
 ) -> tuple[Tokens, Clock]:
     """Sort a call's tokens to the front of each row and number them after the state's `clock`.
 
-    With this, a mixer's streaming path need only know a contiguous run of tokens with a tail of nothing.
-    Without segment ids every index is a token that continues the row's document. In a call that a mesh has `split`
-    along the sequence nothing moves: non-tokens must stand behind the tokens of their row, or all of it becomes NaN.
+    A mixer's streaming path then only sees a contiguous run of tokens and a tail of non-tokens. Without segment ids
+    every index is a token that continues the row's document. In a call that a mesh has `split` along the sequence
+    nothing moves. Non-tokens must then stand behind the tokens of their row, or the whole row becomes NaN.
     """
     moved = not split and x.shape[1] > 1
     index = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None], x.shape[:2])
@@ -218,8 +218,8 @@ def content_of(segment_ids: Int[Array, "B T"] | None) -> Bool[Array, "B T"] | No
 def blank(x: Shaped[Array, "B T D"], content: Bool[Array, "B T"] | None) -> Shaped[Array, "B T D"]:
     """Return x with zeros at holes and padding.
 
-    If everything is content (None), x is returned as it is. Gradients at holes are zero. A product with a mask would
-    not do: NaN times 0 is NaN, in the gradient of the weights of any product with x too.
+    If everything is content (None), x is returned as it is. Gradients at holes are zero. This is no product with a
+    mask, as NaN times 0 is NaN, also in the gradient of weights that x is multiplied by.
     """
     return x if content is None else jnp.where(content[..., None], x, jnp.zeros((), x.dtype))
 
@@ -240,9 +240,8 @@ def select_rows(chosen: Bool[Array, "B"], new: Any, old: Any) -> Any:
 def check_capacity(state: State, *, more: int = 0) -> None:
     """Raise on the host if a row has outgrown a state, or would after `more` tokens.
 
-    Inside jit a document beyond the capacity cannot raise: its oldest tokens are forgotten. Whoever drives
-      decoding
-    calls this on the concrete state, before the tokens are fed or every so often; it waits for the device.
+    Inside jit a document beyond the capacity cannot raise: its oldest tokens are forgotten. A decoding loop calls this
+    on the concrete state, before it feeds tokens or every so often. It waits for the device.
 
     Args:
       state: any pytree that holds mixer states, stacked over layers or not.

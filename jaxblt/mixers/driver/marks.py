@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 @flax.struct.dataclass
 class Marks:
-    """The kinds of a stretch's positions. None throughout if all are tokens of the document that the carry is of.
+    """The kinds of a stretch's positions. All None if every position is a token of the carry's document.
 
     Attributes:
       segment_ids: s > 0 a token of document s, -s a hole in it, 0 nothing; as ops take them.
@@ -30,7 +30,7 @@ class Marks:
 
     @property
     def stays(self) -> Bool[Array, "B"] | None:
-        """Rows in which no document begins: what a carry holds can still tell behind the stretch."""
+        """Rows in which no document begins: a carry from before the stretch still counts behind it."""
         return None if self.new is None else ~jnp.any(self.new, 1)
 
     @property

@@ -1,20 +1,27 @@
 """The sequence driver: runs the core of a linear mixer over rows that are whole, streamed, prefilled or split.
 
-A mixer's core is a pytree of its weights with three pure functions, and nothing else knows how rows lie:
+A core is a pytree of weights with three pure functions. Only this module knows how rows lie on devices and in calls:
 
     zero(streams) -> carry                          before the first token of a document
     run(streams, marks, carry) -> (y, summary)      a stretch of tokens; carry None: every row starts a document
     join(carry, summary) -> carry                   behind a stretch, from the carry before it
 
 `Rows` marks where documents begin, folds carries across the devices of a mesh axis `seq`, keeps the state of rows that
-take no token, and zeroes outputs at holes. Other methods are optional. `summarise(streams, marks) -> summary` where
-that is cheaper than a run; `run`'s own summary then need only hold for the carry that `run` was given.
-In its place `observe(streams, marks) -> (summary, seen)` and `adjoint(streams, marks, seen, dy) -> summary`, where that
-is cheaper than the gradient of a summary: `join` of the gradient by the carry behind a stretch with the adjoint is the
-gradient by the carry before it. `seen` is kept from the forward pass; None if `adjoint` needs the streams only.
-`head_counts(streams)` says how many heads streams `[B, T, H, ...]` and carries `[B, H, ...]` have: a mesh splits them
-over `tensor`. A core without `join` returns the carry behind the stretch in place of a summary, and takes whole rows:
-along `seq` its heads are scattered. `jaxblt.mixers.driver.steps` loops over the tokens of such a core.
+take no token, and zeroes outputs at holes.
+
+Other methods are optional:
+
+- `summarise(streams, marks) -> summary`, if that is cheaper than a run. `run`'s own summary then need only hold for the
+  carry that `run` was given.
+- `observe(streams, marks) -> (summary, seen)` and `adjoint(streams, marks, seen, dy) -> summary` instead, if they are
+  cheaper than the gradient of a summary. `observe` returns the summary and what the backward pass keeps, None if
+  `adjoint` needs only the streams. `adjoint` summarises the gradient: joined with the gradient of the carry behind the
+  stretch, it gives that of the carry before it.
+- `head_counts(streams)`: the heads of streams `[B, T, H, ...]` and carries `[B, H, ...]`. A mesh splits them over
+  `tensor`.
+
+A core without `join` takes whole rows, and returns the carry behind the stretch in place of a summary. Along `seq` its
+heads are scattered. `jaxblt.mixers.driver.steps` loops over the tokens of such a core.
 """
 
 import dataclasses
@@ -41,7 +48,7 @@ from pallas_kernels.runtime import OwnGradient, check_documents, is_symbolic
 Carry = Any
 Summary = Any
 SHORTEST = 64
-"""Tokens a device from which a call with a state is split. All devices of the sequence do the whole of shorter ones."""
+"""The least tokens a device for which a call with a state is split. Every device runs all of a shorter call."""
 
 
 @runtime_checkable
@@ -55,21 +62,21 @@ class Core(Protocol):
 
 @runtime_checkable
 class Joined(Core, Protocol):
-    """A core whose stretches can be joined. `reach`, if it has one, is how many steps back a carry can tell of."""
+    """A core whose stretches can be joined. `reach`, if it has one, is the number of past steps that a carry holds."""
 
     def join(self, carry: Carry, summary: Summary, /) -> Carry: ...
 
 
 @runtime_checkable
 class Summarised(Joined, Protocol):
-    """A core with a shorter way to what a stretch does to a carry than running it."""
+    """A core that can summarise a stretch without running it."""
 
     def summarise(self, streams: Any, marks: Marks, /) -> Summary: ...
 
 
 @runtime_checkable
 class Adjoined(Joined, Protocol):
-    """A core without weights that says what a stretch does to the gradient by the carry behind it."""
+    """A core without weights that summarises what a stretch does to the gradient of the carry behind it."""
 
     def observe(self, streams: Any, marks: Marks, /) -> tuple[Summary, Any]: ...
 
@@ -192,8 +199,8 @@ def read(
       clock: of its state, or None in training.
       width: `dim` of the mixer's config, which x must have; None takes any.
       alignment: in training documents start at multiples of it.
-      packed: False promises one document a row, of which no op is told then.
-      alone: promises one document a row, too, of which ops are told.
+      packed: False promises one document a row; ops get no segment ids then.
+      alone: promises one document a row too, but ops get segment ids.
 
     Raises:
       ValueError: there is no token, an array is of another shape or not of whole numbers, documents do not lie as
@@ -229,7 +236,7 @@ def check_call(
             f"a mixer reads at least one row and one token, got x {x.shape}: leave empty calls out"
         )
     if width is not None and x.shape[-1] != width:
-        # Weights are made for x, so the mixer would be built for its width, and put out another.
+        # Weights are made for x: without this check the mixer would be built for its width and return another.
         raise ValueError(
             f"a mixer of dim = {width} reads x of width {width}, got {x.shape}: set dim={x.shape[-1]} in its config, "
             f"or project x to {width}"
@@ -275,8 +282,8 @@ def check_kind(kind: type, state: Any, **own: Any) -> None:
 def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
     """Raise ValueError for a carry that another config's core made.
 
-    Some would run, and the outputs would mean nothing. Where stretches are not joined, a last size of 1 in the core's
-    own fits any: it does not know how long its carry is.
+    Some would run, and the outputs would mean nothing. If stretches are not joined, the core does not know how long its
+    carry is: a last size of 1 in its own then fits any size.
     """
     own, kind = jax.tree.flatten(jax.eval_shape(core.zero, streams))
     given, other = jax.tree.flatten(carry)
@@ -404,7 +411,8 @@ def _entering(
 def _linked(how: _Stretch, core: Adjoined) -> Callable[[Any, Marks], Any]:
     """Return `(streams, marks) -> y` of a device's stretch, given the stretches before it.
 
-    Backward, gradients by carries go back over the devices as carries came forward: no gradient of a summary is taken.
+    In the backward pass gradients of carries go back over the devices as carries came forward. No gradient of a summary
+    is taken.
     """
 
     def entered(streams: Any, marks: Marks) -> tuple[Carry, Any]:

@@ -1,4 +1,4 @@
-"""Steps: the loop over tokens of a core whose every token needs the carry behind the one before.
+"""The loop over tokens of a core in which each token needs the carry of the one before.
 
 Such a core has no `join`. Its weights and streams have heads as an axis, so that a mesh can scatter them over `seq`.
 """
@@ -29,8 +29,8 @@ def take_steps(
 ) -> tuple[Any, Any]:
     """Take every token by `step`; return outputs `[B, T, ...]` and the carry behind them.
 
-    A document begins with `start`. Holes and padding leave the carry as it is, bit by bit; what is put out there is
-    left to the driver, which zeroes it.
+    A document begins with `start`. Holes and padding leave the carry as it is, bit by bit. The driver zeroes the
+    outputs there.
 
     Args:
       step: (carry, a token of the streams) -> (carry, y); batched, without the axis of time.
@@ -50,7 +50,7 @@ def take_steps(
 
     body = jax.checkpoint(guarded, prevent_cse=False) if remat else guarded
     tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (streams, marks.content, marks.new))
-    # A loop of unknown length cannot be cut into several steps and a rest
+    # Do not unroll a loop of unknown length: it cannot be cut into groups of steps and a rest
     unroll = 1 if is_symbolic(jax.tree.leaves(streams)[0].shape[1]) else unroll
     after, y = jax.lax.scan(body, start if carry is None else carry, tokens, unroll=unroll)
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), y), after
