@@ -172,11 +172,11 @@ def _error(found: Sequence[Any], truth: Sequence[Any]) -> float:
         return jnp.linalg.norm(a - b), jnp.linalg.norm(b)
 
     def relative(a: Any, b: Any) -> float:
-        # On the device: a stream of a long row is a gigabyte.
+        # Draw on the device: a stream of a long row is a gigabyte.
         difference, size = norms(a, b)
         return float(difference) / (float(size) or 1.0)
 
-    # unlike max(), this lets no NaN go by
+    # Avoid max(), which lets a NaN go by
     return float(np.max([relative(a, b) for a, b in zip(found, truth, strict=True)]))
 
 

@@ -175,7 +175,7 @@ def cudnn_attention_gradients(
     """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    # bias, offsets of packed rows, page tables: none
+    # Pass none of bias, offsets of packed rows and page tables
     (unused,) = vary_alike(jnp.zeros(0, q.dtype), q)[:1]
     return tuple(
         cudnn._dot_product_attention_bwd_p_wrapper.bind(

@@ -303,7 +303,8 @@ def _slope_timer(run: Callable[[int], None], warmup: int, least: float) -> Calla
 
 def _called(case: Case) -> Callable[[int], None]:
     """Return `run(n)`, which calls the case n times from the host and waits for the last."""
-    # Virtual CPU devices share a few threads: exchanges of two calls at once can wait for each other for ever.
+    # Wait after each call on CPUs: virtual devices share a few threads, and exchanges of two calls can wait for each
+    # other forever.
     one_by_one = jax.default_backend() == "cpu"
 
     def run(count: int) -> None:
@@ -349,7 +350,7 @@ def compiled(cases: Sequence[Case]) -> list[Case]:
     if default_method() != "profiler":
         return list(cases)
     with ThreadPoolExecutor() as pool:
-        # Lowering holds Python's lock, compiling does not: each program is compiled while the next is lowered.
+        # Compile each program while the next is lowered: lowering holds Python's lock, compiling does not.
         waiting = [pool.submit(jax.jit(case.fn).lower(*case.args).compile) for case in cases]
         programs = [program.result() for program in waiting]
     return [replace(case, fn=program) for case, program in zip(cases, programs, strict=True)]

@@ -19,7 +19,7 @@ from jax.experimental import checkify
 SMALL = 1 << 16
 """Numbers of an array on a CPU that are looked at in every call."""
 
-# No ContextVar: JAX's caches know this one, so that a function that was jitted outside is traced again inside.
+# Keep this in JAX's context: with a ContextVar, jit would reuse inside the block what it traced outside.
 _CHECKED = jax.make_user_context(False)
 
 

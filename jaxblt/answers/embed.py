@@ -130,7 +130,7 @@ def embed(
     number = default_layer(run.model, pool) if layer is None else layer
     place = find_layer(run.model, number)
     check_pool(place, number, pool)
-    # BOS and every byte is an input, so there is one pair more than bytes
+    # Count one pair more than bytes: BOS is an input too
     pairs = np.asarray(source.lengths, np.int64) + 1
     if place.of_patches:
         _check_one_row(source, pairs, reader)
@@ -249,7 +249,7 @@ def row_states(
     states = states.astype(jnp.float32)
     finite = jnp.all(jnp.isfinite(states) | ~live[..., None], (1, 2))
     if entropies is not None:
-        # An entropy of NaN cuts no patch, and the states would hide it.
+        # Look at entropies too: one of NaN cuts no patch, and the states would hide it.
         finite &= jnp.all(jnp.isfinite(entropies), 1)
     if pool == "last":
         last = jnp.argmax(jnp.where(live, places, -1), 1)
@@ -267,5 +267,5 @@ def _bytes_held(batch: Batch, patches: Patches | None) -> Int[Array, "B S"]:
     if patches is None:
         return batch.loss_mask.astype(jnp.int32) * (batch.inputs != BOS).astype(jnp.int32)
     lengths = patches.lengths.reshape(len(batch.inputs), -1)
-    # a record of one row begins with BOS, in its first patch
+    # Leave BOS out: it begins the first patch of a record of one row
     return lengths.at[:, 0].add(-1)

@@ -222,7 +222,7 @@ def target_nats(
     logits, patches, _ = predict(task, params, frozen, replace(batch, entropies=entropies), {})
     nats = -cross_entropy(logits, batch.targets)
     if entropies is not None:
-        # An entropy of NaN cuts no patch, and the logits would hide it.
+        # Look at entropies too: one of NaN cuts no patch, and the logits would hide it.
         nats = jnp.where(jnp.isfinite(entropies), nats, jnp.nan)
     if patches is None:
         return nats, (jnp.int32(0), jnp.int32(0))

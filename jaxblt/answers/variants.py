@@ -190,7 +190,7 @@ def allele_windows(source: DocumentSource, number: int, variant: Variant, size: 
     alt = variant.alt.lower() if ref[:1].islower() else variant.alt.upper()
     left = min((size - max(before, after)) // 2, start)
     right = int(source.lengths[number]) - (start + before)
-    # from the allele on, the alternate window and the reference one have as many bytes
+    # Compare from the allele on: there the alternate window and the reference one have as many bytes
     length = max(min(size - left, right + min(before, after)), before, after)
     head = source.read(number, start - left, start)
     end = start + before

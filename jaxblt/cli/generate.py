@@ -106,7 +106,7 @@ def read_prompts(texts: Sequence[str], digits: Sequence[str], files: Sequence[st
       FileNotFoundError: a file is not there.
       ValueError: digits that are not hexadecimal, or no pairs.
     """
-    # Python hands over bytes of the command line that are no UTF-8 as surrogates.
+    # Turn surrogates back into bytes: Python hands over bytes of the command line that are no UTF-8 as such.
     found = [text.encode("utf-8", "surrogateescape") for text in texts]
     for number in digits:
         try:

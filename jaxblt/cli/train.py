@@ -52,6 +52,6 @@ def run_recipe(recipe: Recipe, run_dir: str, options: TrainOptions) -> None:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}{fetch_hint(recipe)}") from error
     if not fitted.finished:
-        # All is saved: another signal of those that stopped the run must not make its end look like a failure.
+        # Ignore signals from here on, as all is saved: another one must not make the end look like a failure.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)

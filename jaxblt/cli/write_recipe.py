@@ -26,7 +26,7 @@ COMMENTED = 2
 
 def function_name(recipe: Recipe, stem: str) -> str:
     """Return the name of a recipe's function: its file's if Python allows it, else "recipe"."""
-    # Python reads a name in this form, so that the command line must say it, too
+    # Name the parameter in this form, as Python reads it: the command line must say it, too
     name = unicodedata.normalize("NFKC", stem)
     taken = {kind.__name__ for kind in _classes(recipe)}
     return name if name.isidentifier() and not keyword.iskeyword(name) and name not in taken else "recipe"
@@ -68,7 +68,7 @@ def {function}() -> Recipe:
 def _escaped(text: str) -> str:
     """Escape a text for double quotes, one or three, in a Python file of UTF-8."""
     shown = json.dumps(text, ensure_ascii=False)[1:-1]
-    # Lone surrogates, which stand for bytes of file names that are no UTF-8
+    # Escape lone surrogates, which stand for bytes of file names that are no UTF-8
     return shown.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

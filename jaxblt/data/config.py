@@ -240,7 +240,8 @@ def _check_shared(config: DataConfig) -> None:
     held: dict[str, tuple[str, Any]] = {}
     for source in config.sources:
         files = [os.path.abspath(file) for file in expand(source.paths)] if source.paths else []
-        # A document's name deals it by "names", whatever lies beside it; by "documents" the files do.
+        # Compare names only by "names": they deal a document then, whatever lies beside it. By "documents" the files
+        # do.
         names = (source.validation_names, source.test_names)
         own = names if config.split == "names" else (files, source.kind, source.bed)
         for file in files:

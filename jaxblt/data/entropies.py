@@ -170,7 +170,7 @@ def read_entropies(path: str | os.PathLike, source: DocumentSource) -> Entropies
     values = _read_values(path, int(source.lengths.sum()) + len(source))
     check_seal(path, {VALUES: values}, note, ours=True)
     offsets = np.cumsum(source.lengths + 1) - (source.lengths + 1)
-    # notes without a context are older, and hashed the model in another form
+    # Take no hash from notes without a context: they are older, and hashed the model in another form
     model = note["model"] if "context" in note else ""
     return Entropies(values, offsets, model, note.get("context"))
 

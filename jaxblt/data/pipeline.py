@@ -145,7 +145,7 @@ def make_dataset(
     whole = open_source(config) if source is None else source
     part = apply_split(config, whole, split)
     lists = _indexes_of_each(config, part, mode, split)
-    # In evaluation a source is a bucket, so that a batch is of one source.
+    # Make a bucket of each source in evaluation, so that a batch is of one source.
     together = zip(*lists, strict=True) if mode == "train" and config.sources else lists
     indexes = tuple(_joined(rows) for rows in together) if config.sources else tuple(lists[0])
     sizes = tuple(config.rows_of(index.row_length) for index in indexes)

@@ -177,7 +177,7 @@ class Mixed:
         object.__setattr__(
             self, "_shares", tuple(part / total for part in accumulate(exact, initial=Fraction(0)))
         )
-        # A block holds a sample of every source, or the counts of two neighbours might cross
+        # Hold a sample of every source in a block, or the counts of two neighbours might cross
         object.__setattr__(self, "_block", max(LEAST_BLOCK, math.ceil(total / min(exact))))
 
     def place(self, step: int) -> Place:

@@ -8,7 +8,8 @@ from typing import Literal
 
 Compressor = Literal["gzip", "bzip2", "xz"]
 
-# zlib at level 9 is gzip -9 less an 18-byte header; xz is at its strongest preset, without integrity check.
+# Keep these as strong as possible: zlib at level 9 is gzip -9 less an 18-byte header; xz has its strongest preset and
+# no integrity check.
 _COMPRESS: dict[Compressor, Callable[[bytes], bytes]] = {
     "gzip": lambda data: zlib.compress(data, 9),
     "bzip2": lambda data: bz2.compress(data, 9),

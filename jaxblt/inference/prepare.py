@@ -40,7 +40,8 @@ def _made(decoder: Decoder, rows: int, num_bytes: int, params: dict[str, Any]) -
     """
     state, made = init_decoder(decoder, rows, num_bytes=num_bytes), {}
     if prepares(decoder.model):
-        # A whole block: a step takes its latent stack under a condition, from which arrays cannot be stored.
+        # Make the arrays of a whole block: a step runs its latent stack under a condition, from which none can be
+        # stored.
         model, axis = decoder.build(), seq_axis()
         ids = jnp.zeros((rows, model.grid * (1 if axis is None else axis.size)), jnp.int32)
         entropies = jnp.zeros(ids.shape, jnp.float32) if decoder.needs_entropies else None

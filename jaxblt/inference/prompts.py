@@ -49,7 +49,7 @@ def prefill(
             entropies=entropies,
             method="prefill",
         )
-        # a row without bytes in this chunk keeps the logits of its last byte
+        # Keep the logits of its last byte in a row without bytes in this chunk
         logits = jnp.where(segments[:, :1] != 0, latest, logits)
         return DecoderState(model=moved, entropy=entropy), logits, sound & are_sound(entropies, segments)
 

@@ -263,7 +263,7 @@ def _read_part(
     where = {name: file for file in _weight_files(folder) for name in read_header(file).arrays}
     headers = {file: read_header(file).arrays for file in set(where.values())}
     found = {n.removeprefix(prefix): headers[file][n] for n, file in where.items() if n.startswith(prefix)}
-    # Any float will do, as all are widened
+    # Take any float, as all are widened
     shapes = {n: jax.ShapeDtypeStruct(x.shape, np.float32) for n, x in found.items()}
     wanted = {n: jax.ShapeDtypeStruct(shape, np.float32) for n, shape in expected.items()}
     check_entries(

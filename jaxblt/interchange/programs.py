@@ -121,7 +121,7 @@ def make_embed_program(
         batch = record_row(data, size, length, reader.letters, eos=False, every=True)
         letters = reader.letters
         states, held, finite = row_states(reader.task, place, pool, params, frozen, batch, letters=letters)
-        # Entropies of NaN cut no patch, and states would hide it: `Program` looks at what it returns
+        # Leave the look at NaN to `Program`: entropies of NaN cut no patch, and states would hide it
         states = jnp.where(finite.reshape(-1, *(1,) * (states.ndim - 1)), states, jnp.nan)
         held = jnp.maximum(held, 0)
         if pool == "mean":
@@ -152,7 +152,7 @@ def record_row(
     ids = jnp.full(length + 1, PAD, jnp.int32).at[: data.shape[0]].set(jnp.asarray(letters.ids)[data])
     stream = jnp.where(jnp.arange(length + 1) < size, ids, EOS if eos else PAD)
     pairs = size + (1 if eos or every else 0)
-    # A row without a record holds nothing, not even BOS
+    # Leave a row without a record empty, even of BOS
     live = (at < pairs) & (size > 0)
     inputs = jnp.concatenate([jnp.full(1, BOS, jnp.int32), stream[: length - 1]])
     fields = {"inputs": jnp.where(live, inputs, PAD), "targets": jnp.where(live, stream[:length], PAD)}
@@ -178,7 +178,8 @@ def _export(run: "Run", answer: Answer, about: dict[str, Any], platforms: Sequen
     records = jax.ShapeDtypeStruct((rows, about["most_bytes"]), jnp.uint8)
     sizes = jax.ShapeDtypeStruct((rows,), jnp.int32)
     try:
-        # Plain versions of ops on any machine: kernels take no open number of rows, and JAX keeps none of them stable
+        # Take plain versions of ops on any machine: kernels take no open number of rows, and JAX keeps none of them
+        # stable
         with compiling_for(jax.devices("cpu")[0]), record_choices() as choices:
             exported = export.export(jax.jit(program), platforms=platforms)(shapes, records, sizes)
     except (ValueError, TypeError) as error:

@@ -92,7 +92,7 @@ def unpack_tensors(data: bytes) -> Arrays:
 
 
 def _ready(arrays: Mapping[str, Any]) -> Arrays:
-    # The library writes the memory of an array as it lies, whatever its strides
+    # Make arrays contiguous: the library writes their memory as it lies, whatever the strides
     whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     known = [np.dtype(dtype) for dtype in DTYPES.values()]
     for name, array in whole.items():

@@ -94,7 +94,7 @@ def init_blt_state(
         raise ValueError("a bidirectional model cannot generate: build it with causal stacks")
     blocks = -(-num_bytes // patcher.block_size)
     byte_rows = {"capacity": num_bytes, "dtype": dtype}
-    # an array each, so that the state can be donated
+    # Make an array each, so that the state can be donated
     zeros = {name: jnp.zeros((batch_size,), jnp.int32) for name in COUNTS}
     open_patch = (batch_size, patcher.block_size, config.encoder.dim)
     return BLTState(

@@ -45,6 +45,6 @@ class AttentionPool(nn.Module):
         wide = x.astype(jnp.float32)
         scores = jnp.einsum("btd,d->bt", wide, query) / jnp.sqrt(jnp.float32(width))
         lowest = jnp.finfo(jnp.float32).min
-        # a row of which nothing is there has weights of 0, and so a vector of zeros
+        # Give a row of which nothing is there weights of 0, and so a vector of zeros
         weights = jnp.where(there, jax.nn.softmax(jnp.where(there, scores, lowest), -1), 0)
         return jnp.einsum("bt,btd->bd", weights, wide)

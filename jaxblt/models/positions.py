@@ -83,7 +83,8 @@ class Counted:
         if marks.new is None:
             count = jnp.full(ids.shape[:1], ids.shape[1], jnp.int32)
             return index if carry is None else index + carry[:, None], (count, jnp.ones(ids.shape[:1], bool))
-        # Where XLA joins this maximum with a sum that reads it, as in a routed adapter of patches, it does not compile.
+        # Keep this maximum apart: joined with a sum that reads it, as in a routed adapter of patches, XLA does not
+        # compile.
         start = jax.lax.optimization_barrier(jax.lax.cummax(jnp.where(marks.new, index, -1), axis=1))
         offset = jnp.where(start < 0, index, index - start)
         if carry is not None:

@@ -11,9 +11,9 @@ from jaxblt.layers import PRODUCT
 Remat = Literal["none", "full", "dots", "offload"]
 """The name of what a layer keeps for the backward pass; `remat` says what each keeps."""
 
-# what crosses devices is never computed twice: every policy keeps these checkpoint_names
+# Keep these checkpoint_names in every policy: what crosses devices is never computed twice
 ALWAYS_SAVED = ("ring_out", "ring_lse")
-# the input of each block, the one thing that "offload" keeps, in host memory
+# Name the input of each block, the one thing that "offload" keeps, in host memory
 BLOCK_INPUT = "block_input"
 
 

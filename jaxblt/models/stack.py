@@ -353,7 +353,7 @@ class Block(nn.Module):
         if config.hidden:
             mlp = MLP(config.hidden, self.dtype, out_scale=(2 * config.num_layers) ** -0.5, name="mlp")
             x = x + self._drop(mlp(RMSNorm(self.dtype, config.norm_epsilon, name="mlp_norm")(x)))
-        # holes and padding stay zero, so that no later mixer can tell what an earlier one left there
+        # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
         return by_token(blank(x, content_of(segment_ids))), state
 
     def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -416,7 +416,7 @@ class Stack(nn.Module):
         if state is not None:
             _check_depth(config, state)
             check_routers(config.adapter, state, x.shape[0], config.dim)
-        # Norms and MLPs would read holes, and one NaN there would be in the gradient of their weights
+        # Zero holes, which norms and MLPs would read: one NaN there would be in the gradient of their weights
         x = blank(x.astype(self.dtype), content_of(segment_ids))
         adapter = config.adapter
         router = None
@@ -466,7 +466,7 @@ class Stack(nn.Module):
                 in_axes=(nn.broadcast, nn.broadcast, 0, nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]
                 length=config.repeats,
                 metadata_params={nn.PARTITION_NAME: "layers"},
-                # Flax looks whether broadcast collections depend on the blocks, and takes every check for a yes
+                # Skip Flax's look whether broadcast collections depend on the blocks: it takes every check for a yes
                 check_constancy_invariants=not has_checked_ops(),
             )
             return scanned(config, config.pattern, self.dtype, chosen=self._chosen(), name="periods")(

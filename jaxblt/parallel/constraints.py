@@ -42,7 +42,7 @@ def whole_weight(weight: Float[Array, "..."], names: Sequence[str | None]) -> Fl
     whole = _spec(weight.shape, names, [axis for axis in free if axis not in BATCH_AXES])
     if split == whole:
         return weight
-    # The first constraint is the transpose's last: a sum over devices whose shares are all that is kept of it
+    # Constrain twice: the first is the transpose's last, a sum over devices of which only shares are kept
     weight = jax.lax.with_sharding_constraint(weight, split)
     return jax.lax.with_sharding_constraint(weight, whole)
 

@@ -80,7 +80,7 @@ def init_distributed(
             num_processes=launch.num_processes,
             process_id=launch.process_id,
             local_device_ids=launch.local_device,
-            # JAX ends the process at its own limit, without an exception: ours comes first.
+            # Stop before JAX's own limit, at which it ends the process without an exception.
             initialization_timeout=timeout_s + GRACE_S,
         )
 

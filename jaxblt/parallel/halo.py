@@ -63,6 +63,6 @@ def _halo(x: Array, size: int, axis: int, step: int) -> Array:
         start = own - wanted if step == 1 else 0
         edge = jax.lax.slice_in_dim(x, start, start + wanted, axis=axis)
         pairs = [(i, i + step * hop) for i in range(count) if 0 <= i + step * hop < count]
-        # a device that nobody sends to receives zeros
+        # Send zeros to a device that nobody sends to
         received.append(jax.lax.ppermute(edge, SEQ_AXIS, pairs) if pairs else jnp.zeros_like(edge))
     return jnp.concatenate(received[::-step], axis)

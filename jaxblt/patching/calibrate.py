@@ -172,7 +172,7 @@ def _in_widest_gap(
 
     If none is near enough, it is as near as can be.
     """
-    # A short sample has few mean lengths: those of the nearest threshold are always allowed.
+    # Allow the mean lengths of the nearest threshold always: a short sample has few.
     allowed = max(NEAR * target, abs(float(achieved(nearest)) - target) * (1 + 1e-6))
     while True:
         width, middle = _widest_gap(config, sample, segments, achieved, nearest, target, allowed)

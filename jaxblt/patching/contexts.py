@@ -86,7 +86,7 @@ def next_entropies(
     position, after = _advance(state, segment_ids)
     half = context // 2
     windows = (position // context, (position + half) // context)
-    # neighbouring windows differ in their id, which is what empties the state between them
+    # Rely on ids: neighbouring windows differ in theirs, and that empties the state between them
     lanes = [jnp.where(live, 2 * segment_ids + window % 2, 0) for window in windows]
     logits, model = apply_with_state(
         params, jnp.concatenate([ids, ids]), state.model, segment_ids=jnp.concatenate(lanes)
@@ -126,7 +126,7 @@ def _advance(
     live = segment_ids > 0
     index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None]
     latest = jax.lax.cummax(jnp.where(live, index, -1), axis=1)
-    # column 0 is the state's last byte, so that every byte has one before it
+    # Put the state's last byte into column 0, so that every byte has one before it
     documents = jnp.concatenate([state.last_segment[:, None], segment_ids], 1)
     before = jnp.pad(latest[:, :-1], ((0, 0), (1, 0)), constant_values=-1) + 1
     fresh = live & (segment_ids != jnp.take_along_axis(documents, before, 1))

@@ -36,7 +36,7 @@ def next_from_budget(
     """
     size = spent.shape[-1]
     total = jnp.concatenate([jnp.zeros_like(spent[..., :1]), jnp.cumsum(spent, -1, dtype=jnp.int32)], -1)
-    # The minimum keeps the sum inside int32 when the budget is larger than what is left.
+    # Keep the sum inside int32 by the minimum, for a budget larger than what is left.
     target = total[..., :-1] + jnp.minimum(budget, total[..., -1:] - total[..., :-1])
     find = jnp.vectorize(partial(count_below, equal=True), signature="(n),(s)->(s)")
     at = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), spent.shape)
@@ -74,7 +74,7 @@ def closes_from_next(following: Int[Array, "*R S"], *, shortest: int) -> Bool[Ar
     size = following.shape[-1]
     looped = jnp.concatenate([following, jnp.full_like(following[..., :1], size)], -1)
     origin = jnp.zeros(following.shape[:-1], jnp.int32)
-    # One more step than patches of the shortest length: a document's first byte may be a patch of its own.
+    # Allow one step more than patches of the shortest length: a document's first byte may be a patch of its own.
     return chain(looped, origin, longest_chain=-(-size // shortest) + 1)[..., 1:]
 
 

@@ -116,6 +116,6 @@ def _greedy_margin(
     bits = fraction_bits(config.block_size)
     since, terms = _spent_since_start(config, entropies, segment_ids, threshold)
     gap = jnp.abs(since - quantise_budget(threshold, bits)).astype(jnp.float32)
-    # Each term was rounded down, by less than one unit.
+    # Subtract a unit: each term was rounded down, by less than that.
     margin = (gap / terms.astype(jnp.float32) - 1) / jnp.float32(2**bits)
     return jnp.maximum(margin, 0.0).reshape(entropies.shape[0], -1)[:, : entropies.shape[1]]

@@ -97,7 +97,7 @@ def _free_count(
     """
     rows, size = saved.shape
     low, high = config.min_length, config.longest
-    # Element i + high of `gain` holds g(i); those before hold nothing, so that windows need no bounds.
+    # Put g(i) at element i + high of `gain`: the elements before hold nothing, so that windows need no bounds.
     gain = jnp.full((rows, high + size + 1), UNREACHED, jnp.int32).at[:, high].set(0)
 
     def step(gain: Array, inputs: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -129,7 +129,7 @@ def _fixed_count(
     assert config.num_patches is not None
     fewest, most = -(-count // high), count // low
     wanted = jnp.maximum(jnp.minimum(config.num_patches, most), fewest)
-    # The patches cost the same however they are cut, so their own cost is left out.
+    # Leave the patches' own cost out: it is the same however they are cut.
     saved = jnp.pad(saved, ((0, 0), (1, 0)))
     gain = jnp.full((rows, size + 1), UNREACHED, jnp.int32).at[:, 0].set(0)
 

@@ -54,7 +54,7 @@ def init_patcher(config: PatcherConfig, batch_size: int) -> PatcherState:
     if config.needs_entropies:
         config.known_threshold()
     counts = ("offset", "length", "spent", "used", "wanted", "overflow", "last_segment")
-    # an array each, so that the state can be donated
+    # Make an array each, so that the state can be donated
     zeros = {name: jnp.zeros((batch_size,), jnp.int32) for name in counts}
     return PatcherState(last_entropy=jnp.zeros((batch_size,), jnp.float32), **zeros)
 

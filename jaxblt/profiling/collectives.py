@@ -15,7 +15,7 @@ KINDS = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
-# The result of an asynchronous exchange is that of its "done"; its "start" gives the operand and the groups.
+# Take an asynchronous exchange's result from its "done": its "start" gives the operand and the groups.
 _EXCHANGE = re.compile(
     rf"= (?P<types>.*?) (?P<kind>{'|'.join(KINDS)})(?P<done>-done)?\((?P<operand>%?[\w.-]*)"
 )

@@ -109,7 +109,7 @@ def _device_bytes() -> int:
         return max(s["bytes_in_use"] for s in stats)
     held: Counter[Any] = Counter()
     for array in jax.live_arrays():
-        # From shapes: asking an array for its shards would make new live arrays.
+        # Count from shapes: asking an array for its shards would make new live arrays.
         size = int(np.prod(array.sharding.shard_shape(array.shape))) * array.dtype.itemsize
         held.update(dict.fromkeys(array.sharding.addressable_devices, size))
     return max(held.values(), default=0)

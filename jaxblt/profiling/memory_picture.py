@@ -147,7 +147,7 @@ def _draw_surprise(axis: "Axes", layers: list[dict[str, Any]], labels: list[str]
         axis.plot(
             shown, curve, marker=".", markersize=4, linewidth=1, gid=_gid(layer, "surprise"), label=_of(layer)
         )
-        # A rule where the memory has changed.
+        # Draw a rule where the memory has changed.
         for edge in range(
             -(-max(left, 1) // layer["chunk_size"]) * layer["chunk_size"], shown.stop, layer["chunk_size"]
         ):

@@ -31,7 +31,7 @@ ORIGIN = (
 )
 """The entries of `provenance`."""
 
-# They change what XLA compiles or how devices talk, and so results and speed.
+# Record these: they change what XLA compiles or how devices talk, and so results and speed.
 VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "NCCL_NVLS_ENABLE")
 
 

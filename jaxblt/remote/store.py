@@ -49,7 +49,7 @@ def _filesystem(url: str) -> Any:
             return HfFileSystem()
         import fsspec
 
-        # Some file systems are made for one host, and begin to connect while they are made
+        # Let fsspec make it of the URL: some file systems are made for one host, and begin to connect meanwhile
         return fsspec.url_to_fs(url)[0]
     except ImportError as error:
         raise ImportError(
@@ -62,9 +62,9 @@ def _filesystem(url: str) -> Any:
 def _object_store(scheme: str) -> Any:
     from obstore.fsspec import FsspecStore
 
-    # Made by fsspec's metaclass, whose arguments no signature tells.
+    # Annotate as Any: fsspec's metaclass makes it, whose arguments no signature tells.
     make: Any = FsspecStore
-    # Endpoints are https, except those that the environment names. Take no instance from fsspec's cache: the
+    # Expect https, except of endpoints that the environment names. Take no instance from fsspec's cache: the
     # environment may name another endpoint by now.
     return make(scheme, client_options={"allow_http": True}, skip_instance_cache=True)
 
@@ -120,7 +120,7 @@ def matching(pattern: str) -> list[str]:
     """Return the URLs that a glob names, sorted."""
     scheme, _, path = pattern.partition("://")
     with _told(pattern):
-        # Without the scheme, which obstore's file system takes for the name of a bucket here.
+        # Leave out the scheme, which obstore's file system takes for the name of a bucket here.
         found = _filesystem(pattern).glob(path)
         return sorted(f"{scheme}://{name.lstrip('/')}" for name in found)
 

@@ -173,7 +173,7 @@ def _draw(
         numbers = np.stack([np.zeros(shape.shape[1]), np.ones(shape.shape[1])])
     if path[-1].key == "u":
         numbers = z / (adapter.rank**0.5 * adapter.scale(adapter.rank))
-    # jnp.asarray would compile a program for each shape
+    # Avoid jnp.asarray, which would compile a program for each shape
     return jax.device_put(numbers.astype(np.float32))
 
 

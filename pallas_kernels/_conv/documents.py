@@ -89,7 +89,7 @@ def _links(across: Array, one: Array) -> Int[Array, "B N"]:
     `across`: a chunk's first document was there before it.
     """
     at = lax.broadcasted_iota(jnp.int32, one.shape, 1)
-    # The latest chunk up to this one that hands nothing on; -1 before the row.
+    # Find the latest chunk up to this one that hands nothing on; -1 before the row.
     cut = lax.cummax(jnp.where(across & one, -1, at), axis=1)
     before = jnp.pad(cut, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
     links = jnp.where(across, jnp.minimum(at - before, ROWS), 0)

@@ -56,7 +56,7 @@ def _backward(residuals: tuple[Array, Array, Array | None], g: Array) -> tuple[A
     weighted = (_tap(taps.astype(wide), k, u.ndim) * _advance(seen[k], k) for k in range(count))
     du = reduce(operator.add, weighted)
     products = [seen[k] * shift(u.astype(wide), k) for k in range(count)]
-    # One reduction for all taps: K of them would read u and g K times.
+    # Reduce once for all taps: K reductions would read u and g K times.
     sums = lax.reduce(
         tuple(products),
         tuple(jnp.zeros((), wide) for _ in products),

@@ -60,7 +60,7 @@ def _product_fwd(filter: Array, u: Array, rows: int, offset: int) -> tuple[Array
 def _product_bwd(rows: int, offset: int, residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
     filter, u = residuals
     wide, exact = accumulator(u.dtype), precision(u)
-    # Both products run on u's dtype: a mixed pair would be widened, and miss the tensor cores.
+    # Run both products on u's dtype: a mixed pair would be widened, and miss the tensor cores.
     g = g.astype(u.dtype)
     matrix = toeplitz(filter.astype(u.dtype), rows, u.shape[-1], offset)
     du = jnp.einsum("dij,bdni->bdnj", matrix, g, preferred_element_type=wide, precision=exact)

@@ -41,7 +41,7 @@ def rows_plan(
         versions=kernels or [xla],
         work={
             "forward": Work(flops, inputs + output),
-            # Backward reads the inputs and the cotangent and writes the gradients.
+            # Count what backward moves: it reads the inputs and the cotangent and writes the gradients.
             "forward+backward": Work(3 * flops, 3 * inputs + 2 * output),
         },
     )

@@ -37,7 +37,7 @@ def multiply(
     """
     kind, wide = jnp.finfo(a.dtype), accumulator(a.dtype)
     if kind.bits < 32 and current_device().platform == "cpu":
-        # XLA for a CPU (jax 0.11.2) compiles some products of bf16 arrays to a call that it does not have.
+        # Widen on CPUs: XLA (jax 0.11.2) compiles some products of bf16 arrays to a call that it does not have.
         a, b = (lax.reduce_precision(x.astype(wide), kind.nexp, kind.nmant) for x in (a, b))
     exact = lax.Precision.HIGHEST if kind.bits >= 32 else lax.Precision.DEFAULT
     given = wide if a.dtype == wide else result or wide

@@ -32,7 +32,8 @@ def plan(shape: BlockedConvShape, *, interpret: bool = False) -> Plan:
         versions=[Case("mosaic_gpu", by_position(kernel, 2), args)],
         work={
             "forward": Work(flops, 4 * stream),
-            # Backward reads x, the gates and the cotangent, which comes after y, and writes three gradients.
+            # Count what backward moves: it reads x, the gates and the cotangent, which comes after y, and writes three
+            # gradients.
             "forward+backward": Work(3 * flops, 11 * stream),
         },
     )

@@ -45,7 +45,7 @@ def blocked_conv_xla(
     elif causal:
         y = _by_blocks(u, h, documents, block, 0, False)
     else:
-        # The past by one causal pass, the future by another on the reversed row; lag 0 belongs to the first.
+        # Make the past by one causal pass and the future by another on the reversed row; lag 0 belongs to the first.
         future = h[:, : centre + 1][:, ::-1].at[:, 0].set(0)
         y = _by_blocks(u, h[:, centre:], documents, block, 0, False)
         y = y + _by_blocks(u[..., ::-1], future, documents[:, ::-1], block, 0, False)[..., ::-1]
@@ -91,7 +91,7 @@ def _from_neighbour(
         near = keep(same_document(_move(ids, step, axis=1), edge), near)
     y = toeplitz_product(h, near, rows=block, offset=centre + step * block)
     if ids is not None:
-        # Where a block holds one document that is the one it begins with; what follows it there is padding.
+        # Compare with the document that a block begins with, where it holds one: what follows it there is padding.
         edge = ids[..., :1] if one_document_per_block else ids[..., -1:]
         y = keep(same_document(ids, _move(edge, step, axis=1)), y)
     return y

@@ -37,7 +37,8 @@ def plan(shape: DeltaRuleShape, *, chunk_size: int = CHUNK) -> Plan:
     if shape.length == 1:
         return decode_plan(gated_delta_rule, TABLE, given)
     states = shape.batch * shape.length * shape.heads
-    # Half a chunk of scores and of similar keys, of three products with them, and of the inverse; three of the state.
+    # Count half a chunk of scores and of similar keys, of three products with them, and of the inverse; three of the
+    # state.
     scores = chunk_size * (3.0 * shape.keys + 2.0 * shape.values) + chunk_size**2 / 3
     flops = states * (scores + 6.0 * shape.keys * shape.values)
     return rows_plan(gated_delta_rule, TABLE, given, flops=flops, chunk_size=chunk_size)

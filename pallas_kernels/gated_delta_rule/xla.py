@@ -64,7 +64,7 @@ def _chunked(
     entered, left = (jnp.exp(x) for x in sums[-1])
     decay = documents.carrying(entered[:, :, :, -1])
     entered, left = documents.reading(entered), documents.writing(left)
-    # Heads before time: all that follows is a product of matrices for each head.
+    # Put heads before time: all that follows is a product of matrices for each head.
     v, beta, entered, left = (jnp.moveaxis(x, 3, 4) for x in (v, beta, entered, left))
     decays = documents.within(pair_decays(sums))
 

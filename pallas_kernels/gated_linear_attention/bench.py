@@ -38,7 +38,7 @@ def plan(shape: LinearAttentionShape, *, chunk_size: int = CHUNK) -> Plan:
     if shape.length == 1:
         return decode_plan(gated_linear_attention, TABLE, given)
     states = shape.batch * shape.length * shape.heads
-    # Scores and their product with v of half a chunk on average, a write to and a read of the state.
+    # Count scores and their product with v of half a chunk on average, a write to and a read of the state.
     flops = states * (chunk_size * (shape.keys + shape.values) + 4.0 * shape.keys * shape.values)
     return rows_plan(gated_linear_attention, TABLE, given, flops=flops, chunk_size=chunk_size)
 

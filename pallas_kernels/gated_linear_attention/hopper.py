@@ -53,7 +53,7 @@ def why_not_heads(device: Device, q: Any, k: Any, v: Any, *, by_key: bool) -> st
         )
     keys, values = filled_keys(k.shape[3]), filled_values(v.shape[3])
     parts = values // program_values(keys, values, by_key=by_key)
-    # A program of wide keys' gradients has one tile of their channels
+    # Give a program of wide keys' gradients one tile of their channels
     programs = v.shape[2] * parts * (keys // PIECE if keys > WIDTHS[-1] else 1)
     if programs > MOST_BLOCKS:
         return f"a grid has at most {MOST_BLOCKS} programs of heads, {v.shape[2]} heads are {programs}"

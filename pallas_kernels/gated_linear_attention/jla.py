@@ -42,7 +42,7 @@ def rather_not(
     if (refused := jla.rather_not(device, q, k, v, log_key_gate, **options)) is not None:
         return refused
     (key_heads, keys), (heads, values) = k.shape[2:], v.shape[2:]
-    # Under gates by key channel heads that are cut and filled up were timed (`gated_linear_attention_cut.json`).
+    # Accept cut and filled heads under gates by key channel, which were timed (`gated_linear_attention_cut.json`).
     by_key = log_key_gate is not None
     if (by_key and key_heads == heads) or Pieces.of(k, v, by_key=by_key).is_whole:
         return None

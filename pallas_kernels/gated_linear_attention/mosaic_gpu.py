@@ -62,7 +62,8 @@ def gated_linear_attention_mosaic_gpu(
     given = [name for name, gate in gates.items() if gate is not None]
     name = given[0] if given else "log_gate"
     gate: Any = gates[name] if given else jnp.zeros(v.shape[:3], jnp.float32)
-    # Wide keys have kernels for gates by value channel alone; in fp32, or the sum of their gradients is rounded
+    # Widen the gate for wide keys, whose kernels have gates by value channel; in fp32, or the sum of their gradients is
+    # rounded
     if name == "log_gate" and k.shape[3] > WIDTHS[-1]:
         name, gate = "log_value_gate", jnp.broadcast_to(gate.astype(jnp.float32)[..., None], v.shape)
     state = initial_state

@@ -203,7 +203,7 @@ def _by_head(shared: Shared, keys: list[Any], values: list[Any], worker: Any, ca
     weighed = jnp.where(masks.same(), 0.0, product(q, k, weights))
     store(shared.spare.at[worker, 0], weighed)
     behind = multiply([(ones(masks.column >= masks.row), shared.spare.at[worker, 0])], call)
-    # Both warpgroups have all pairs: the first counts them.
+    # Count pairs in the first warpgroup only: both have all.
     spanning = jnp.where((masks.column < masks.row) & (worker == 0), behind, 0.0).sum(axis=1)
     upper = jnp.where(masks.column >= masks.row, jnp.exp2(there - here), 0.0) * call.scale
     weights, turned = weights.astype(jnp.bfloat16), product(v, do, upper).astype(jnp.bfloat16)
@@ -275,7 +275,7 @@ def _by_key(shared: Shared, keys: list[Any], values: list[Any], worker: Any, cal
             pair, 1.0, weights, gates, products, shared.spare.at[worker], masks, call
         )
         scores = scores + some
-        # The decayed keys stay in the keys' place. Nothing else needs that of the gates.
+        # Leave the decayed keys in the keys' place, and the others in the gates' place, which nothing else needs.
         pair[0][...], gates[0][...] = first.astype(jnp.bfloat16), second.astype(jnp.bfloat16)
         dq.append((i, pair[0]))
         dk.append((i, gates[0]))

@@ -67,7 +67,7 @@ def states(
     left, start = streams[0], streams[-1]
     programs, tall, width = heads * call.pieces, call.keys * PIECE, call.workers * PIECE
     rows, entering = left.shape[0] * programs * call.chunks * tall, (start.shape[0], programs, tall, width)
-    # Axes as of a matrix [B, T, channels], whose kind of array the results are.
+    # Lay axes as in a matrix [B, T, channels], the kind of array that the results are.
     kept = varying_like(left, (1, rows, width), left.dtype)
     found, last = mosaic_kernel(
         partial(_program, call=call, reverse=reverse),

@@ -90,7 +90,7 @@ def gradients_wide(streams: Sequence[Array], call: Call, heads: int, interpret: 
     batch, length, full = v.shape
     whole = (batch, call.chunks * PIECE, full)
     types = [varying_like(v, shape, kind) for shape, kind in ((v.shape, v.dtype), (whole, jnp.float32))]
-    # Gradients of scores, and do and v with their decays.
+    # Add gradients of scores, and do and v with their decays.
     types += [varying_like(v, whole, v.dtype)] * 3
     options: dict[str, Any] = {
         "grid_names": ("chunk", "head", "row"),
@@ -200,7 +200,7 @@ def _sums(arrays: Sequence[Any], at: Place, shared: Values, masks: Pairs, call: 
     lower, *sums = sum_over_tiles(copy, add, (zeros(),) * 4, shared.arrived, call)
     for ref, x in zip((shared.q, shared.k, shared.before), sums, strict=True):
         _keep(ref, x)
-    # Tensor cores turn scores over: the diagonal of ones is exact.
+    # Turn scores over by tensor cores: the diagonal of ones is exact.
     store(shared.behind.at[0], lower)
     store(shared.behind.at[1], ones(masks.same()))
     upper = multiply([(shared.behind.at[1], shared.behind.at[0].T)], call)

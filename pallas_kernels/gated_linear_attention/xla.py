@@ -39,7 +39,8 @@ def gated_linear_attention_xla(
         gate = jnp.zeros(v.shape[:3], wide)
     gate = gate.reshape(*grouped, -1) if log_key_gate is None else log_key_gate
     state = jnp.zeros((batch, heads, keys, values), wide) if initial_state is None else initial_state
-    # One state holds the values of all heads of a group, so that they are columns of one product with the shared keys.
+    # Hold the values of all heads of a group in one state, so that they are columns of one product with the shared
+    # keys.
     state = jnp.moveaxis(state.astype(wide).reshape(batch, *grouped[2:], keys, values), 2, 3)
     numbers = None if segment_ids is None else count_documents(segment_ids)
     rows = [only_tokens(x, segment_ids) for x in (q, k, v.reshape(*grouped, values), gate)]

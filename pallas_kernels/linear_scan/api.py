@@ -15,7 +15,7 @@ from pallas_kernels.linear_scan.xla import linear_scan_xla
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Any:
-    # Pallas' GPU dialect takes over a second to import.
+    # Import here: Pallas' GPU dialect takes over a second to import.
     from pallas_kernels.linear_scan.mosaic_gpu import linear_scan_mosaic_gpu
 
     return linear_scan_mosaic_gpu(*args, **options)

@@ -25,7 +25,8 @@ def plan(shape: LinearScanShape, *, interpret: bool = False) -> Plan:
         versions=[Case("mosaic_gpu", partial(linear_scan_mosaic_gpu, interpret=interpret), (a, b))],
         work={
             "forward": Work(2.0 * b.size, given + states),
-            # Backward reads a, h and the cotangent, which comes after h, and writes both gradients.
+            # Count what backward moves: it reads a, h and the cotangent, which comes after h, and writes both
+            # gradients.
             "forward+backward": Work(5.0 * b.size, 2 * given + a.nbytes + 3 * states),
         },
     )

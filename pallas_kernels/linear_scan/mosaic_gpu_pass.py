@@ -87,7 +87,7 @@ def run(
     stages = _stages([z.dtype for z in streams], outputs)
     edges = [z for z in (start, beyond) if z is not None]
     like = streams[-1]
-    # Widened to whole blocks: a copy of one row's columns is not clipped at the row's end.
+    # Widen to whole blocks: a copy of one row's columns is not clipped at the row's end.
     last = varying_like(like, (rows, grid.pieces, blocks * grid.columns), jnp.float32)
     results = mosaic_kernel(
         partial(
@@ -163,8 +163,9 @@ def _program(*refs: Any, walk: Walk, has: tuple[bool, bool], counts: tuple[int, 
                 part, output.at[pl.ds(row, grid.rows), pl.ds(start_of(k), steps), columns]
             )
 
-    # A tile of one row that is as wide as the row is copied as plain memory, which is clipped at the array's end, not
-    # at the row's. Leave all others whole: one step alone is plain memory too, and would not be clipped at the width.
+    # Copy the rest of a tile of one row apart if the tile is as wide as the row: as plain memory it is clipped at the
+    # array's end, not at the row's. Leave all others whole: a single step is plain memory too, and would not be clipped
+    # at the width.
     rest = length % STEPS if streams[-1].shape[2] == LANES else 0
 
     def advance(k: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -226,7 +227,7 @@ class _Tile:
             now = [first + sign * i for i in range(GROUP)]
             values = [[_read(ref.at[:, i]) for ref in self.inputs[: len(self.inputs) - ahead]] for i in now]
             if ahead:
-                # The tile's last step has its neighbour elsewhere; what is read in its place is not used.
+                # Read anything at the tile's last step, and do not use it: its neighbour lies elsewhere.
                 following = [_read(self.inputs[-1].at[:, jnp.clip(i + sign, 0, STEPS - 1)]) for i in now]
                 following[-1] = jnp.where(j == STEPS // GROUP - 1, after, following[-1])
                 for i, value, neighbour in zip(now, values, following, strict=True):

@@ -74,7 +74,7 @@ def _forward(a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
 
 def _backward(kept: tuple[Array, Array], dh: Array) -> tuple[Array, Array]:
     a, h = kept
-    # Rolled, the factor that no gradient passes comes first, where no state is before it.
+    # Roll the factors, so that the one that no gradient passes comes first, where no state is before it.
     g = jnp.flip(_scan(jnp.roll(jnp.flip(a, -2), 1, -2), jnp.flip(dh, -2)), -2)
     # Keep the scans out of the sum over rows: without the barrier XLA for an H200 does them again inside of it.
     h, g = lax.optimization_barrier((h, g))

@@ -30,10 +30,10 @@ def plan(shape: LongConvShape, dtype: Any = jnp.bfloat16) -> Plan:
     All are checked against the FFT in fp32. Short rows of one document also as one Toeplitz matrix a channel, in XLA:
     version "toeplitz".
     """
-    # Ids are an argument: the compiler would take minutes over what follows from those that it knows.
+    # Pass ids as an argument: the compiler would take minutes over what follows from ids that it knows.
     args = (*arguments(shape, dtype), *packed_ids(shape.batch, shape.length, shape.documents))
     stream, taps = float(args[0].nbytes), float(args[1].nbytes)
-    # What is put together of two entries is timed as these.
+    # Leave out what is put together of two entries: it is timed as these.
     others = [entry for entry in TABLE if entry.name not in ("xla", "xla_or_monarch", "reference")]
     gated, device = partial(by_position, count=2, causal=shape.causal), current_device()
     able = [entry for entry in others if gated(partial(entry.why_not, device))(*args) is None]
@@ -44,10 +44,11 @@ def plan(shape: LongConvShape, dtype: Any = jnp.bfloat16) -> Plan:
         truth=Case("truth", partial(in_fp32, xla), args),
         plain=Case("xla", xla, args),
         versions=versions,
-        # The floor is that of memory: a transform's FLOPs are of whoever chooses it.
+        # Take the floor of memory: a transform's FLOPs depend on the form that is chosen.
         work={
             "forward": Work(0.0, 4 * stream + taps),
-            # Backward reads x, the gates, the taps and the cotangent, which comes after y, and writes four gradients.
+            # Count what backward moves: it reads x, the gates, the taps and the cotangent, which comes after y, and
+            # writes four gradients.
             "forward+backward": Work(0.0, 11 * stream + 3 * taps),
         },
     )

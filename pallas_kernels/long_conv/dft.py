@@ -120,7 +120,7 @@ def turned(
     """
     phase = (frequency * jnp.arange(radix, dtype=jnp.uint32)[None, None]) % whole
     wide = accumulator(dtype)
-    # Both halves of a turn: the angle is rounded in units of its own size.
+    # Centre the phase: the angle is then rounded in units of its own size.
     centred = phase.astype(jnp.int32)
     centred = jnp.where(2 * centred > whole, centred - whole, centred)
     angle = centred.astype(wide) * jnp.asarray(2 * math.pi / whole, wide)

@@ -98,7 +98,7 @@ def is_read_flat(rows: int, length: int) -> bool:
 
     They are no longer than fits on chip.
     """
-    # The kernels want a chunk in each row that is its own, and an array no smaller than a tile.
+    # Ask for a chunk of its own in each row, and for an array no smaller than a tile.
     return length % BOX != 0 and length >= BOX and rows * length >= TILE
 
 

@@ -79,7 +79,7 @@ def _backward(form: Form, arrays: Arrays, g: Float[Array, "B D N rows"]) -> Arra
         sent, got = plan.spectrum(u), plan.spectrum(v)
         du = plan.convolve(got, _conjugate(response), x.shape[-1])
         dfilter = plan.taps_gradient(sent, got, filter)
-        # One number of many: as a tap's gradient it would have the error of all taps.
+        # Sum the bias's gradient apart: as a tap's gradient it would have the error of all taps.
         dbias = None if bias is None else jnp.sum(u * v, axis=(0, 2, 3)).astype(bias.dtype)
         dpre = None if pre is None else _product(du, x, ids).astype(pre.dtype)
         dpost = None
@@ -136,7 +136,7 @@ class Plan:
         found = found.unscaled() * math.sqrt(self.points)
         ahead, behind = found[:, :, 0], found[:, :, 1]
         values = jnp.stack([ahead[:, 0] + behind[:, 1], ahead[:, 1] - behind[:, 0]], axis=1)[:, :, None]
-        # Twice the larger of both parts bounds the size of a complex number.
+        # Double the larger of both parts, to bound the size of a complex number.
         scale = self._scale(2 * jnp.max(jnp.abs(values), axis=(0, 1)), 0)
         return _Spectrum(values * scale[None, None], scale)
 
@@ -165,7 +165,7 @@ class Plan:
         """Return the gradient of `filter`, which is not read, from that of its spectrum H."""
         ahead, behind = jnp.stack([real, imaginary], axis=1), jnp.stack([-imaginary, real], axis=1)
         both = jnp.stack([ahead, behind], axis=2)[:, :, :, None]
-        # The norm of a spectrum is at most sqrt(2 M) times the largest part.
+        # Bound the norm of a spectrum: it is at most sqrt(2 M) times the largest part.
         bits = LARGEST_NORM - math.ceil(math.log2(2 * self.points) / 2)
         scale = self._scale(jnp.max(jnp.abs(both), axis=(0, 1)), bits)
         taps = self.restored(both * scale[None, None]) * (math.sqrt(self.points) / scale)[None]

@@ -256,7 +256,7 @@ class _Channels(NamedTuple):
     def _convolve_row(self, i: Array, row: Array, taps: Sequence[Any]) -> None:
         shared, step = self.shared, i * self.call.batch + row
         tile, inner = self._tile(step), self._inner()
-        # The other place is free once the row before has left it.
+        # Wait until the row before has left the other place.
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         pl.when(step + 1 < self.steps * self.call.batch)(lambda: self.load_row(step + 1))
         plgpu.barrier_wait(shared.rows_came.at[self.worker * PLACES + lax.rem(step, PLACES)])

@@ -110,12 +110,12 @@ class Flat(NamedTuple):
             return unflatten(y, shape)
         chunk, start = self.cut(jnp.arange(self.rows + 1, dtype=jnp.int32))
         parts, end = edges[0].reshape(self.rows, -1, CHUNK), start[:-1] + self.length
-        # A row ends in the last of its edges that it reaches, or around the ring in the first.
+        # End a row in the last of its edges that it reaches, or around the ring in the first.
         last = parts[:, 0]
         for i, place in enumerate(self.edges[1:], 1):
             here = (end > place * CHUNK) & (end <= self.ring.points)
             last = jnp.where(here[:, None], parts[:, i], last)
-        # No row lies before the first, or behind the last.
+        # Repeat the first and the last: no row lies before the first, or behind the last.
         before, behind = jnp.concatenate([last[:1], last]), jnp.concatenate([parts[:, 0], parts[-1:, 0]])
         shared = jnp.where(jnp.arange(CHUNK)[None] < start[:, None], before, behind)
         options: Any = {"mode": "drop", "unique_indices": True, "indices_are_sorted": True}

@@ -81,7 +81,7 @@ def differentiate_by_classes(form: Form, classes: int, arrays: Arrays, g: Array,
         if found.y is not None:
             y = outer.restored(found.y, length) * (taps.inverse * sent.inverse)[..., None]
             dpost = _product(g, y).astype(post.dtype)
-        # One number of many: as a tap's gradient it would have the error of all taps.
+        # Sum the bias's gradient apart: as a tap's gradient it would have the error of all taps.
         dbias = None if bias is None else jnp.sum(u * v, axis=(0, 2)).astype(bias.dtype)
         dpre = None if pre is None else _product(x, du).astype(pre.dtype)
         dtaps = outer.gradient_of_taps(found.taps, scale, filter)

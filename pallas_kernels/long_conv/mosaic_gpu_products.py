@@ -153,7 +153,8 @@ def scales(largest: Float[Array, "64"], points: int) -> tuple[Float[Array, "64"]
     No number is larger than `largest`.
     """
     exponent = lax.bitcast_convert_type(largest, jnp.int32) >> 23
-    # Largest is below 2^(exponent - 126), and the norm the square root of `points` times as large at most.
+    # Bound the norm: the largest is below 2^(exponent - 126), and the norm at most the square root of `points` times
+    # that.
     bits = LARGEST_NORM - ((points - 1).bit_length() + 1) // 2
     shift = jnp.clip(126 + bits - exponent, -120, 120)
     return two_to(shift), two_to(-shift)

@@ -73,7 +73,7 @@ def tables_of_long_rows(ring: Ring) -> tuple[Any, ...]:
         dft_parts(CHUNK)[None].astype(np.float16),
         _turned((4 * classes * np.arange(ROWS)[:, None] - 1) * step, whole).astype(np.float16),
         *(np.moveaxis(z, 0, 1).reshape(-1, CHUNK).astype(np.float32) for z in (shifts, turns)),
-        # Whole blocks of 512 bytes: the copy engine's share of each of 128 threads.
+        # Fill up to whole blocks of 512 bytes: the copy engine's share of each of 128 threads.
         np.resize(np.moveaxis(roots, 0, 2), 2 * LONG_CLASSES**2).astype(np.float32),
     )
 

@@ -58,8 +58,8 @@ def packed_rows(
     """
     if causal:
         return _causal(u, h, documents, alignment, parts)
-    # The past by one causal pass, the future by another on the reversed row; lag 0 belongs to the first. A row of
-    # whole grid steps, reversed, still has one document between any two of them.
+    # Make the past by one causal pass and the future by another on the reversed row; lag 0 belongs to the first. A row
+    # of whole grid steps, reversed, still has one document between any two of them.
     length = u.shape[-1]
     future = h[:, : centre + 1][:, ::-1].at[:, 0].set(0)
     past = _causal(u, h[:, centre:], documents, alignment, parts)

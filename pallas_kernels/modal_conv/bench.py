@@ -43,7 +43,8 @@ def plan(shape: ModalConvShape, *, interpret: bool = False) -> Plan:
     flops, stream = (2.0 * CHUNK + 4 * shape.modes) * x.size, float(x.nbytes)
     kernel = partial(modal_conv_mosaic_gpu, interpret=interpret)
     xla = by_position(modal_conv_xla, 3)
-    # Forward reads x and the gates, writes y; backward reads them and the cotangent, writes three gradients.
+    # Count what moves: forward reads x and the gates and writes y; backward reads them and the cotangent and writes
+    # three gradients.
     work = {"forward": Work(flops, 4 * stream), "forward+backward": Work(3 * flops, 11 * stream)}
     if shape.length > LONGEST_TRAINED:
         del work["forward+backward"]

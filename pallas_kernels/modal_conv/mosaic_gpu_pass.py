@@ -140,8 +140,8 @@ def _kernel(
     outputs = max(1, len(streams) - inputs)
     weights, decays = (_weights if shared is None else _few_weights)(modes, x.dtype, reverse)
     rows, groups = divide(batch, channels, shared)
-    # With 24 numbers per chunk, 4 rows lie in different banks. Two outputs leave no room for that, if two programs
-    # are to fit on a multiprocessor.
+    # Use 24 numbers per chunk, so that 4 rows lie in different banks. Two outputs leave no room for that if two
+    # programs are to fit on a multiprocessor.
     pitch = MODES + 8 if outputs == 1 else MODES
     stored = tile_ref(outputs, ROWS, CHUNK, dtype=x.dtype)
     if flat is not None:
@@ -223,7 +223,7 @@ def _weights(modes: Modes, dtype: Any, reverse: bool) -> tuple[Array, Array]:
         steps, chunks, within = steps[::-1], chunks[::-1], jnp.swapaxes(within, 1, 2)
     read = halves_of_weights(jnp.swapaxes(residues[:, :, None] * powers(log_poles, steps + 1), 1, 2))
     written = halves_of_weights(powers(log_poles, CHUNK - 1 - steps))
-    # Times [S_0, S_1, S_0, S_1], S = S_0 + S_1.
+    # Repeat the halves: they are multiplied by [S_0, S_1, S_0, S_1], where S = S_0 + S_1.
     read = jnp.concatenate([read[0], read[0], read[1], read[1]], 2)
     weights = jnp.concatenate([within, read, *written], 1).astype(dtype)
     return weights, jnp.swapaxes(powers(log_poles, CHUNK * chunks), 1, 2)

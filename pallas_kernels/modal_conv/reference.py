@@ -31,7 +31,7 @@ def modal_conv_reference(
 
     u = jnp.where(token, at_tokens(pre_gate) * at_tokens(x), 0)
     decay, weights = jnp.exp(log_poles.astype(dtype))[None], residues.astype(dtype)[None]
-    # A product with u ties the zeros to u's devices inside of shard_map, as a scan's carry must be.
+    # Multiply with u to tie the zeros to u's devices inside of shard_map, as a scan's carry must be.
     state = (
         jnp.zeros((), dtype) * (u[:, :, :1] * decay) if initial_state is None else initial_state.astype(dtype)
     )

@@ -30,7 +30,7 @@ def modal_conv_xla(
     chunk_size: int = 128,
 ) -> Float[Array, "B D T"] | tuple[Float[Array, "B D T"], Float[Array, "B D M"]]:
     """Compute `modal_conv` by XLA."""
-    # Cast here, gradients of the weights are added up before devices exchange them: [D, M], not one for each chunk.
+    # Cast here: gradients of the weights are then added up before devices exchange them, [D, M] instead of one a chunk.
     x, log_poles, residues, bias = vary_alike(x, log_poles, residues, bias)
     wide = accumulator(x.dtype)
     u = enter(x, pre_gate, segment_ids)

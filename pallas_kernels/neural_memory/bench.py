@@ -66,7 +66,7 @@ def plan(shape: NeuralMemoryShape) -> Plan:
         versions=kernels or [xla],
         work={
             "forward": Work(flops, inputs + output),
-            # Backward reads the inputs and the cotangent and writes the gradients.
+            # Count what backward moves: it reads the inputs and the cotangent and writes the gradients.
             "forward+backward": Work(3 * flops, 3 * inputs + 2 * output),
         },
     )
@@ -101,7 +101,7 @@ def _loop(chunk: int, *args: Any) -> Any:
 
     start = tuple(jnp.broadcast_to(m, (v.shape[0], *m.shape)) for m in args[6:])
     state = (start, jax.tree.map(jnp.zeros_like, start))
-    # Keep the states alone for the backward pass: with what a chunk computes, 256 chunks do not fit a GPU.
+    # Keep only the states for the backward pass: with what a chunk computes, 256 chunks do not fit a GPU.
     _, y = lax.scan(jax.checkpoint(step), state, tuple(chunks(x) for x in args[:6]))
     return jnp.moveaxis(y, 0, 1).reshape(v.shape)
 

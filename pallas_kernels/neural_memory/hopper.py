@@ -56,7 +56,7 @@ def why_not(
     if chunk % TILING:
         return f"its chunks are multiples of {TILING} tokens, these have {chunk}"
     windows = -(-length // chunk)
-    # Streams are filled up to whole chunks; each chunk has weights of its own.
+    # Count whole chunks: streams are filled up to them, and each chunk has weights of its own.
     if windows * rows * heads * width * max(chunk, hidden) >= LARGEST:
         return (
             f"it counts elements in 32 bits, v is {v.shape} and there are {windows} chunks of {chunk} tokens "

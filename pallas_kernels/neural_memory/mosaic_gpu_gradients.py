@@ -217,7 +217,7 @@ def _sum(
             # Wait here: behind what is elementwise all of it would be kept meanwhile.
             plgpu.barrier_wait(shared.taken)
         if own == 0:
-            # The root's square is the sigmoid: a quotient would take more instructions.
+            # Square the root to get the sigmoid: a quotient would take more instructions.
             root = lax.rsqrt(1 + jnp.exp2(found * -LOG2E))
             gate = root * root
             silu = found * gate

@@ -204,7 +204,7 @@ def _apply(total: Any, *, shared: Shared, worker: Array, blocks: int) -> Float[A
     def bend(behind: bool) -> None:
         accumulator = plgpu.WGMMAAccumulatorRef((ROWS, BLOCK), jnp.float32)
         hidden = pl.run_scoped(partial(turn, behind=behind), accumulator)
-        # The root's square is the sigmoid: a quotient would take more instructions.
+        # Square the root to get the sigmoid: a quotient would take more instructions.
         root = lax.rsqrt(1 + jnp.exp2(hidden * -LOG2E))
         p = (hidden * root * root).astype(tokens.dtype)
         for half in range(2):

@@ -71,7 +71,7 @@ def _apply_fwd(
 ) -> tuple[Array, Any]:
     narrow, first, second = (a.astype(dtype) for a in (x, first, second))
     if x.shape[2] >= x.shape[3]:
-        # XLA would join queries and keys to multiply both with M at once: it copies more than M has then.
+        # Keep queries and keys apart: XLA would join them to multiply both with M at once, and copy more than M has.
         first, second = jax.lax.optimization_barrier((first, second))
     hidden = multiply("bhck,bhke->bhce", narrow, first, dtype)
     found = multiply("bhce,bhek->bhck", _bend(hidden, scale).silu.astype(dtype), second)
@@ -162,7 +162,7 @@ def _gradients_fwd(
     lost = checkpoint_name(_power(error, wide), KEPT)
     error = checkpoint_name(rounded(error, dtype), KEPT)
     at = _look_back(narrow, hidden, error, lost, theta, (first, second), scale)
-    # The share stands at the narrower operand of each product, which has fewer numbers to multiply.
+    # Put the share at the narrower operand of each product, which has fewer numbers to multiply.
     by_first = multiply("bhck,bhce->bhke", _times(at.share, narrow), at.sloped)
     by_second = multiply("bhce,bhck->bhek", at.bent, _times(at.share, error))
     return ((by_first, by_second), lost), (at, theta, v)
@@ -206,11 +206,11 @@ def _pull_back(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> tup
     wide, scale = theta.dtype, at.scale
     by_first, by_second = by_first.astype(dtype), by_second.astype(dtype)
     k, error, back = at.k.astype(wide), at.error.astype(wide), _scaled(at.back, scale)
-    # Through share * k and share * error, of which the two gradients are products.
+    # Go back through share * k and share * error, of which the two gradients are products.
     by_keys = _product("bhce,bhke->bhck", at.sloped, by_first)
     by_errors = _product("bhce,bhek->bhck", at.bent, by_second)
     by_theta, by_curvature = _through_shares(at, theta, jnp.sum(by_keys * k + by_errors * error, -1))
-    # Through the curvature, a sum of the powers of silu and of what comes back.
+    # Go back through the curvature, a sum of the powers of silu and of what comes back.
     part = by_curvature / (at.lost + EPSILON)
     by_lost = by_lost - part * at.keys * at.pushed / (at.lost + EPSILON)
     # Make silu's derivative from hidden units again: XLA would write it, wide, where `_look_back` takes powers.
@@ -240,7 +240,7 @@ def _pull_back(dtype: Any, dtypes: Any, kept: tuple[Pass, Array], g: Any) -> tup
 def _gradients_bwd(dtype: Any, dtypes: Any, kept: tuple[Pass, Array, Array], g: Any) -> tuple[Array, ...]:
     at, theta, v = kept
     *found, by_scale = _pull_back(dtype, dtypes, (at, theta), g)
-    # f(k) - k is c times the last thing that it multiplies.
+    # Divide out c: f(k) - k is c times the last thing that it multiplies.
     k, v, error, by_v = (x.astype(theta.dtype) for x in (at.k, v, at.error, found[1]))
     by_scale -= jnp.sum(by_v * (error + v - k), -1) / at.scale[..., None]
     return *found, jnp.sum(by_scale, -1)

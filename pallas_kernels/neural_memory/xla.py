@@ -74,7 +74,7 @@ def neural_memory_xla(
     flat, tree = jax.tree.flatten((fresh, state, windows))
     fresh, state, windows = jax.tree.unflatten(tree, vary_alike(*flat))
     fresh, state = (at_rest(x) for x in (fresh, state))
-    # Keep the memory between two windows and what is small: what has a column a hidden unit costs more to keep.
+    # Keep only the memory between two windows and what is small: what has a column a hidden unit costs more to keep.
     few = jax.checkpoint_policies.save_only_these_names(KEPT)
     write = partial(update_memory, dtype=v.dtype, products=products)
     write = jax.checkpoint(write, prevent_cse=False, policy=few)

@@ -62,7 +62,7 @@ def plan(case: Direction, *, interpret: bool = False) -> Plan:
         versions=[Case(name, fn, args) for name, fn in versions.items()],
         work={
             "forward": Work(2 * flops, read + result),
-            # Backward reads q, k, v and the cotangent, and writes three gradients.
+            # Count what backward moves: it reads q, k, v and the cotangent, and writes three gradients.
             "forward+backward": Work(7 * flops, 3 * read + 2 * result),
         },
     )

@@ -86,7 +86,7 @@ def _backward(saved: Any, do: Float[Array, "T H K"]) -> tuple[Any, ...]:
         seen, keys, values = _at_distance(k, v, latest, valid, back)
         p = jnp.exp(_scores(q, keys, bias[:, back], seen) - lse)
         found.append((keys, p, jnp.sum(_fp32(do) * values, -1)))
-    # Not do o: o is rounded, and where one patch has all the weight nothing but its rounding would be left.
+    # Avoid do o: o is rounded, and where one patch has all the weight only its rounding would be left.
     delta = jnp.sum(jnp.stack([p * dp for _, p, dp in found]), 0)
     dq = jnp.zeros(q.shape, jnp.float32)
     weights, dbias = [], []

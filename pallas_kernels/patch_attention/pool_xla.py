@@ -61,7 +61,7 @@ def _backward(saved: Any, do: Float[Array, "R H K"]) -> tuple[Any, ...]:
     scores = jnp.sum(_of_patch(q, slots) * _fp32(k), -1) * scale
     p = jnp.where(inside, jnp.exp(scores - _of_patch(lse, slots)), 0.0)
     dp = jnp.sum(_of_patch(do, slots) * _fp32(v), -1)
-    # Not do o: o is rounded, and where one byte has all the weight nothing but its rounding would be left.
+    # Avoid do o: o is rounded, and where one byte has all the weight only its rounding would be left.
     delta = reduce_runs(lambda pick: pick(p * dp), runs)
     ds = jnp.where(inside, p * (dp - _of_patch(delta, slots)) * scale, 0.0)
     dq = reduce_runs(lambda pick: pick(ds)[..., None] * _fp32(pick(k)), runs)

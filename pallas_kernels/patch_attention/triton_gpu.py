@@ -54,7 +54,7 @@ def lookup(
     del look_back  # The width of `bias`, as the caller checked.
     q, k, v, latest, valid, bias = vary_alike(q, k, v, latest, valid, bias)
     latest, valid = (x.reshape(-1, x.shape[-1]) for x in (latest, valid))
-    # Bytes after the last one that sees a patch are to come after all others, as those before it do before them.
+    # Sort bytes after the last one that sees a patch behind all others, as those before it stand before them.
     ends = jnp.max(jnp.where(latest >= 0, jnp.arange(1, latest.shape[1] + 1, dtype=jnp.int32), 0), axis=1)
     edges = find_edges(latest, ends, valid.shape[1], interpret=interpret)
     marks = (latest, valid, bias.astype(jnp.float32), edges)

@@ -136,11 +136,11 @@ class _Tile:
         self.block, self.own = lax.div(self.number, tiles), lax.rem(self.number, tiles) * shape.own
         self.top = self.own + shape.own
         self.window = jnp.maximum(self.own - shape.reach, 0)
-        # The first byte that is its own, the first that is another's, the first that sees none of its keys.
+        # Find the first byte that is its own, the first that is another's, the first that sees none of its keys.
         self.first, self.last = self.edge(self.own), self.edge(self.top)
         self.after = self.edge(self.top + look_back - 1)
         here = self.block * shape.size
-        # Bytes that see nothing stand at a block's ends, and are written by its first and its last program.
+        # Write bytes that see nothing, at a block's ends, by its first and its last program.
         self.begin = jnp.where(self.own == 0, here, self.first)
         self.end = jnp.where(self.top >= shape.keys, here + shape.size, self.last)
 
@@ -166,7 +166,7 @@ class _Sight:
         self.keys = (keys * scale(k)).astype(k.dtype)  # exact for heads of 64
         self.at = jnp.where(held, at, NEVER)
         self.below_top = jnp.where(at < tile.top, at, NEVER)
-        # In the backward pass, those that no later byte of this program sees.
+        # Find, in the backward pass, those that no later byte of this program sees.
         self.done = (at >= tile.own) & (
             at < jnp.minimum(jnp.minimum(tile.top, tile.shape.keys), window + tile.shape.stride)
         )
@@ -255,7 +255,7 @@ def _backward(*refs: Any, shape: _Shape, interpret: bool) -> None:
 
     still, windows = shape.stride == WINDOW, steps(tile.window, tile.top, shape.stride)
     zero = jnp.zeros((WINDOW, q.shape[2]), jnp.float32)
-    # ds of each key by the latest patch of the bytes, of which the bias's gradient is the sums of the diagonals.
+    # Sum ds of each key by the latest patch of the bytes: the diagonals' sums are the bias's gradient.
     carry = zero, zero, jnp.zeros((WINDOW, WINDOW), jnp.float32)
     *_, pairs = move(jnp.int32(0), carry) if still else lax.fori_loop(0, windows, move, carry)
     place = span(0, WINDOW)

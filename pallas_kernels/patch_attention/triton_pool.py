@@ -152,7 +152,7 @@ def _backward(*refs: Any, slots: int, size: int, step: int) -> None:
     top, total, delta = lax.fori_loop(0, count, add_up, (zero + FLOOR, zero, zero))
     total = jnp.where(total > 0, total, 1.0)
     lse, delta = top + jnp.log2(total), delta / total
-    # The padding after a block's last patch is the last program's.
+    # Leave the padding after a block's last patch to the last program.
     end = jnp.where(tile.is_last, (tile.block + 1) * size, tile.end)
 
     def advance(i: Array, acc: Array) -> Array:

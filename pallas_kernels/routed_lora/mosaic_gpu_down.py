@@ -161,7 +161,7 @@ def _compute(numbers: Any, z: Any, shared: Shared, walk: Any, worker: Array, ste
             @pl.when(j < count)
             def _(j: int = j, block: Array = block) -> None:
                 piece = shared.out.at[worker, j % 2]
-                # Wait for all stores before a tile's first piece: the tile before may have stored one alone.
+                # Wait for all stores before a tile's first piece: the tile before may have stored only one.
                 plgpu.wait_smem_to_gmem(min(j, 1), wait_read_only=True)
                 own = total[:, j * STEP : (j + 1) * STEP]
                 piece[...] = _scaled(own, numbers, block, rows).astype(z.dtype)

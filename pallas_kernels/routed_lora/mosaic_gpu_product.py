@@ -235,7 +235,7 @@ def _compute(outputs: Sequence[Any], shared: Shared, grid: Grid, listed: Any, wo
         tokens = pl.ds(first + worker * ROWS, ROWS)
         for i in range(WIDTH // STEP):
             piece = shared.out.at[worker, i % 2]
-            # A piece that lies past the output's last column is stored too, to nowhere: stores are counted.
+            # Store a piece past the output's last column too, to nowhere: stores are counted.
             plgpu.wait_smem_to_gmem(1, wait_read_only=True)
             own = total[:, i * STEP : (i + 1) * STEP]
             if grid.channels_first == "output":

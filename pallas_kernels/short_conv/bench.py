@@ -47,7 +47,8 @@ def plan(shape: ShortConvShape, *, interpret: bool = False) -> Plan:
         ],
         work={
             "forward": Work(flops, forward * stream),
-            # Backward reads the streams and the cotangent, which comes after y, and writes a gradient a stream.
+            # Count what backward moves: it reads the streams and the cotangent, which comes after y, and writes a
+            # gradient a stream.
             "forward+backward": Work(3 * flops, (forward + 2 * len(names) + 1) * stream),
         },
     )

@@ -108,7 +108,7 @@ def _program(*refs: Any, gated: tuple[bool, bool], channels: int, rows: int) -> 
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         stored[...] = out.astype(stored.dtype).reshape(stored.shape)
         plgpu.commit_smem()
-        # Past a row's end the next row begins, and a copy of plain memory is not clipped there.
+        # Clip here: past a row's end the next row begins, and a copy of plain memory is not clipped there.
         full = step % tiles < y.shape[1] // chunks
         pl.when(full)(lambda: store(step, chunks))
         if rest:

@@ -214,7 +214,7 @@ def terms(
     """
     if LAG < 0 or LAG >= TAPS:
         return tl.zeros_like(u), tl.zeros_like(u)
-    # A hole does not see itself: its u is zero, but its cotangent may be NaN.
+    # Hide a hole from itself: its u is zero, but its cotangent may be NaN.
     seen = where_bit(word, STEP + (0 if LAG == 0 else FIRST_AHEAD + LAG), g, PACKED)
     return tl.load(weights + LAG) * seen, u * seen
 

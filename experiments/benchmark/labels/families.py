@@ -152,7 +152,7 @@ def pretrain(
     shown = {sequence for _, sequence in _read_domains(file, 1)} - held
     text = run_dir.with_suffix(".fa")
     text.write_text("".join(f">d{i}\n{sequence}\n" for i, sequence in enumerate(sorted(shown))))
-    # one set: what is held out is held out by the classes' split
+    # Use one set: what is held out is held out by the classes' split
     packed = DataConfig(
         paths=(str(text),),
         kind="fasta",

@@ -68,10 +68,10 @@ def model_of(name: str, settings: Settings, vocab_size: int, mlp_dim: int) -> "B
         "D": GatedDeltaNetConfig(dim, heads),
         "T": StateEngineConfig(dim, heads, num_slots=sum(LEVELS)),
         "U": StateEngineConfig(dim, heads, levels=LEVELS),
-        # Without positions: rotary phases of gaps beyond training are new to it
+        # Leave out positions: rotary phases of gaps beyond training are new to it
         "A": AttentionConfig(dim, heads, position="none", packed=False),
     }
-    # Cut for sizes alone: `check_gaps` refuses to train with fewer layers
+    # Cut only to get sizes: `check_gaps` refuses to train with fewer layers
     pattern = PATTERNS[name][: settings.layers]
     used = {letter: mixers[letter] for letter in pattern if letter in mixers}
     stack = StackConfig(dim=dim, num_layers=settings.layers, pattern=pattern, mixers=used, mlp_dim=mlp_dim)

@@ -53,7 +53,8 @@ class Shape:
 
         sizes = {name: getattr(self, name) for name in ("dim", "num_layers", "num_heads")}
         model = titan(self.form, **sizes, window=self.window, chunk_size=self.chunk_size)
-        # A scan writes all that the backward pass needs into stacked arrays: 52 GB instead of 41.
+        # Unroll the stack: a scan would write all that the backward pass needs into stacked arrays, 52 GB instead of
+        # 41.
         model = replace(model, stack=replace(model.stack, scan=False))
         data = DataConfig(paths=("book",), seq_len=self.length, batch_size=self.rows, partial="drop")
         return Recipe(name="titan_speed", model=model, data=data, train=TrainConfig(steps=1000))

@@ -143,7 +143,7 @@ def programs(name: str, params: Any, length: int, setting: Setting) -> Block:
     forward, both = passes("none")
     with jax.default_device(countable_device()):
         flops = matmul_flops(forward, *shapes[:2])
-    # the longest to compile comes first
+    # Begin with the longest to compile
     cases = {PASSES[1]: Case(f"{name} {PASSES[1]}", jax.jit(both), shapes)}
     if setting.remat:
         cases[REMAT] = Case(f"{name} {REMAT}", jax.jit(passes("full")[1]), shapes)

@@ -132,7 +132,7 @@ def at_length(
     from jaxblt.training.flops import mfu, peak_flops
 
     shape = (1, length, setting.dim)
-    # one pair for all: at a million tokens each array has 2 GB
+    # Draw one pair for all: at a million tokens each array has 2 GB
     x, dy = (jax.random.normal(key, shape, setting.dtype) for key in jax.random.split(jax.random.key(length)))
     peak = peak_flops(jax.devices()[0].device_kind) if setting.dtype == "bfloat16" else None
     found: dict[str, dict[str, Any]] = {name: {"forward_flops": one.flops} for name, one in blocks.items()}

@@ -120,7 +120,7 @@ def read_counts(lines: Iterable[str]) -> dict[str, Any]:
         raise ValueError(
             f"no kernel was counted: the program ran none where the profiler looked{_said(lines)}"
         )
-    # The first row has units
+    # Skip the first row, which has units
     kernels = [_kernel(row) for row in rows[1:]]
     total = sum(kernel["seconds"] for kernel in kernels)
     kept = [kernel for kernel in kernels if kernel["seconds"] >= LEAST * total]

@@ -156,7 +156,7 @@ def first_block_error(
     q, k, v = (x[0].float() for x in arrays)
     block = View(seen.low[:rows], seen.high[:rows], seen.valid[:keys])
     scores = q[:, :rows] @ k[:, :keys].mT * shape.head_dim**-0.5 + dense_mask(torch, block, bias)
-    # A query that sees nothing gives 0.
+    # Give 0 for a query that sees nothing.
     truth = torch.softmax(scores, -1).nan_to_num_() @ v[:, :keys]
     with torch.no_grad():
         found = attend(*arrays)[0, :, :rows].float()

@@ -64,7 +64,7 @@ def memory(torch: Any, shape: NeuralMemoryShape, first: Any, second: Any) -> Any
     class TwoMatrices(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            # On the CPU, where the package tries it.
+            # Build it on the CPU, where the package tries it.
             self.first = torch.nn.Parameter(first[0].cpu().clone())
             self.second = torch.nn.Parameter(second[0].cpu().clone())
 
@@ -91,7 +91,7 @@ def memory(torch: Any, shape: NeuralMemoryShape, first: Any, second: Any) -> Any
         "to_values": lambda x: x[..., wide : 2 * wide],
         "to_adaptive_step": lambda x: _by_head(x[..., 2 * wide : 2 * wide + heads]),
         "reduce_to_chunk_rep": partial(_means, gates=2 * heads),
-        # The module takes a sigmoid of what these give.
+        # Undo the sigmoid that the module takes of what these give.
         "to_momentum": lambda means: _by_head(torch.logit(means[..., :heads]))[None, ..., None],
         "to_decay_factor": lambda means: _by_head(torch.logit(means[..., heads:]))[..., None],
         "retrieve_gate": None,

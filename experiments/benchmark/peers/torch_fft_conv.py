@@ -64,7 +64,7 @@ def check(torch: Any, given: list[Any], dy: Any) -> float:
         _outputs(torch, [z.to(dtype or z.dtype) for z in some]) for dtype in (None, torch.float64)
     )
     errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, truth, strict=True)]
-    # unlike max(), this lets no NaN go by
+    # Avoid max(), which lets a NaN go by
     return sorted(errors, key=lambda error: (error == error, -error))[0]
 
 

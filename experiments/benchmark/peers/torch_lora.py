@@ -98,7 +98,7 @@ def check(torch: Any, x: Any, sites: Sequence[Site]) -> float:
         for dtype in (x.dtype, torch.float64)
     )
     errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, truth, strict=True)]
-    # unlike max(), this lets no NaN go by
+    # Avoid max(), which lets a NaN go by
     return sorted(errors, key=lambda error: (error == error, -error))[0]
 
 

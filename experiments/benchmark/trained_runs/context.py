@@ -73,7 +73,7 @@ def scores(loaded: "Run", rows: Dataset, chosen: Sequence[int]) -> Iterator[tupl
 
     mesh = MeshConfig(data=1).build(jax.local_devices()[:1])
     with jax.set_mesh(mesh):
-        # rows are full: without segment ids the model runs as in training
+        # Leave out segment ids, as rows are full: the model then runs as in training
         step = make_eval_step(replace(loaded.task, packed=False))
         state = jax.device_put(loaded.state, replicated(mesh))
         for row in chosen:

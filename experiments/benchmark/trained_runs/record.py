@@ -53,7 +53,7 @@ def record(run_dir: Annotated[str, tyro.conf.Positional], evaluation: str, out: 
 
 
 def _check(recipe: dict[str, Any], scored: dict[str, Any], steps: int) -> None:
-    # Steps behind the last line of the log are of this run too: it may have been stopped before the next line.
+    # Count steps behind the log's last line too: the run may have been stopped before the next line.
     if scored["run"] != recipe["name"] or scored["step"] >= steps + recipe["train"]["log_every"]:
         raise ValueError(
             f"the evaluation is of run {scored['run']!r} at step {scored['step']}, and the folder holds "

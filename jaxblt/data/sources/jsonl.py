@@ -56,7 +56,7 @@ class JsonlSource:
         return lengths
 
     def _lines_of(self, file: int, path: Path, start: int) -> Iterable[bytes]:
-        # not splitlines, which cuts at \r too
+        # Avoid splitlines, which cuts at \r too
         with io.BytesIO(self._held[file]) if file in self._held else open(path, "rb") as lines:
             lines.seek(start)
             yield from lines

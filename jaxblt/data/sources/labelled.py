@@ -238,7 +238,7 @@ def _from_fasta(path: Path, columns: Columns, labels: str | None) -> list[Labell
                 f"{path}:{line}: record {name!r} has no label in '{labels}': add a row, or leave it out"
             )
         record = given[name]._replace(sequence=sequence)
-        # an empty sequence is named where it stands, anything else where its label does
+        # Name an empty sequence where it stands, anything else where its label does
         found.append(record if sequence else record._replace(place=f"{path}:{line}"))
     return found
 

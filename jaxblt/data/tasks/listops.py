@@ -102,7 +102,7 @@ def reorder(symbols: np.ndarray, draws: Draws) -> np.ndarray:
 
     arguments = np.flatnonzero(~closes)
     places = level * len(symbols) + np.arange(len(symbols))
-    # Lists are numbered by level, so that sorting by number sorts by level
+    # Number lists by level, so that sorting by number sorts by level
     around = np.searchsorted(places[begins], places[arguments] - len(symbols)) - 1
     order = np.argsort(around + draws.uniform(len(arguments)))
     arguments, around = arguments[order], around[order]

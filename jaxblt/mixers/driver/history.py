@@ -47,7 +47,7 @@ def joined(past: Shaped[Array, "B *D S"], after: Recent) -> Shaped[Array, "B *D 
     size = past.shape[-1]
     if after.steps is None:
         kept = past[..., after.length :]
-        # XLA crashes on an eager pad of an array without an element in a `shard_map`
+        # Avoid an eager pad of an array without an element in a `shard_map`, where XLA crashes
         added = ((0, 0),) * (past.ndim - 1) + ((0, size - kept.shape[-1]),)
         moved = jnp.pad(kept, added) if kept.shape[-1] else jnp.zeros_like(past)
     else:

@@ -83,7 +83,7 @@ def lay_out(opened: OpenChunk, streams: Any, marks: Marks) -> Laid:
         both = jnp.concatenate([jnp.moveaxis(before, 1, 2).astype(x.dtype), x], 1)
         return _take(both, source)
 
-    # No document can begin at the call's first token while a chunk of another is open: the driver starts it anew.
+    # Give the open chunk the id of the call's first token: the driver starts it anew if that begins a document.
     first = jnp.take_along_axis(jnp.abs(ids), jnp.argmax(ids != 0, 1)[:, None], 1)
     before = jnp.where(opened.content[:, 0], first, -first)
     laid = jnp.where(there, _take(jnp.concatenate([before, ids], 1), source), 0)
@@ -129,7 +129,7 @@ def append(opened: OpenChunk, streams: Any, marks: Marks) -> tuple[OpenChunk, Bo
     ids = marks.segment_ids
     live = jnp.ones_like(opened.count[:, 0], bool) if ids is None else ids[:, 0] != 0
     content = live if ids is None else ids[:, 0] > 0
-    # A place behind the chunk is dropped.
+    # Drop places behind the chunk.
     place, row = jnp.where(live, opened.count[:, 0], chunk), jnp.arange(len(live), dtype=jnp.int32)
 
     def put(old: Array, x: Array) -> Array:
@@ -174,7 +174,7 @@ def by_document(
         found = _take(found, jnp.maximum(places - first, 0))
         y = jnp.where(inside.reshape(*inside.shape, *(1,) * (y.ndim - 2)), found, y)
         after = select_rows(there, after, carry)
-        # What comes next in a row is another document.
+        # Reset: what comes next in a row is another document.
         return now + 1, y, select_rows(jnp.max(number, 1) > now, zero, after)
 
     y = jax.eval_shape(lambda: run(streams, Marks(ids), carry)[0])

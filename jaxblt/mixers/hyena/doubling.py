@@ -105,7 +105,7 @@ class Doubling:
         begins = jnp.zeros_like(takes) if marks.begins is None else marks.begins
         state = dataclasses.replace(state, place=jnp.where(begins, 0, state.place))
         due = takes & (state.place % min(NEAR, state.turn) == 0)
-        # Without the condition every call would compute all blocks.
+        # Keep the condition: without it every call would compute all blocks.
         state = jax.lax.cond(jnp.any(due), self._joined, lambda due, begins, state: state, due, begins, state)
         u = marks.inputs(jnp.moveaxis(u, 2, 1))[:, 0]
         written = jnp.where(
@@ -124,7 +124,7 @@ class Doubling:
         last = state.place % size
         block = _at(state.past, state.place - last, size).astype(jnp.float32)
         near = jnp.flip(self.taps[:, :size], -1).astype(jnp.float32)
-        # Zeros behind lag 0 meet what the ring holds behind the last input.
+        # Pad with zeros behind lag 0: they meet what the ring holds behind the last input.
         near = jnp.pad(near, ((0, 0), (0, size - 1)))
         taps = jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(near, start, size, axis=-1))(
             size - 1 - last

@@ -118,7 +118,7 @@ class FiniteConv(nn.Module):
     ) -> tuple[Float[Array, "B D T"], DoublingState | None]:
         if state is None and not rows.split:
             return rows.run(self._whole_rows(*self._made_of(rows.length)), streams, time_axis=2)
-        # Gates stay where they are: only what is convolved moves between devices, and into the state.
+        # Leave gates where they are: only what is convolved moves between devices, and into the state.
         v, pre_gate, post_gate = streams
         y, after = self._moved(rows, pre_gate * v, state)
         return y if post_gate is None else post_gate * y, after
@@ -235,7 +235,7 @@ class LongHistory:
         u, taps = streams[0], _taps(self.filter, self.causal, self.shared, self.per_channel)
         after = joined(carry, recent(u, marks, carry.shape[-1]))
         earlier = long_conv_history(carry, taps, steps=u.shape[-1])
-        # The kernels take no fp32, in which history and piece are added.
+        # Name no kernel: kernels take no fp32, in which history and piece are added.
         if self.implementation in ("mosaic_gpu_vjp", "mosaic_gpu_half"):
             options["implementation"] = None
         y = long_conv(u.astype(jnp.float32), taps, bias=self.bias, **options) + at_first_document(
@@ -268,7 +268,7 @@ class LongHistory:
 
         weights = jax.tree.map(lambda x: split(x, 0), (self.per_channel, self.bias))
         streams = jax.tree.map(lambda x: split(x, 1), streams)
-        # Backward makes a group's taps again, or all of them would be kept.
+        # Make a group's taps again in the backward pass, or all of them would be kept.
         y = jax.lax.map(jax.checkpoint(conv), (streams, *weights))
         return jnp.moveaxis(y, 0, 1).reshape(shape[0], groups * size, shape[2])[:, :channels]
 

@@ -101,7 +101,7 @@ class DualDecay(nn.Module):
         names = ("embed", "heads", "head_dim")
         project = [Linear("btd,dhk->bthk", sizes, names, self.dtype, name=name) for name in "qkv"]
         q, k, v = linears(rows.x, project)
-        # The two memories of a head are neighbouring heads of values that share its queries and keys.
+        # Repeat queries and keys: the two memories of a head are neighbouring heads of values that share them.
         v = jnp.repeat(jnp.concatenate([v, jnp.ones_like(v[..., :1])], -1), 2, axis=2)
         log_gate = jnp.broadcast_to(self._log_decay()[None, None], v.shape[:3])
         streams = (jax.nn.elu(q) + 1, jax.nn.elu(k) + 1, v, log_gate)

@@ -125,7 +125,8 @@ class Recurrence:
         """Return h at each position, and the stretch's effect on a carry: a factor and a summand."""
         gate, u = (x.astype(jnp.float32) for x in streams)
         a = jax.nn.sigmoid(gate)
-        # A gate of NaN is in `added` too. As a factor it would pass the 0 at which the next document begins.
+        # Clear gates of NaN, which are in `added` too: as factors they would pass the 0 at which the next document
+        # begins.
         decay, added = marks.resets(jnp.where(jnp.isnan(a), 0, a)), marks.inputs((1 - a) * u)
         h = linear_scan(decay, added, initial=carry)
         return h, (jnp.zeros_like(h[:, 0]) if carry is not None else jnp.prod(decay, 1), h[:, -1])

@@ -165,7 +165,7 @@ class EdgeCore:
         new = jnp.zeros(ids.shape, bool) if marks.new is None else marks.new
         time = _times(new, start.time[:, 0])
         edge = (ids != 0) & (time > 0) & (time % self.interval == 0)
-        # No window of `interval` tokens holds two edges: a document has its first after as many tokens.
+        # Use windows of `interval` tokens: none holds two edges, as a document has its first after as many tokens.
         width = window_size(self.interval, length)
         known = carry is None and (marks.segment_ids is None or self.aligned)
         halves = 1 if width == 1 or known else 2

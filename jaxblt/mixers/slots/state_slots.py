@@ -66,7 +66,7 @@ def only_allowed(logits: Float[Array, "... S"], mask: Float[Array, "... S"] | No
 
 def largest(logits: Float[Array, "... S"], count: int) -> Int[Array, "... count"]:
     """Return the indices of the `count` largest; of equal ones the first."""
-    # XLA gathers the operand of a top-k that is split along another axis, and leaves that of a sort where it is
+    # Sort instead of a top-k: XLA gathers a top-k's operand that is split along another axis, but not a sort's
     return jnp.argsort(jax.lax.stop_gradient(logits), axis=-1, descending=True)[..., :count]
 
 
