@@ -1,12 +1,11 @@
 """The letters of a run's data: their case, and those that are scored. Answers read other records alike."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxblt.data.sources.base import DocumentSource, document_ends
+from jaxblt.data.sources.base import DocumentSource, SourceOver
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 
 
@@ -62,26 +61,8 @@ def letters_of(data: Any, *, of_fasta: bool = False) -> Letters:
     return Letters(upper, getattr(data, "scored", None))
 
 
-@dataclass(frozen=True, eq=False)
-class Raised:
+class Raised(SourceOver):
     """Every document with its lower-case letters raised, read lazily."""
-
-    source: DocumentSource
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self.source.names
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return self.source.lengths
-
-    @property
-    def ends(self) -> np.ndarray:
-        return document_ends(self.source)
 
     def read(self, i: int, start: int, stop: int) -> bytes:
         return self.source.read(i, start, stop).upper()

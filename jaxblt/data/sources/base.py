@@ -74,6 +74,28 @@ class BytesSource:
         return self.documents[i][start:stop]
 
 
+@dataclass(frozen=True, eq=False)
+class SourceOver:
+    """A source that reads the documents of another one in its own way, with their names, lengths and ends."""
+
+    source: DocumentSource
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.source.names
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.source.lengths
+
+    @property
+    def ends(self) -> np.ndarray:
+        return document_ends(self.source)
+
+
 def check_range(source: DocumentSource, i: int, start: int, stop: int) -> None:
     """Raise IndexError unless [start, stop) lies inside document i of `source`."""
     if not 0 <= i < len(source):

@@ -1,11 +1,6 @@
 """The other strand: reverse complement of nucleic acids, IUPAC codes and case kept."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-
-from jaxblt.data.sources.base import DocumentSource, check_range, document_ends
+from jaxblt.data.sources.base import SourceOver, check_range
 
 _CODES = b"ACGTRYSWKMBDHVN"
 _OTHER = b"TGCAYRSWMKVHDBN"
@@ -22,26 +17,8 @@ def reverse_complement(bases: bytes) -> bytes:
     return bases.translate(_TABLE)[::-1]
 
 
-@dataclass(frozen=True, eq=False)
-class ReverseComplement:
+class ReverseComplement(SourceOver):
     """Every document as its reverse complement, read lazily: base j is the complement of base n-1-j."""
-
-    source: DocumentSource
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self.source.names
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return self.source.lengths
-
-    @property
-    def ends(self) -> np.ndarray:
-        return document_ends(self.source)
 
     def read(self, i: int, start: int, stop: int) -> bytes:
         check_range(self, i, start, stop)
