@@ -88,8 +88,5 @@ def blocked_conv(
 
 
 def explain(x: Any, filter: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Return which implementation runs for these arrays on `device`, and why no faster one.
-
-    Arrays may be ShapeDtypeStructs.
-    """
+    """Return which implementation runs for arrays or shapes on `device`, and why no faster one."""
     return explain_call(blocked_conv, device, x, filter, **options)

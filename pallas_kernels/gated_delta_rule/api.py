@@ -101,8 +101,5 @@ def gated_delta_rule(
 
 
 def explain(q: Any, k: Any, v: Any, beta: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Return which implementation runs for these arrays on `device`, and why no faster one.
-
-    Arrays may be ShapeDtypeStructs.
-    """
+    """Return which implementation runs for arrays or shapes on `device`, and why no faster one."""
     return explain_call(gated_delta_rule, device, q, k, v, beta, **options)

@@ -134,8 +134,5 @@ def check_one_gate(log_gate: Any, log_key_gate: Any, log_value_gate: Any) -> Non
 
 
 def explain(q: Any, k: Any, v: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Return which implementation runs for these arrays on `device`, and why no faster one.
-
-    Arrays may be ShapeDtypeStructs.
-    """
+    """Return which implementation runs for arrays or shapes on `device`, and why no faster one."""
     return explain_call(gated_linear_attention, device, q, k, v, **options)

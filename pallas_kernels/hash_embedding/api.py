@@ -52,8 +52,5 @@ def hash_embedding(
 
 
 def explain(table: Any, rows: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Return which implementation runs for these arrays on `device`, and why no faster one.
-
-    Arrays may be ShapeDtypeStructs.
-    """
+    """Return which implementation runs for arrays or shapes on `device`, and why no faster one."""
     return explain_call(hash_embedding, device, table, rows, **options)

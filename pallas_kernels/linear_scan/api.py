@@ -75,10 +75,7 @@ def linear_scan(
 
 
 def explain(a: Any, b: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Return which implementation runs for these arrays on `device`, and why no faster one.
-
-    Arrays may be ShapeDtypeStructs.
-    """
+    """Return which implementation runs for arrays or shapes on `device`, and why no faster one."""
     return explain_call(linear_scan, device, a, b, **options)
 
 

@@ -112,8 +112,5 @@ def _check_modes(x: Any, log_poles: Any, residues: Any, initial_state: Any) -> N
 
 
 def explain(x: Any, log_poles: Any, residues: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Return which implementation runs for these arrays on `device`, and why no faster one.
-
-    Arrays may be ShapeDtypeStructs.
-    """
+    """Return which implementation runs for arrays or shapes on `device`, and why no faster one."""
     return explain_call(modal_conv, device, x, log_poles, residues, **options)

@@ -185,9 +185,6 @@ def explain(
     device: Device | None = None,
     **options: Any,
 ) -> str:
-    """Return which implementation runs for these arrays on `device`, and why no faster one.
-
-    Arrays may be ShapeDtypeStructs.
-    """
+    """Return which implementation runs for arrays or shapes on `device`, and why no faster one."""
     arrays = (q, k, v, theta, eta, alpha, weights)
     return explain_call(neural_memory, device, *arrays, **options)

@@ -101,10 +101,7 @@ def routed_lora(
 def explain(
     x: Any, w: Any, v: Any, u: Any, code: Any = None, *, device: Device | None = None, **options: Any
 ) -> str:
-    """Return which implementation runs for these arrays on `device`, and why no faster one.
-
-    Arrays may be ShapeDtypeStructs.
-    """
+    """Return which implementation runs for arrays or shapes on `device`, and why no faster one."""
     return explain_call(routed_lora, device, x, w, v, u, code, **options)
 
 

@@ -96,8 +96,5 @@ def _check_taps(x: Any, taps: Any, history: Any) -> None:
 
 
 def explain(x: Any, taps: Any, *, device: Device | None = None, **options: Any) -> str:
-    """Return which implementation runs for these arrays on `device`, and why no faster one.
-
-    Arrays may be ShapeDtypeStructs.
-    """
+    """Return which implementation runs for arrays or shapes on `device`, and why no faster one."""
     return explain_call(short_conv, device, x, taps, **options)

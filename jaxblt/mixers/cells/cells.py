@@ -128,10 +128,7 @@ class GRU(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: GRUState | None = None,
     ) -> tuple[Float[Array, "B T D"], GRUState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         config = self.config
         check_kind(GRUState, state)
         clock = None if state is None else state.clock
@@ -160,10 +157,7 @@ class LSTM(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: LSTMState | None = None,
     ) -> tuple[Float[Array, "B T D"], LSTMState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         check_kind(LSTMState, state)
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=self.config.dim)

@@ -154,10 +154,7 @@ class Hyena(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: HyenaState | None = None,
     ) -> tuple[Float[Array, "B T D"], HyenaState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
         project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, name="in")
         project_out = Linear("bct,cd->btd", {"d": config.dim}, ("channels", "embed"), self.dtype, name="out")

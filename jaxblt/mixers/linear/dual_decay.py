@@ -87,10 +87,7 @@ class DualDecay(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: DualDecayState | None = None,
     ) -> tuple[Float[Array, "B T D"], DualDecayState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         config, sizes = (
             self.config,
             {"h": self.config.num_heads, "k": self.config.dim // self.config.num_heads},

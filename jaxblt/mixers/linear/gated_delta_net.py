@@ -102,10 +102,7 @@ class GatedDeltaNet(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: MatrixState | None = None,
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         config, heads = self.config, self.config.num_heads
         check_kind(MatrixState, state, mixer="GatedDeltaNet")
         clock = None if state is None else state.clock

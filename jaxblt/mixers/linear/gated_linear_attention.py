@@ -94,10 +94,7 @@ class GatedLinearAttention(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: MatrixState | None = None,
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         config = self.config
         check_kind(MatrixState, state, mixer="GatedLinearAttention")
         clock = None if state is None else state.clock

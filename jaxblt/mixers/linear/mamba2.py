@@ -96,10 +96,7 @@ class Mamba2(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: MatrixState | None = None,
     ) -> tuple[Float[Array, "B T D"], MatrixState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         config, shape = self.config, self.config.shape
         check_kind(MatrixState, state, mixer="Mamba2")
         clock = None if state is None else state.clock

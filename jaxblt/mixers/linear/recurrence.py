@@ -80,10 +80,7 @@ class GatedRecurrence(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: RecurrenceState | None = None,
     ) -> tuple[Float[Array, "B T D"], RecurrenceState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         check_kind(RecurrenceState, state, cell=self.config.cell)
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=self.config.dim)

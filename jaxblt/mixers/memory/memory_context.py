@@ -123,9 +123,7 @@ class MAC(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: NeuralMemoryState | None = None,
     ) -> tuple[Float[Array, "B T D"], NeuralMemoryState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
+        """Return the output and the next state (None in training); positions play no part.
 
         Raises:
           ValueError: documents may start inside of segments, or the state is of another config.

@@ -193,10 +193,7 @@ class NeuralMemory(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: NeuralMemoryState | None = None,
     ) -> tuple[Float[Array, "B T D"], NeuralMemoryState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         check_kind(NeuralMemoryState, state)
         config, clock, short, carry = self.config, None, None, None
         if state is not None:

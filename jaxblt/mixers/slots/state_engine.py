@@ -228,10 +228,7 @@ class StateEngine(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: StateEngineState | None = None,
     ) -> tuple[Float[Array, "B T D"], StateEngineState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         config, before = self.config, state
         told: Any = {"levels": config.level_sizes, "interval": config.interval_of_edges}
         check_kind(StateEngineState, before, adaptive_count=config.adaptive_count, cell=config.cell, **told)

@@ -135,10 +135,7 @@ class NTM(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: NTMState | None = None,
     ) -> tuple[Float[Array, "B T D"], NTMState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         config = self.config
         check_kind(NTMState, state)
         clock = None if state is None else state.clock

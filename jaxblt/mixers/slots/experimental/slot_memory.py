@@ -183,9 +183,7 @@ class SlotMemory(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: SlotMemoryState | None = None,
     ) -> tuple[Float[Array, "B T D"], SlotMemoryState | None]:
-        """Return the output and the state after the tokens (None in training).
-
-        Positions play no part.
+        """Return the output and the next state (None in training); positions play no part.
 
         Raises:
           ValueError: the state is of another config.
