@@ -43,7 +43,7 @@ def babilong() -> Recipe:
     --init-from runs/babilong_4k --run-dir runs/babilong_16k --data.task.max-bytes 16384 --data.seq-len 16386
     --data.batch-size 8 --train.steps 2000
 
-    Windows alone, as large by wider MLPs, to compare with:
+    Only windows, as large by wider MLPs, to compare with:
     --model.stack.pattern W --model.stack.mlp-dim 1408 --run-dir runs/babilong_windows
 
     Two facts instead of one: --data.task.task 2 in each stage.

@@ -46,7 +46,7 @@ def check_seal(
     Args:
       file: for messages.
       arrays, text, beside: as read, all of them.
-      ours: whether jaxblt alone writes such files, so that one without a seal is of an earlier version.
+      ours: whether only jaxblt writes such files, so that one without a seal is of an earlier version.
 
     Raises:
       ValueError: a bit has changed since the file was written, or a number is not finite.

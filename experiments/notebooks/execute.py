@@ -13,7 +13,7 @@ from jaxblt.cli.parsing import run
 HERE = Path(__file__).parent
 TIMEOUT_S = 1800
 TIMES = re.compile(r"^first step after .*\n", re.MULTILINE)
-"""The line of a run's log that is of the machine alone."""
+"""The line of a run's log that is only of the machine."""
 
 
 def execute(path: Path) -> Any:

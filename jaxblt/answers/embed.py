@@ -101,7 +101,7 @@ def embed(
     `window` are read as `jaxblt.answers.score` reads them; layers of patches take records of one row only.
 
     Patches are those that the record has in a row of its own. Its last patch ends with the record. BOS counts as a byte
-    when patches are cut, but a patch of BOS alone is left out.
+    when patches are cut, but a patch that holds only BOS is left out.
 
     Records are read in the case of the run's data. With `scored="ACGT"` there, the mean is taken over those bytes.
 

@@ -1,4 +1,4 @@
-"""Records in rows of a few lengths: which bytes stand where, as a function of the record alone.
+"""Records in rows of a few lengths: which bytes stand where, as a function of only the record.
 
 A record of at most `window` pairs (see `jaxblt.data.rows`) has a row of its own, in the shortest bucket that holds it.
 A longer one is read in windows of `window` pairs that begin `stride` pairs apart. Every pair is scored in one window,

@@ -20,7 +20,7 @@ _COMPRESS: dict[Compressor, Callable[[bytes], bytes]] = {
 def compressor_bits_per_byte(data: bytes, compressor: Compressor, *, primer: bytes = b"") -> float:
     """Return 8 * compressed bytes / bytes of `data`, at the compressor's strongest setting.
 
-    The convention (no `primer`) is to compress the held-out bytes alone: the compressor has seen nothing
+    The convention (no `primer`) is to compress only the held-out bytes: the compressor has seen nothing
     before, whereas a trained model has. With a primer, usually the training bytes, the figure is
 
         8 * (size(primer + data) - size(primer)) / len(data),

@@ -30,7 +30,7 @@ def SimplePulse(
       vocab_size: ids, at least the 260 of bytes.
       d_model: width; of 64 a head, or of one head if 64 does not divide it.
       num_states: slots of each head.
-      use_checkpoint: keep a block's input alone for the backward pass and compute the rest again.
+      use_checkpoint: keep only a block's input for the backward pass and compute the rest again.
       sparse_routing: tokens write to their likeliest slots only. That chooses what slots hold and saves no time: routes
         are dense matrices, and skipping zeros would take fewer products on tensor cores only from about 256 slots on.
       top_k_states: how many those are; None for 16, or for all slots if there are fewer.

@@ -21,7 +21,7 @@ def remat(module: type[nn.Module], policy: Remat) -> type[nn.Module]:
     """Put `module` under `jax.checkpoint` with the named policy; "none" leaves it as it is.
 
     - "none": keep every intermediate.
-    - "full": keep a layer's input alone; about one more forward pass.
+    - "full": keep only a layer's input; about one more forward pass.
     - "dots": keep the outputs of matmuls without batch axes; elementwise work and convolutions are done again.
     - "offload": as "full", with the inputs of the blocks in pinned host memory (GPU and TPU).
 

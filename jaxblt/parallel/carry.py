@@ -25,7 +25,7 @@ def exclusive_scan[C](
       start: the carry before the first position.
       summary: pytree, what this device's stretch does to a carry: of one size whatever the stretch.
       reverse: the last device comes first.
-      hops: devices back that a carry can tell of, if not all: their summaries alone are sent, by neighbours.
+      hops: devices back that a carry can tell of, if not all: only their summaries are sent, by neighbours.
     """
     count, index = jax.lax.axis_size(SEQ_AXIS), jax.lax.axis_index(SEQ_AXIS)
     place = count - 1 - index if reverse else index

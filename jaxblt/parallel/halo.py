@@ -37,7 +37,7 @@ def before(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, ".
     """Fetch the `size` positions before this device's, oldest first.
 
     There are zeros before the start of the sequence. Only inside an island over the sequence. One exchange for each
-    device that the halo reaches, of the positions asked for alone; its gradient sends as much the other way.
+    device that the halo reaches, of only the positions asked for; its gradient sends as much the other way.
 
     Args:
       x: this device's positions.

@@ -111,7 +111,7 @@ def find_launch(
 
     Each value comes from the first source that has it: the arguments; the variables `JAXBLT_COORDINATOR`,
     `JAXBLT_NUM_PROCESSES`, `JAXBLT_PROCESS_ID`; the scheduler, which is Open MPI, SLURM, or a Kubernetes
-    indexed Job or JobSet (these tell the process id alone: the pod's environment must set the other two).
+    indexed Job or JobSet (these tell only the process id: the pod's environment must set the other two).
 
     Raises:
       ValueError: something is missing, is no number, or is out of range.

@@ -29,7 +29,7 @@ class PatcherConfig:
     plus the surprise of the bytes behind its first. Patches never cross a block's edge; offsets count from it.
 
     Attributes:
-      mode: the rule; all but the last two are causal: they read bytes and entropies up to t alone.
+      mode: the rule; all but the last two are causal: they read bytes and entropies only up to t.
       threshold: nats. No default: `calibrate_threshold` finds the one for a number of bytes per patch.
       threshold_add: nats; not None switches the dual rule on.
       monotonic: threshold the rise of the entropy.

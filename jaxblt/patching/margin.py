@@ -22,7 +22,7 @@ def boundary_margin(
 
     |H_t - threshold|, |H_t - H_{t-1} - threshold| / 2 (monotonic), the like for the conjunction (dual), and
     the distance of the sum from the budget over the number of its terms (greedy). Infinite where entropies
-    are not read: first bytes in mode entropy, padding, and modes that go by bytes alone. Length limits are
+    are not read: first bytes in mode entropy, padding, and modes that read only bytes. Length limits are
     not taken into account here; `decided` does that.
 
     Raises:

@@ -23,7 +23,7 @@ class Patches:
 
     Attributes:
       patch_ids: the slot, in its own block, of the patch that holds each byte; P for padding bytes.
-      closed: whether the patch of byte t ends at t, decided from bytes ≤ t alone. The last patch of a
+      closed: whether the patch of byte t ends at t, decided from only bytes ≤ t. The last patch of a
         document that is still open stays invisible to its own bytes.
       starts: offset of the patch's first byte in its block; `block_size` for holes.
       lengths: bytes in the patch; 0 for holes. They sum to the number of bytes that are not padding.

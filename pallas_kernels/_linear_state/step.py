@@ -61,7 +61,7 @@ def run_step(
       streams: q, k, v and beta if there is one.
       log_gate: of any kind; None keeps the state.
       state: zero if None.
-      segment_ids: documents; None for tokens alone.
+      segment_ids: documents; None if all positions are tokens.
       output_final_state: return the state too.
     """
     k, v = streams["k"], streams["v"]

@@ -12,7 +12,7 @@ and U lie in shared memory once more: where post_gate was loaded to, and where U
 dpre_gate will be. Two programs fit on a multiprocessor only by that.
 
 In packed rows G_1 and G_2 hold of each chunk what its first document has, as far back as this one reaches, and act on
-the last document of a chunk of U. To each other document of a chunk G_0 alone has something to send: dU and dM_0 take
+the last document of a chunk of U. Only G_0 has something to send to each other document of a chunk: dU and dM_0 take
 one product more for each, see `TileDocuments`. The forward kernel makes dpost_gate there, with dy in post_gate's place:
 registers hold no more.
 

@@ -1,6 +1,6 @@
 """Heads of any width as heads of 64 or 128 channels, which kernels take.
 
-A state [K, V] is cut into pieces [K', V']. A piece of keys reads and writes its rows alone, and outputs are sums over
+A state [K, V] is cut into pieces [K', V']. A piece of keys reads and writes only its rows, and outputs are sums over
 them; a piece of values has columns of its own. So pieces are heads, exactly, and channels of zeros that fill them up do
 nothing.
 """

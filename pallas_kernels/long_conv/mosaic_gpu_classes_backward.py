@@ -6,7 +6,7 @@ With the spectra of `mosaic_gpu_classes`, each class by itself:
 
 A program takes one class and some channels, a warpgroup one channel after the other and all of its rows. So the sum
 stays on chip in fp32 and is added up in one order. It leaves in fp16: each row has a weight that undoes its scales, and
-one power of two for all of a channel's rows bounds the sum. Spectra are in shared memory alone.
+one power of two for all of a channel's rows bounds the sum. Spectra are only in shared memory.
 """
 
 from collections.abc import Sequence

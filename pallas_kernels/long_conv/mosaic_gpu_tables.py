@@ -28,7 +28,7 @@ class Tables(NamedTuple):
 
     Attributes:
       matrices: -Im F, Re F and Im F over 8 side by side, in fp16; where rows share tiles, behind the first stage's.
-      twiddles: real and imaginary parts, class after class, in fp16; of class 0 alone where there are shifts.
+      twiddles: real and imaginary parts, class after class, in fp16; only of class 0 where there are shifts.
       turns: those of each class and tile m, over sqrt(C), in fp16.
       shifts: those of each class, in fp32, or None.
     """

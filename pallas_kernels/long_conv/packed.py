@@ -1,4 +1,4 @@
-"""Packed rows by halves, so that each product of long blocks serves one document alone."""
+"""Packed rows by halves, so that each product of long blocks serves only one document."""
 
 from collections.abc import Callable
 from functools import partial

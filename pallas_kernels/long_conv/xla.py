@@ -1,4 +1,4 @@
-"""One FFT per row; packed rows by halves, so that each transform serves one document alone."""
+"""One FFT per row; packed rows by halves, so that each transform serves only one document."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int

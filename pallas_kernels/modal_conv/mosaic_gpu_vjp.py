@@ -142,7 +142,7 @@ def _kernel(
     """Return G^T U, Q^T U and P^T U of each program, and [Q, P] before each row.
 
     Q^T U and P^T U are in two halves each. Rows that share a tile have no state before them: of those there is the
-    first alone.
+    first only.
     """
     x, channels = streams[X], log_poles.shape[0]
     rows, groups = divide(batch, channels, shared)

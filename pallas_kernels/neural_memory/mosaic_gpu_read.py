@@ -1,4 +1,4 @@
-"""Hopper: f(x) = x + silu(x M1) M2 of many memories, with what has a column for each hidden unit on chip alone.
+"""Hopper: f(x) = x + silu(x M1) M2 of many memories, with what has a column for each hidden unit only on chip.
 
 A program takes 128 tokens of a memory, and walks over the hidden units 128 at a time. One warpgroup copies blocks of
 M1's columns and of M2's rows to shared memory, in halves; two compute, 64 tokens each:

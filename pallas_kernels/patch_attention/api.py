@@ -137,7 +137,7 @@ def explain(
 
     Args:
       direction: "pool" (patches over bytes) or "lookup" (bytes over patches).
-      arrays: of the call, or their ShapeDtypeStructs; without them the device alone is looked at.
+      arrays: of the call, or their ShapeDtypeStructs; without them only the device is looked at.
       options: of the call.
       device: what it would run on; this machine's default if None.
     """

@@ -60,7 +60,7 @@ def routed_lora(
 
     Args:
       x: what all sites read; products are in its dtype and summed in fp32.
-      w: [K, N] of each site; None for the update alone, where x W is made in another way (quantised, for example).
+      w: [K, N] of each site; None for only the update, where x W is made in another way (quantised, for example).
       v: [K, r] of each site, or one array for one site, and likewise w and u. Other dtypes are cast to that of x.
       u: [r, N] of each site.
       code: token t has that of chunk t // chunk. Each of E numbers scales a block of r / E ranks. None for 1.

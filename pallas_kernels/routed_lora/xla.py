@@ -11,7 +11,7 @@ Where W is small, a copy of it costs less than passes over the tokens do. In 16 
   has time before channels.
 
 Backward, [dx | g] = dy [W^T | U^T] of several sites is one product. Without a code the update's share of dx is in W:
-dx = dy (W + scale V U)^T. These sum in another order than a product with W alone may, so fp32 goes without: there a
+dx = dy (W + scale V U)^T. These sum in another order than a product with only W may, so fp32 goes without: there a
 call whose U or code is 0 equals the base bit for bit.
 """
 

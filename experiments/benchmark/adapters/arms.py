@@ -120,7 +120,7 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     static        c = 1, of the whole bank's rank
     prefix, chunk, token    a free code of so many numbers as ranks
     chunk_block   chunk with a router in each block, of a fourth of the width: it reads what the block does, and so the
-                  context of a byte, where the one router of chunk reads bytes alone
+                  context of a byte, where the one router of chunk reads only bytes
     token_traces  token whose router has traces, a memory that knows the order of bytes, and no prefix
     token_imitated    token_traces whose code is drawn towards the labels in training: the mean of a domain's ranks is
                   its logit

@@ -30,7 +30,7 @@ def by_distance(nats: np.ndarray, since: np.ndarray, length: int) -> dict[str, f
 def difference(arm: np.ndarray, other: np.ndarray) -> dict[str, float]:
     """Return bits per byte that an arm needs less than another, with its 95 % BCa interval, and Wilcoxon's p.
 
-    Where every document gains as much as the others the interval is that number alone, and p is 1 if it is 0.
+    Where every document gains as much as the others the interval is only that number, and p is 1 if it is 0.
 
     Args:
       arm, other: bits per byte of each document.

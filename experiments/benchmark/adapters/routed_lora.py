@@ -97,7 +97,7 @@ def open_mix(data: str, mix: str, domains: int, settings: Settings) -> tuple["Mi
     """Return a mix to train on and one to test on, and the domains' names.
 
     Raises:
-      ValueError: there is one domain alone, or a domain has less text than is read at once.
+      ValueError: there is only one domain, or a domain has less text than is read at once.
     """
     from experiments.benchmark.adapters.mix_files import read_books, read_natural
     from experiments.benchmark.adapters.mixed_text import check_texts, conflict_mix, natural_mix

@@ -119,7 +119,7 @@ def write_table(
 def networks(
     base_run: str, data: "LabelledDataConfig", *, seed: int, steps: int, pool: Any, layer_decay: float
 ) -> dict[str, "Recipe"]:
-    """Return recipes of the fine-tuned run, of the probe that trains a head alone, and of the CNN."""
+    """Return recipes of the fine-tuned run, of the probe that trains only a head, and of the CNN."""
     import jaxblt
     from experiments.benchmark.labels.cnn import equal_size
     from jaxblt.training.finetune import finetune_recipe

@@ -24,7 +24,7 @@ def babilong(
     Lengths go beyond those of training.
 
     Args:
-      run_dirs: folders of runs, such as one with a memory and one of windows alone.
+      run_dirs: folders of runs, such as one with a memory and one of only windows.
       out: file for the figures as JSON, written anew after each length.
       lengths: bytes of a row; every row has as many, except for the end of its last sentence.
       rows: of each length.

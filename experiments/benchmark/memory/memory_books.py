@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxblt.training.recipe import Recipe
 
 Name = Literal["window", "mag", "mal", "mac", "slots"]
-"""Forms of `jaxblt.models.titan`, and windows alone."""
+"""Forms of `jaxblt.models.titan`, and only windows."""
 
 
 @dataclass(frozen=True)

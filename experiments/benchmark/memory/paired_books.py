@@ -21,14 +21,14 @@ def over_seeds(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def over_windows(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what memories save of the same bytes over windows alone: by seed, and of all seeds together.
+    """Return what memories save of the same bytes over only windows: by seed, and of all seeds together.
 
     Bits per byte and the share of those of windows, with 95 % intervals over books, of paired differences. Together,
     a book's nats are means over seeds: intervals do not count what seeds differ by.
 
     Args:
       runs: of memories; others among them are left out.
-      others: runs of one setting, those of windows alone among them.
+      others: runs of one setting, those of only windows among them.
     """
     windows = {run["seed"]: run for run in others if run["model"] == "window"}
     pairs = [

@@ -60,7 +60,7 @@ def scaling(
       dim: width; heads have 128.
       attention_up_to: longest row of attention.
       trials: timed calls of each, at least 20.
-      dtype: of the computation. MFU is of bfloat16 alone.
+      dtype: of the computation. MFU is only of bfloat16.
       method: "calls" takes the wall clock, for programs of more kernels than the profiler counts, such as edges in long
         rows; None for what suits the device.
       remat: plan the memory with rematerialisation, too: half as many programs again to compile.

@@ -3,7 +3,7 @@
     python -m experiments.benchmark fla_slots --out FILE
 
 Both write keys and values to slots and read them by a softmax over scores: `chunk_gsa` there, two calls of
-`gated_linear_attention` here. Forward alone: with Triton 3.4 to 3.7 the peer refuses its gradients on Hopper.
+`gated_linear_attention` here. Forward only: with Triton 3.4 to 3.7 the peer refuses its gradients on Hopper.
 """
 
 from typing import Any

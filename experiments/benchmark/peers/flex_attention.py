@@ -150,7 +150,7 @@ def dense_mask(torch: Any, seen: View, bias: Any) -> Any:
 def first_block_error(
     torch: Any, attend: Any, arrays: tuple[Any, ...], seen: View, bias: Any, shape: PatchShape
 ) -> float:
-    """Return relative error of the first block's queries, which see the keys of the first block alone."""
+    """Return relative error of the first block's queries, which see only the keys of the first block."""
     blocks = shape.batch * shape.blocks
     rows, keys = len(seen.low) // blocks, len(seen.valid) // blocks
     q, k, v = (x[0].float() for x in arrays)
@@ -174,7 +174,7 @@ def dense(torch: Any, seen: View, bias: Any, q: Any, k: Any, v: Any, do: Any) ->
 
 
 def passes(torch: Any, attend: Any, q: Any, k: Any, v: Any, do: Any) -> dict[str, float]:
-    """Return median milliseconds of the output alone, and of the output and the gradients of q, k and v."""
+    """Return median milliseconds of only the output, and of the output and the gradients of q, k and v."""
     given = [x.detach().requires_grad_() for x in (q, k, v)]
 
     def forward() -> None:

@@ -161,7 +161,7 @@ def _ours(
 
 
 def passes(torch: Any, shape: NeuralMemoryShape) -> dict[str, float | str]:
-    """Return median milliseconds of the output alone, and of the output and all gradients; or why one was not timed."""
+    """Return median milliseconds of only the output, and of the output and all gradients; or why one was not timed."""
     arrays = [torch.as_tensor(x, device="cuda") for x in streams(shape, step=1.0 / shape.chunk)]
     module = memory(torch, shape, *arrays[6:])
     given = [x.to(torch.bfloat16) for x in arrays[:3]] + arrays[3:6]

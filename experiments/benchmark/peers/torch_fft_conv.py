@@ -75,7 +75,7 @@ def _outputs(torch: Any, arrays: list[Any]) -> list[Any]:
 
 
 def passes(torch: Any, given: list[Any], dy: Any) -> dict[str, float | str]:
-    """Return median milliseconds of the output alone, and of the output and all gradients."""
+    """Return median milliseconds of only the output, and of the output and all gradients."""
     inputs = [z.detach().requires_grad_() for z in given]
     spectrum = torch.fft.rfft(given[1], n=2 * given[0].shape[-1])
 

@@ -121,7 +121,7 @@ def _asked(x: Any, sites: Sequence[Site]) -> tuple[list[Any], list[Site]]:
 
 
 def passes(torch: Any, run: Callable[..., list[Any]], x: Any, sites: Sequence[Site]) -> dict[str, float]:
-    """Return median milliseconds of the outputs alone, and of the outputs and all gradients."""
+    """Return median milliseconds of only the outputs, and of the outputs and all gradients."""
     asked, given = _asked(x, sites)
     dy = [torch.randn_like(y) for y in run(torch, x, sites)]
     if run is products:  # nothing of an update gets a gradient

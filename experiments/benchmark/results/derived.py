@@ -50,7 +50,7 @@ def seeds(row: Row) -> int:
 
 
 def saved(row: Row) -> str | None:
-    """Return what a memory saves over windows alone of the same seeds after the longest context, as bits and share."""
+    """Return what a memory saves over only windows of the same seeds after the longest context, as bits and share."""
     if row["model"] == "window":
         return None
     windows = row["folder"]["memory_books_seeds_window"]["models"]

@@ -35,7 +35,7 @@ def draw(sources: Annotated[tuple[str, ...], tyro.conf.Positional], out: str) ->
 
 
 def _steps(source: Path) -> list[dict[str, Any]]:
-    """Return steps that ran, with the shares of single devices, those planned alone, and losses without gradients."""
+    """Return steps that ran, with the shares of single devices, those only planned, and losses without gradients."""
     try:
         written = json.loads(source.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

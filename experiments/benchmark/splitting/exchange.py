@@ -35,7 +35,7 @@ def exchange(
 
     Raises:
       RuntimeError: a device did not get what the one before it sent.
-      ValueError: there is one device alone, or no setting or size; or as `send_messages`.
+      ValueError: there is only one device, or no setting or size; or as `send_messages`.
     """
     import jax
 

@@ -44,7 +44,7 @@ def packed_ring(
 
     Raises:
       RuntimeError: an error of the first is more than WITHIN times the last's.
-      ValueError: there is one device alone, or one implementation, or the row has no room for so many documents.
+      ValueError: there is only one device, or one implementation, or the row has no room for so many documents.
     """
     import jax
 

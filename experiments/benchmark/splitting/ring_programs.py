@@ -94,7 +94,7 @@ def share(length: int) -> int:
 def compiled(
     attend: Callable[..., Any], given: tuple[Any, ...], *, backward: bool
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the output alone, or with the gradients of q, k, v; each result lies where its input does."""
+    """Return only the output, or with the gradients of q, k, v; each result lies where its input does."""
     import jax
 
     def forward(q: Any, k: Any, v: Any) -> tuple[Any]:

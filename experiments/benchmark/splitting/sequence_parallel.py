@@ -40,7 +40,7 @@ def sequence_parallel(
         backward. Heads have 128 channels, those of Mamba-2 64.
       ops: kind of gates or "delta", tokens and heads of each bare op of linear states that is timed likewise.
       step_bytes: lengths of the train step's sequence; none for no step.
-      forward_bytes: lengths of sequences whose loss alone is computed.
+      forward_bytes: lengths of sequences of which only the loss is computed.
       pattern: of the latent stack.
       remat: what the step's blocks keep for the backward pass.
       trials: of each timing, at least 20.

@@ -27,7 +27,7 @@ from jaxblt.parallel import make_mesh, replicated
 
 
 def meshes(devices: int) -> list[Mesh]:
-    """Return one device alone, and the sequence over all, which may be one too."""
+    """Return a mesh of one device, and the sequence over all, which may be one too."""
     return [make_mesh(data=1, seq=n, devices=jax.devices()[:n]) for n in (1, devices)]
 
 

@@ -31,7 +31,7 @@ class Settings(Budget):
     Attributes:
       symbols: of the vocabulary; keys are half of them, values the others.
       dim: width.
-      layers: blocks; before each mixer stands one of a short convolution alone.
+      layers: blocks; before each mixer stands one with only a short convolution.
       heads: of the mixers with a matrix of state, which then has dim / heads rows.
       tokens: of a batch; rows have 4 positions a pair, or 64.
     """

@@ -155,7 +155,7 @@ def context(
 ) -> None:
     """Score the same bytes of a split after contexts of several lengths.
 
-    Writes bits per byte of each. Every context ends with the same `targets` bytes, and they alone are scored. The bytes
+    Writes bits per byte of each. Every context ends with the same `targets` bytes, and only they are scored. The bytes
     before a context are not seen at all: positions, patches and entropies begin with it.
 
     Args:

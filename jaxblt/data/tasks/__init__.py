@@ -1,7 +1,7 @@
 """Task sets: examples that train and test sequence mixers, drawn or read from released files.
 
 A task is a frozen config (`jaxblt.data.TaskSource`). `jaxblt.data.TaskDataConfig` makes rows of its examples, of which
-`loss_mask` scores the answers alone. `jaxblt.evaluation.tasks` scores them.
+`loss_mask` scores only the answers. `jaxblt.evaluation.tasks` scores them.
 """
 
 from jaxblt.data.tasks.babi import Babi

@@ -1,4 +1,4 @@
-"""Arrays of parameters alone that calls with a state would make again each time, made once for all of them."""
+"""Arrays that only parameters decide, made once for all calls with a state instead of in each."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -20,7 +20,7 @@ from pallas_kernels.linear_scan import decayed, linear_scan
 
 @dataclasses.dataclass(frozen=True)
 class GatedRecurrenceConfig:
-    """h_t = a_t h_{t-1} + (1 - a_t) u_t, a diagonal recurrence whose gates depend on the input alone.
+    """h_t = a_t h_{t-1} + (1 - a_t) u_t, a diagonal recurrence whose gates depend only on the input.
 
     "gated" has one gate, a_t = sigmoid(x_t W_a + b) (1709.04057; minGRU of 2410.01201, sec. 3.1.1). "minlstm" has a
     forget gate f and an input gate i that are normalised, a_t = f_t / (f_t + i_t), so that 1 - a_t = i_t / (f_t + i_t)
@@ -66,7 +66,7 @@ class RecurrenceState:
 
 
 class GatedRecurrence(nn.Module):
-    """y = h W_out. Gates depend on the input alone, so the recurrence is linear."""
+    """y = h W_out. Gates depend only on the input, so the recurrence is linear."""
 
     config: GatedRecurrenceConfig
     dtype: Any = jnp.float32

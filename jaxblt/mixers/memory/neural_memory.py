@@ -40,7 +40,7 @@ class NeuralMemoryConfig:
     """M <- (1 - alpha) M + S, S <- eta S - grad |f_M(k) - v|^2 / 2, read by f_M(q) (Behrouz et al., 2501.00663).
 
     A memory is updated once every `chunk_size` tokens of its document, and read as of the last update. See
-    `pallas_kernels.neural_memory`. Tokens of the same chunk reach each other by the short convolutions alone: put
+    `pallas_kernels.neural_memory`. Tokens of the same chunk reach each other only by the short convolutions: put
     attention over a window of at least `chunk_size` beside it, as `MAGConfig` does.
 
     Attributes:

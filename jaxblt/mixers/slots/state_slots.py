@@ -124,7 +124,7 @@ def _written(log_gate: Float[Array, "B T H S"], dtype: Any) -> Float[Array, "B T
 
 @flax.struct.dataclass
 class SlotCore:
-    """Core of slots that tokens alone change: linear in the slots, so that stretches join. Streams are `SlotStreams`.
+    """Core of slots that only tokens change: linear in the slots, so that stretches join. Streams are `SlotStreams`.
 
     Attributes:
       bias: b of the read scores.

@@ -46,7 +46,7 @@ class SlotMemoryConfig:
         M_i <- M_i + (1 - rate) a_i (s - M_i)                             write
 
     A candidate s whose best cosine with a slot is below `novelty` goes to the least used slot instead; a free one takes
-    it whole. Tokens of one interval reach each other by the short convolutions alone: put attention over a window of at
+    it whole. Tokens of one interval reach each other only by the short convolutions: put attention over a window of at
     least `interval` beside it. `experimental.slot_bank` has the rules, `experimental.slot_upkeep` what to do between
     calls.
 
