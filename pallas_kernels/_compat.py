@@ -42,9 +42,9 @@ def checks_varying() -> bool:
 def vary_alike(*arrays: Any) -> tuple[Any, ...]:
     """Mark all arrays as varying over every mesh axis that any varies over; None stays None.
 
-    A `custom_vjp` needs it before its call inside `shard_map`: the cotangent of a weight that all devices
-    share is made of local rows, and only the transpose of this cast sums it over the devices. A scan needs it
-    for the first value of its carry.
+    A `custom_vjp` needs it before its call inside `shard_map`. The cotangent of a weight that all devices share is made
+    of local rows. Only the transpose of this cast sums it over the devices. A scan needs it for the first value of its
+    carry.
     """
     axes: frozenset[str] = frozenset()
     for x in arrays:

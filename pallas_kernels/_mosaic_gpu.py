@@ -29,7 +29,7 @@ def mosaic_kernel(program: Callable[..., None], *, interpret: Any, **options: An
     """Return `plgpu.kernel` of a program, traced and lowered once a program of XLA.
 
     It is compiled once a process. JAX compiles modules of the same bytes once, those of one program of XLA one after
-    another. But it writes a running number into each module, so no two are the same: a kernel would be compiled again
+    another. But it writes a running number into each module, so no two are the same. A kernel would be compiled again
     for each layer outside a scan, where a forward pass is rematerialised, and in each program. A persistent cache would
     not find programs either that were lowered in another order.
 

@@ -87,9 +87,9 @@ def score(
 ) -> Scores:
     """Return each record's log-likelihood in nats: Σ_t log p(byte t | BOS, bytes before t).
 
-    Every byte is scored once. EOS is scored behind the last byte if the run's data ends documents with it
-    (`run.recipe.data.ends_with_eos`: True for text, False for FASTA, unless `eos` says otherwise) and the record ends
-    where its source says that a text ends.
+    Every byte is scored once. EOS is scored behind the last byte if the run's data ends documents with it, and if the
+    record ends where its source says that a text ends. `run.recipe.data.ends_with_eos` is True for text and False for
+    FASTA, unless `eos` says otherwise.
 
     Records are read as the run's data: `soft_mask="upper"` raises them, with `scored="ACGT"` only those bytes count.
 

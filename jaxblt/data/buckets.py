@@ -33,8 +33,8 @@ def bucket(
 ) -> list[PackedIndex]:
     """Put every document into a row of the shortest length that holds it.
 
-    Rows of `row_length` are the overflow bucket: they take what no other bucket holds, and documents longer
-    still are cut into chunks of `row_length`, each a document of its own (the last chunk goes where it fits).
+    Rows of `row_length` are the overflow bucket: they take what no other bucket holds. Longer documents are cut into
+    chunks of `row_length`, each a document of its own. The last chunk goes where it fits.
 
     Args:
       pairs: Int64[N], pairs in each document (see `rows.pair_counts`).

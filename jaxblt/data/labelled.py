@@ -54,7 +54,7 @@ class LabelledDataConfig:
 
     A row is BOS and the record's bytes, as in training on whole documents. Files are known by their endings: tables
     (.csv, .tsv), JSON lines (.jsonl), Parquet and Arrow (.parquet, .arrow, .feather, folders that `datasets` saved),
-    FASTA with a table of `labels`, and BED intervals over a `genome` whose fourth column is the label. Text may be
+    FASTA with a table of `labels`, and BED intervals over a `genome`, whose fourth column is the label. Text may be
     compressed.
 
     Attributes:

@@ -1,8 +1,8 @@
 """A run's answers as StableHLO programs that run without jaxblt, for any number of records.
 
 A program is made of one row, mapped over rows, so that the number of rows is left open. It takes parameters as
-arguments. Ops choose their plain XLA versions, whatever device is here: kernels (Mosaic, Triton, cuDNN) are custom
-calls that JAX promises no stability of, and a program that asks for one by name is refused.
+arguments. Ops choose their plain XLA versions on any device. Kernels (Mosaic, Triton, cuDNN) are custom calls that JAX
+promises no stability of. A program that asks for one by name is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -97,7 +97,7 @@ def make_embed_program(
     """Make the program of `run.embed` for records of one row.
 
     It returns `states`, Float32[rows, D] for "mean" and "last" and [rows, S, D] for the others, and `held`
-    Int32[rows, S], bytes of the record in each state: one that holds none does not count.
+    Int32[rows, S], bytes of the record in each state. A state that holds none does not count.
 
     Args:
       run: trained with any objective.

@@ -106,9 +106,9 @@ def check_vocab_size(config: Any) -> None:
 def embed(table: Float[Array, "V D"], ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """Read rows of a small table.
 
-    The gradient is a matmul with the one-hot ids, summed in fp32. The scatter-add that JAX would make sends every byte
-    of a batch to a few hundred rows, four for DNA: on a GPU its atomics queue up for longer than the rest of the step
-    takes, and in bf16 they lose small terms.
+    The gradient is a matmul with the one-hot ids, summed in fp32. JAX's own scatter-add would send every byte of a
+    batch to a few hundred rows, four for DNA. On a GPU its atomics queue up for longer than the rest of the step takes.
+    In bf16 they lose small terms.
     """
     if has_reference_ops():
         return _rows(table, ids)

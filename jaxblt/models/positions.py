@@ -22,8 +22,8 @@ from jaxblt.validation import check_bounds, check_fields
 class PositionConfig:
     """Periods of the sinusoids, in bytes.
 
-    Periods are whole numbers: phases are taken modulo the period in integers, so that position 10^9 is as exact as
-    position 1, and a longer context shows the model no value it has not seen.
+    Periods are whole numbers, and phases are taken modulo the period in integers. So position 10^9 is as exact as
+    position 1, and a longer context shows the model no value that it has not seen.
 
     Attributes:
       offset_periods: for the offset in the patch.

@@ -16,9 +16,9 @@ def exclusive_scan[C](
     """Return what the devices before this one carry into its stretch.
 
     It is join(...join(join(start, s_0), s_1)..., s_{i-1}). Only inside an island over the sequence. The summaries are
-    gathered by all, a single exchange, and each device folds those before it. A scan by doublings moves fewer bytes
-    (log2 n summaries instead of n - 1) but waits for log2 n exchanges one after another, and at a few hundred KB it is
-    the wait that costs.
+    gathered by all, a single exchange, and each device folds those before it. A scan by doublings moves fewer bytes,
+    log2 n summaries instead of n - 1, but waits for log2 n exchanges one after another. At a few hundred KB the wait is
+    what costs.
 
     Args:
       join: (carry, summary of the next device) -> carry; done n - 1 times, elementwise or a product of small matrices.

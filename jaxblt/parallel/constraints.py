@@ -1,6 +1,6 @@
 """The placement of arrays inside a model: activations by row and stretch, weights whole among the batch's devices.
 
-Without these constraints the partitioner spreads the split of an FSDP weight through the model, and every device then
+Without these constraints the partitioner spreads the split of an FSDP weight through the model. Every device then
 computes on a part of the width of all rows, as under tensor parallelism.
 """
 

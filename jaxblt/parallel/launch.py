@@ -110,8 +110,8 @@ def find_launch(
     """Return the launch that arguments and environment describe; None for a single process.
 
     Each value comes from the first source that has it: the arguments; the variables `JAXBLT_COORDINATOR`,
-    `JAXBLT_NUM_PROCESSES`, `JAXBLT_PROCESS_ID`; the scheduler, which is Open MPI, SLURM, or a Kubernetes
-    indexed Job or JobSet (these tell only the process id: the pod's environment must set the other two).
+    `JAXBLT_NUM_PROCESSES` and `JAXBLT_PROCESS_ID`; the scheduler. Schedulers are Open MPI, SLURM, and a Kubernetes
+    indexed Job or JobSet. Kubernetes tells only the process id: the pod's environment must set the other two.
 
     Raises:
       ValueError: something is missing, is no number, or is out of range.

@@ -1,7 +1,7 @@
 """Islands inside a `shard_map` of the caller's, with gradients.
 
-JAX 0.11.2 derives a `shard_map` that lies in another to a program that does not compile, if `check_vma` tracks what
-varies: arrays that pass from one part of it to another are split over the outer axes once more. So no part of JAX sees
+JAX 0.11.2 differentiates a `shard_map` inside another to a program that does not compile, if `check_vma` tracks what
+varies. Arrays that pass from one part of it to another are split over the outer axes once more. So no part of JAX sees
 into these islands: each is one operation, with a backward pass that is another one.
 """
 

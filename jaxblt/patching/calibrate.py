@@ -35,10 +35,9 @@ def calibrate_threshold(
     """Return the threshold, in nats, whose mean patch length is nearest to the target.
 
     Bisection finds the place: the number of patches never grows with the threshold, in these modes and under
-    any limits. The threshold is then the middle of the widest gap between neighbouring entropies (sums of
-    them in mode greedy, rises if monotonic) of those where the mean length is within 0.25 % of the target, so
-    that rounding flips none of the sample's boundaries. `threshold_margin` tells how far it may go.
-    Slots are not limited here.
+    any limits. The threshold is then the middle of a gap between neighbouring entropies: sums of them in mode greedy,
+    rises if monotonic. It is the widest of the gaps whose mean length is within 0.25 % of the target, so that rounding
+    flips none of the sample's boundaries. `threshold_margin` tells how far it may go. Slots are not limited here.
 
     Args:
       entropies: [rows, bytes] or [bytes], nats, of the prediction made at each byte.

@@ -86,10 +86,10 @@ def plot_memory(
 ) -> MemoryPicture:
     """Draw what a model's memories do under a passage, and write picture and values.
 
-    Of a layer with a neural memory, means over heads by byte: surprise |f_M(k) - v|^2 / 2 with the memory M that the
-    byte reads, the length |M|, and alpha, the share that the byte asks to forget. M changes at the end of a chunk. Of
-    a layer with slots, by slot of each head: usage and age of the slots that the bytes of an interval read, and the
-    weight with which each byte reads each slot. Usage and age of free slots are blank.
+    A layer with a neural memory has means over heads by byte. They are the surprise |f_M(k) - v|^2 / 2 with the memory
+    M that the byte reads, the length |M|, and alpha, the share that the byte asks to forget. M changes at the end of a
+    chunk. A layer with slots has, by slot of each head, the usage and age of the slots that an interval's bytes read,
+    and the weight with which each byte reads each slot. Usage and age of free slots are blank.
 
     Args:
       model: a run, or a model over bytes.

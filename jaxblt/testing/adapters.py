@@ -1,6 +1,6 @@
 """The property suite of adapters: what `check_mixer` asks of a mixer, and what an adapter promises of its base.
 
-An adapted stack maps [B, T, D] to [B, T, D] as a mixer does, so most properties are those of mixers: causality, packed
+An adapted stack maps [B, T, D] to [B, T, D] as a mixer does. So most properties are those of mixers: causality, packed
 documents, holes, any split of a sequence into calls, rows split over devices.
 """
 

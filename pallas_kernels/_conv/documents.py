@@ -2,8 +2,8 @@
 
 A chunk of 64 steps may hold many documents, counted from 0. The state that enters a chunk is that of document 0, if
 this lies across the chunk's first edge. The state that a chunk leaves behind is that of its last document. What chunk
-c' sends reaches chunk c if one document covers all chunks between them and both edges: that is `links` chunks back at
-most, the chunk right before c counted as 0; -1 if there is none.
+c' sends reaches chunk c if one document covers all chunks between them and both edges. These are at most `links` chunks
+back, where the chunk right before c counts as 0; -1 if there is none.
 """
 
 from typing import NamedTuple

@@ -1,9 +1,9 @@
 """Exact causal convolution of packed rows, by halves.
 
-Cut a block in two. What the left half sends to the right half belongs to the one document that lies across the
-middle, so masking the input and the output of that product, both by document, is exact: no mask is ever needed
-inside of a product. The halves are then cut in turn, all blocks of one size together. Levels above size s cost what
-T / 2s products of size s cost, less than the dense product they replace, as it has no zero half.
+Cut a block in two. What the left half sends to the right half belongs to the one document that lies across the middle.
+Masking the input and the output of that product by document is therefore exact, and no product needs a mask inside. The
+halves are then cut in turn, all blocks of one size together. Levels above size s cost what T / 2s products of size s
+cost, less than the dense product they replace, as it has no zero half.
 """
 
 from collections.abc import Callable

@@ -5,8 +5,8 @@ of a matrix product: with U the tile [chunk, step],
 
     Y = U_0 M_0 + U_1 M_1 + U_2 M_2,      U_l = the tile l chunks earlier,      M_l[j, i] = h[64 l + i - j],
 
-so that up to 129 taps need no other chunk. U_0 = pre_gate * x stays in registers; it is also left in shared memory,
-below the last two chunks of the tile before, from where U_1 and U_2 are read one and two rows higher.
+so that up to 129 taps need no other chunk. U_0 = pre_gate * x stays in registers. It is also left in shared memory,
+below the last two chunks of the tile before. From there U_1 and U_2 are read one and two rows higher.
 
 In packed rows U_1 and U_2 hold of each chunk what its last document has, as far as this one lasts, and M_0 takes the
 documents of a chunk one by one.

@@ -5,7 +5,8 @@ Forward, h_t = a_t h_{t-1} + b_t. Backward walks against it with c_t = a_t g_t, 
     g_t = dh_t + c_{t+1},    db_t = g_t,    da_t = g_t h_{t-1},    dinitial = c_0,
 
 and keeps a and h. With few columns in all, each row is cut into pieces. A piece takes a state s at its edge to P s + L,
-P the product of its factors; one more walk finds P and L, XLA scans over pieces, and the walk above starts from there.
+where P is the product of its factors. One more walk finds P and L, XLA scans over pieces, and the walk above starts
+from there.
 """
 
 import math

@@ -65,8 +65,8 @@ def fft_product(
 ) -> Float[Array, "B D N rows"]:
     """Return y_i = sum_j filter[offset + i - j] u_j for i < rows, in each of N blocks.
 
-    0 <= offset, in fp32 throughout. The transform may wrap around as long as what wraps falls on outputs nobody wants:
-    for a causal row of T its length is T + min(L, T) - 1, for two halves of size s it is 2s.
+    0 <= offset, in fp32 throughout. The transform may wrap around if what wraps falls on outputs that nobody wants. Its
+    length is T + min(L, T) - 1 for a causal row of T, and 2s for two halves of size s.
     """
     (batch, channels, blocks, columns), taps = u.shape, filter.shape[1]
     behind = min(columns - 1, offset)

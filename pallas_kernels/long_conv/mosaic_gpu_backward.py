@@ -8,7 +8,7 @@ the taps' H, as in `mosaic_gpu_pass`,
 and conj(U) V is summed over the rows in fp32 and registers, from which XLA makes the taps' gradient. Programs that
 share a channel write sums of their own, so the result is the same from run to run.
 
-Each class of frequencies has a warpgroup of its own. A row of two tiles is therefore shared by two, a team: each makes
+Each class of frequencies has a warpgroup of its own. A row of two tiles is therefore shared by two, a team. Each makes
 the share of its class in both tiles of y and du, and hands that of the other tile over in fp16. v is transformed first,
 as the next row's dy and post_gate come before its x and pre_gate, from whose places dx and dpre_gate leave last.
 

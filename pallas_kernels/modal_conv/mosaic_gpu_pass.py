@@ -66,9 +66,9 @@ def convolve(
 ) -> list[Float[Array, "B D T"]]:
     """Return conv(pre_gate * x) times each post-gate, or as it is if there is none.
 
-    Rows are matrices [chunk, step] if T is a multiple of 512; a tile that a row does not fill reads zeros, be it the
-    last or, in a short row, the only one. Packed rows of other lengths are padded to that, others are not cut apart:
-    see `_conv.flat_rows`.
+    Rows are matrices [chunk, step] if T is a multiple of 512. A tile that a row does not fill reads zeros. It is the
+    last one or, in a short row, the only one. Packed rows of other lengths are padded to that, others are not cut
+    apart: see `_conv.flat_rows`.
 
     Args:
       x: inputs.

@@ -4,9 +4,9 @@ With G = post_gate * dy and U = pre_gate * x, tiles [chunk, step], and t(c) the 
 
     Q_c = sum_{n > t(c)} exp((n - t(c)) log_poles) G_n,    P_c the same with (n - t(c)) / 64 times each term.
 
-What step j of chunk c adds to y_n is residues exp((n - t(c) + 63 - j) log_poles) u_j, so all that the gradients need
-of the streams is G^T U, Q^T U and P^T U: these stay in registers, in fp32, until the program ends. Q and P are carried
-from chunk to chunk as the states of the other passes are: with a = exp(64 log_poles),
+What step j of chunk c adds to y_n is residues exp((n - t(c) + 63 - j) log_poles) u_j. So the gradients need only G^T U,
+Q^T U and P^T U of the streams. These stay in registers, in fp32, until the program ends. Q and P are carried from chunk
+to chunk as the states of the other passes are: with a = exp(64 log_poles),
 
     Q_{c-1} = a Q_c + V_c,    P_{c-1} = a (P_c + Q_c) + V'_c,    V = G K^T,    V' = G K'^T.
 

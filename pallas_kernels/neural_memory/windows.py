@@ -2,7 +2,7 @@
 
 Chunks lie on the grid of their document. Where documents start on the rows' own grid, a window is a chunk. Elsewhere a
 window holds tokens before the end of the first document's chunk, tokens behind it, and tokens of documents that began
-inside the window, which read the memory that every document starts from.
+inside the window. The latter read the memory that every document starts from.
 """
 
 import math

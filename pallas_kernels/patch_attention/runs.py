@@ -1,6 +1,6 @@
 """Sums over runs of neighbouring bytes by gathers, without a scatter, and nothing is subtracted again.
 
-A run is summed as its bytes up to the next multiple of TILE, and then as the sums of whole tiles, which are runs of
+A run is summed as its bytes up to the next multiple of TILE, and then as the sums of whole tiles. These are runs of
 tiles: the same again, on 1/TILE of the data. What a tile adds up are its bytes of the run that its first byte is in.
 """
 

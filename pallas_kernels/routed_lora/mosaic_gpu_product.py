@@ -1,7 +1,7 @@
 """Hopper: sums of products of matrices, each written once.
 
-An output is the sum of left right over its terms, such as x W + z U: the accumulator of a tile runs through the columns
-of x and then through those of z, and is rounded once. A cluster of two persistent programs takes one tile of 256 x 256
+An output is the sum of left right over its terms, such as x W + z U. The accumulator of a tile runs through the columns
+of x, then through those of z, and is rounded once. A cluster of two persistent programs takes one tile of 256 x 256
 after another, 128 rows each. One warpgroup of a program copies 64 columns of left and 64 rows of right at a time to a
 ring in shared memory; of right each program copies half, to both. Two warpgroups compute, 64 rows each, with both
 operands of their products in shared memory.

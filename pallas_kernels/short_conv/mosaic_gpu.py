@@ -1,7 +1,7 @@
 """Hopper: one pass over memory, each step's inputs read from shared memory once a tap.
 
-A program takes one channel of a few rows and walks along time in tiles. u = pre_gate * x is written, as fp32, below
-the last steps of the tile before, from where it is read K times, each time one step higher: neighbouring threads read
+A program takes one channel of a few rows and walks along time in tiles. u = pre_gate * x is written, as fp32, below the
+last steps of the tile before. From there it is read K times, each time one step higher. Neighbouring threads read
 neighbouring words, so no two of them ask the same bank.
 """
 

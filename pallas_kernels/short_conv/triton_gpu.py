@@ -1,8 +1,8 @@
 """Any NVIDIA GPU since Ampere: one pass over memory in Triton's language, called through jax-triton.
 
-A program takes some steps of one row. Steps are loaded in pairs, so that a lag of two is the pair before and a lag of
-one the other half of a pair: K taps ask for K // 2 + 1 pairs, and bf16 is read in words of 32 bits. All but the first
-of these loads find their bytes in the L1 cache.
+A program takes some steps of one row. Steps are loaded in pairs. A lag of two is then the pair before, and a lag of one
+the other half of a pair. K taps ask for K // 2 + 1 pairs, and bf16 is read in words of 32 bits. All but the first of
+these loads find their bytes in the L1 cache.
 """
 
 from typing import Any

@@ -6,7 +6,7 @@ With g = post dy and u = pre x, over steps of one document:
     du_t = sum_k weights_k g_{t+k},  dx = pre du,  dpre = x du,  dpost = dy conv(u),  dweights_k = sum_t u_t g_{t+k}.
 
 Steps are loaded and stored in pairs that are aligned in memory. Where T is odd, every second row begins with the second
-half of a pair: its steps are in the slots from `first` on, first being 0 or 1, and pointers to a row are to its slot 0.
+half of a pair. Its steps are in the slots from `first` on, which is 0 or 1. Pointers to a row are to its slot 0.
 
 Packed rows bring one word of 32 bits for each pair, which `triton_reach` makes of the segment ids. Of each step a bit
 says whether it is a token, one for each lag behind whether u counts there, and one for each lag ahead whether a

@@ -1,9 +1,9 @@
 """Memory against context: python -m experiments.benchmark memory_context --out FILE.
 
-Two things are counted for each model and length: bytes of the state that streaming carries, exactly, from its shapes;
-and bytes of a train step on one row, as the compiler lays out its buffers. Nothing runs. The compiler is that of a GPU
-that need not be here (start in the environment of `make plan`, with JAX_PLATFORMS=cpu), or with `--gpu None` that of
-this process's own device.
+Two things are counted for each model and length. One is the exact bytes of the state that streaming carries, from its
+shapes. The other is the bytes of a train step on one row, as the compiler lays out its buffers. Nothing runs. The
+compiler is that of a GPU that need not be here (start in the environment of `make plan`, with JAX_PLATFORMS=cpu), or
+with `--gpu None` that of this process's own device.
 """
 
 from collections.abc import Sequence

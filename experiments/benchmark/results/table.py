@@ -4,9 +4,9 @@ A table is one or more blocks of columns, "head = path|format" with semicolons b
 
     ```rows recall_16 recall_seeds*; items = runs; where = pairs:16; by = mixer; together = file; use = recall
 
-It names files, older ones first; `items`, the path of what is a row; `where`, a path and the value that rows have
-there; `by`, paths that name a row, of which the last file's stands; and `together`, if rows of one name are one row:
-those of the last `file`, or of `all`. A block "```columns NAME" holds columns that `use` puts into a table.
+It names files, older ones first; `items`, the path of a row; `where`, a path and the value that rows have there; `by`,
+paths that name a row; and `together`. Of rows of one name the last file's stands. With `together` they are one row, of
+the last `file` or of `all`. A block "```columns NAME" holds columns that `use` puts into a table.
 """
 
 import re

@@ -2,8 +2,8 @@
 
 1. The gate: ring and one GPU's fused kernel against attention in f64 on the host, forward and backward, for rings
    of 2, 4, ... devices; and against the one-GPU kernel at the first length. It fails before anything is timed.
-2. Seconds of one causal layer at each total length on n devices and on one: efficiency = T1 / (n Tn); and of the
-   one-GPU kernel on every device at once, each with a row of its own of length / sqrt(n), which is as much work. All of
+2. It times one causal layer at each total length on n devices and on one: efficiency = T1 / (n Tn). It also times the
+one-GPU kernel on every device at once. Each device then has a row of length / sqrt(n), which is as much work. All of
    a length alternate, round by round, and ratios are of the rounds' medians with their 95 % intervals.
 3. Bytes per second that one exchange with the next device of the ring moves, by size of the message.
 """

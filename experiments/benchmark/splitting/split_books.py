@@ -57,8 +57,8 @@ def compared(
 ) -> dict[str, Any]:
     """Return what `step` found, and one device on its share of the bytes.
 
-    efficiency is the median time of one device on length / devices bytes over that of all on the whole: 1 where a
-    layer's work grows with the length and exchanges cost nothing; attention's work grows faster. At the share's length
+    efficiency is the median time of one device on length / devices bytes over that of all on the whole. It is 1 where a
+    layer's work grows with the length and exchanges cost nothing. Attention's work grows faster. At the share's length
     the loss of the first step is compared, of all devices against one.
     """
     devices, share = many["devices"], many["bytes"] // many["devices"]

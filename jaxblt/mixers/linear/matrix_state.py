@@ -203,8 +203,8 @@ def _heads_axis(name: str) -> str:
 class Decay(nn.Module):
     """log a = -A dt with dt = softplus(x W + b), per head, in fp32 (Dao and Gu, 2405.21060, sec. 7).
 
-    A starts at 1 and dt within `step_sizes`, spread over the heads in place of drawn, as decays of RetNet are
-    (2307.08621): by default the first head forgets over 1,000 tokens, the last over 10. Where A and dt are drawn, all
+    A starts at 1 and dt within `step_sizes`. They are spread over the heads instead of drawn, as decays of RetNet are
+    (2307.08621). By default the first head forgets over 1,000 tokens, the last over 10. Where A and dt are drawn, all
     heads of a layer may forget too soon to learn what lies further apart (docs/notes/recall.md).
     """
 

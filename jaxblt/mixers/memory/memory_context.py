@@ -63,8 +63,8 @@ class MACConfig(NeuralMemoryConfig):
         M'  = M updated by the keys and values of o             write
 
     A gate that read behind the write would show token i the rest of its segment. All is by head: a head attends to what
-    its own memory gives back. The last term is not the paper's: a trained scale s of each channel, 1 at the start, lets
-    what was retrieved for a token past attention and gate, which both keep pairs from being learned
+    its own memory gives back. The last term is not the paper's. A trained scale s of each channel, 1 at the start, lets
+    what was retrieved for a token past attention and gate. Both keep pairs from being learned
     (docs/notes/memory-as-context.md).
 
     Attributes:

@@ -1,7 +1,7 @@
 """Edges: every `interval` tokens of a document the slots of a head move by a cell and attend to each other.
 
-Edges make the slots a function of the chunk before that is not linear, so stretches cannot be joined: chunks are run
-one after another, and where a mesh splits the sequence heads are scattered over its devices.
+Edges make the slots a nonlinear function of the chunk before, so stretches cannot be joined. Chunks are run one after
+another. Where a mesh splits the sequence, heads are scattered over its devices.
 """
 
 from typing import Any, Literal

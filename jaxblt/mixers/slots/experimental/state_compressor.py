@@ -17,7 +17,7 @@ class StateCompressor(nn.Module):
     """decode(e_i) with i the code nearest to encode(state); gradients pass the choice straight through.
 
     The loss |state - decoded|^2 + |sg(z) - e|^2 + commitment |z - sg(e)|^2, means over entries, is sown as
-    "state_compressor", sg being `stop_gradient`; the number of codes in use, exp of the entropy of their shares, as a
+    "state_compressor"; sg is `stop_gradient`. The number of codes in use, exp of the entropy of their shares, is a
     metric of the same name. Compress what is stored, such as `state.slots.values` between turns of a conversation.
 
     Attributes:
