@@ -87,7 +87,7 @@ def check_finite(where: str, arrays: Mapping[str, np.ndarray]) -> None:
 def _digest(arrays: Mapping[str, np.ndarray], text: Mapping[str, Any], beside: Any) -> str:
     """Return the SHA-256 of the text as JSON, and of the arrays.
 
-    Of arrays count names, dtypes, shapes and bytes.
+    Names, dtypes, shapes and bytes of the arrays count.
     """
     digest = hashlib.sha256(json.dumps([text, beside], sort_keys=True).encode())
     for name in sorted(arrays):

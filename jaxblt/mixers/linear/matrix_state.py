@@ -80,8 +80,6 @@ class MatrixState:
 def check_heads(config: Any) -> None:
     """Check the sizes of heads and keys, of `short_taps` and of `chunk_size`.
 
-    The others are `short_taps` and `chunk_size`.
-
     Raises:
       ValueError: a value is out of range, heads do not divide, or the mixer is to be bidirectional.
     """
