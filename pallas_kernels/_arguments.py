@@ -18,8 +18,8 @@ from jaxtyping import AbstractArray
 def checked[**P, R](operation: Callable[P, R]) -> Callable[P, R]:
     """Return the operation with a TypeError for arguments unlike their annotations.
 
-    An argument is an array, an int, a float or a bool. What stands in an annotation beside an array, such as None or a tuple
-    of arrays, is let through. A ValueError names what is none of the words of a `Literal`, or no finite number.
+    An argument is an array, an int, a float or a bool. What stands in an annotation beside an array, such as None or a
+    tuple of arrays, is let through. A ValueError names what is none of the words of a `Literal`, or no finite number.
     """
     signature = inspect.signature(operation)
     kinds = {name: _kind(parameter.annotation) for name, parameter in signature.parameters.items()}

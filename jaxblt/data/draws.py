@@ -53,7 +53,8 @@ class Draws:
     def weighted(self, weights: np.ndarray, count: int) -> np.ndarray:
         """Draw different indices, Int32[count], one by one with chances that follow `weights`.
 
-        The indices win an exponential race: the first `count` of independent arrivals at these rates (Efraimidis, Spirakis 2006).
+        The indices win an exponential race: the first `count` of independent arrivals at these rates (Efraimidis,
+        Spirakis 2006).
         """
         arrivals = -np.log1p(-self.uniform(len(weights))) / weights
         return np.argsort(arrivals, kind="stable")[:count].astype(np.int32)

@@ -51,11 +51,15 @@ class HeadShape:
             "v": (self.heads, self.values),
         }
 
+    def no_inputs(self, batch_size: int, dtype: Any) -> tuple[Float[Array, "B _ S"], ...]:
+        """Return what convolutions of q, k and v hold before the first token: zeros."""
+        sizes = [heads * width for heads, width in self.streams.values()]
+        return tuple(jnp.zeros((batch_size, size, self.taps - 1), dtype) for size in sizes)
+
     def init_state(self, batch_size: int, dtype: Any, mixer: str) -> "MatrixState":
         """Return zero inputs in `dtype`, and S = 0 in fp32."""
-        short = [jnp.zeros((batch_size, h * k, self.taps - 1), dtype) for h, k in self.streams.values()]
         memory = jnp.zeros((batch_size, self.heads, self.keys, self.values), jnp.float32)
-        return MatrixState(start_clock(batch_size), tuple(short), memory, mixer)
+        return MatrixState(start_clock(batch_size), self.no_inputs(batch_size, dtype), memory, mixer)
 
 
 @flax.struct.dataclass

@@ -20,6 +20,7 @@ from jaxblt.mixers.linear.gated_delta_net import unit
 from jaxblt.mixers.linear.matrix_state import Readout, Streams
 from jaxblt.mixers.memory.neural_memory import (
     MemoryCarry,
+    MemoryStreams,
     NeuralMemoryConfig,
     NeuralMemoryState,
     check_memory,
@@ -96,18 +97,6 @@ class MACConfig(NeuralMemoryConfig):
         return empty_state(self, batch_size, dtype, wide=3)
 
 
-@flax.struct.dataclass
-class ContextStreams:
-    """The streams of tokens: queries, keys and values of attention, and the gates of the memory."""
-
-    q: Float[Array, "B T H K"]
-    k: Float[Array, "B T H K"]
-    v: Float[Array, "B T H K"]
-    theta: Float[Array, "B T H"]
-    eta: Float[Array, "B T H"]
-    alpha: Float[Array, "B T H"]
-
-
 class MAC(nn.Module):
     """Retrieve, attend, gate, write, segment by segment (see `MACConfig`), then norm and output gate of `Readout`."""
 
@@ -147,7 +136,7 @@ class MAC(nn.Module):
         gates = memory_gates(config.num_heads, self.dtype)(rows.x)
         traced = state is None and self.is_mutable_collection("metrics")
         core = ContextCore(start_memory(self, config), self._matrices(), config.chunk_size, traced)
-        streams = ContextStreams(q, k, v, *gates)
+        streams = MemoryStreams(q, k, v, *gates)
         keep_core(self, core, streams)
         (o, trace), after = rows.run(core, streams, carry)
         if trace is not None:
@@ -171,7 +160,7 @@ class MAC(nn.Module):
 
 @flax.struct.dataclass
 class ContextCore:
-    """Core of MAC; streams are `ContextStreams`, outputs what is behind the gate and a `Trace` or None.
+    """Core of MAC; streams are `MemoryStreams`, outputs what is behind the gate and a `Trace` or None.
 
     Attributes:
       weights: M before a document.
@@ -186,13 +175,13 @@ class ContextCore:
     traced: bool = flax.struct.field(pytree_node=False)
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("weights", "matrices"))
 
-    def zero(self, streams: ContextStreams) -> MemoryCarry:
+    def zero(self, streams: MemoryStreams) -> MemoryCarry:
         """Return the memory before a document, and no tokens."""
         opened = no_tokens(_parts(streams), self.chunk_size)
         return MemoryCarry(start_state(self.weights, opened.count), opened, opened.count == 0)
 
     def run(
-        self, streams: ContextStreams, marks: Marks, carry: MemoryCarry | None
+        self, streams: MemoryStreams, marks: Marks, carry: MemoryCarry | None
     ) -> tuple[tuple[Float[Array, "B T H K"], Trace | None], MemoryCarry | None]:
         """Return outputs; with a carry also what is carried behind the stretch."""
         fresh = self.zero(streams)
@@ -204,7 +193,7 @@ class ContextCore:
 
         def one(parts: Any, marks: Marks, carry: MemoryCarry) -> tuple[Array, MemoryCarry]:
             laid = lay_out(carry.opened, parts, marks)
-            (y, _), memory = self._segments(ContextStreams(*laid.streams), laid.segment_ids, carry.memory)
+            (y, _), memory = self._segments(MemoryStreams(*laid.streams), laid.segment_ids, carry.memory)
             opened = left_open(laid, self.chunk_size)
             opened = jax.tree.map(lambda new, old: new.astype(old.dtype), opened, carry.opened)
             return take_back(y, laid, parts[0].shape[1]), MemoryCarry(memory, opened, carry.begun)
@@ -213,7 +202,7 @@ class ContextCore:
         return (y, None), after
 
     def _segments(
-        self, streams: ContextStreams, ids: Int[Array, "B T"] | None, memory: MemoryState
+        self, streams: MemoryStreams, ids: Int[Array, "B T"] | None, memory: MemoryState
     ) -> tuple[tuple[Float[Array, "B T H K"], Trace | None], MemoryState]:
         """Run rows whose documents start on the grid of segments, from the memory that enters."""
         shape, kind = streams.q.shape[:2], streams.q.dtype
@@ -268,5 +257,5 @@ class ContextCore:
         return jnp.zeros_like(like[:, :, :1], learned.dtype) + learned[None]
 
 
-def _parts(streams: ContextStreams) -> tuple[Array, ...]:
+def _parts(streams: MemoryStreams) -> tuple[Array, ...]:
     return tuple(getattr(streams, field.name) for field in dataclasses.fields(streams))

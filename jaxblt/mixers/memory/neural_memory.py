@@ -167,7 +167,6 @@ def empty_state(config: Any, rows: int, dtype: Any, *, wide: int) -> NeuralMemor
     An open chunk holds `wide` streams [B, H, C, K] and the gates.
     """
     shape = config.shape
-    short = [jnp.zeros((rows, h * k, shape.taps - 1), dtype) for h, k in shape.streams.values()]
     zeros = lambda *sizes: jnp.zeros((rows, shape.heads, *sizes), jnp.float32)  # noqa: E731
     weights = tuple(zeros(*size) for size in config.matrices)
     streams = (zeros(config.chunk_size, shape.keys).astype(dtype),) * wide
@@ -175,7 +174,7 @@ def empty_state(config: Any, rows: int, dtype: Any, *, wide: int) -> NeuralMemor
     content, count = zeros(config.chunk_size).astype(bool), zeros().astype(jnp.int32)
     opened = OpenChunk((*streams, *gates), content, count)
     carry = MemoryCarry(MemoryState(weights, weights), opened, count.astype(bool))
-    return NeuralMemoryState(start_clock(rows), tuple(short), carry)
+    return NeuralMemoryState(start_clock(rows), shape.no_inputs(rows, dtype), carry)
 
 
 class NeuralMemory(nn.Module):

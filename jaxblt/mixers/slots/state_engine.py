@@ -167,7 +167,6 @@ class StateEngineConfig:
         """Return zero inputs in `dtype`, and empty slots in fp32."""
         shape, count = self.shape, self.slots
         zeros = lambda *sizes: jnp.zeros((batch_size, shape.heads, *sizes), jnp.float32)  # noqa: E731
-        short = [jnp.zeros((batch_size, h * k, shape.taps - 1), dtype) for h, k in shape.streams.values()]
         slots: Any = Slots(zeros(shape.keys, count), zeros(count, shape.values))
         if self.has_edges:
             edge = zeros(count, shape.keys + shape.values)
@@ -175,7 +174,8 @@ class StateEngineConfig:
             slots = Engine(slots, edge, edge if self.cell == "lstm" else None, time)
         counted = start_count(batch_size) if self.adaptive_count else None
         told: Any = {"levels": self.level_sizes, "cell": self.cell, "interval": self.interval_of_edges}
-        return StateEngineState(start_clock(batch_size), tuple(short), slots, counted, **told)
+        short = shape.no_inputs(batch_size, dtype)
+        return StateEngineState(start_clock(batch_size), short, slots, counted, **told)
 
 
 @flax.struct.dataclass

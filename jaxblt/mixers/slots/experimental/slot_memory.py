@@ -139,11 +139,11 @@ class SlotMemoryConfig:
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "SlotMemoryState":
         """Return free slots, and no tokens."""
         shape, sizes = self.shape, (batch_size, self.num_heads)
-        short = [jnp.zeros((batch_size, h * k, shape.taps - 1), dtype) for h, k in shape.streams.values()]
         streams = (jnp.zeros((*sizes, self.interval, shape.keys), dtype),) * 3
         opened = OpenChunk(streams, jnp.zeros((*sizes, self.interval), bool), jnp.zeros(sizes, jnp.int32))
         bank = empty_bank(jnp.zeros(sizes), self.slots, shape.keys)
-        return SlotMemoryState(start_clock(batch_size), tuple(short), SlotCarry(bank, opened))
+        short = shape.no_inputs(batch_size, dtype)
+        return SlotMemoryState(start_clock(batch_size), short, SlotCarry(bank, opened))
 
 
 @flax.struct.dataclass
