@@ -44,7 +44,7 @@ def _train(steps: int, minutes: float) -> TrainConfig:
 
 
 def english_entropy() -> Recipe:
-    """The byte model whose entropies cut the patches of `english`: three windowed layers."""
+    """Return the byte model whose entropies cut patches of `english`: three windowed layers."""
     return Recipe(
         name="english_entropy",
         model=ByteLMConfig(stack=_window(128, 3, 128)),
@@ -55,7 +55,7 @@ def english_entropy() -> Recipe:
 
 
 def english() -> Recipe:
-    """BLT-Hyena of 7.2 million parameters over patches of about four bytes."""
+    """Return a BLT-Hyena of 7.2 million parameters over patches of about four bytes."""
     dim = 256
     latent = StackConfig(
         dim=dim,
