@@ -40,10 +40,11 @@ from jaxblt.data.trust import check_trusted
 from jaxblt.inference.decode import Decoder
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.models.products import products_in
+from jaxblt.parallel.layout import layout_of
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
-from jaxblt.training.recipe import Recipe, layout_of
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import rounded, trained_part, whole
 from jaxblt.training.start.frozen import SUBTREE, calibrate, load_frozen
 from jaxblt.training.start.placement import place_params

@@ -5,7 +5,8 @@
 
 from jaxblt.training.objectives.objectives import Masked, NextByte, Objective, OrderAgnostic, Span
 from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
 
 __all__ = [
     "AdafactorConfig",

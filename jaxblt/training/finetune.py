@@ -24,8 +24,9 @@ from jaxblt.training.objectives.objectives import (
 from jaxblt.training.objectives.task_scores import Weighting
 from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.optimisers.by_optax import Optimizer
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.stored.resolved import read_resolved
+from jaxblt.training.train_config import TrainConfig
 
 OPTIMIZER = AdamWConfig(learning_rate=3e-4, warmup_steps=50)
 """For fine-tuning: a lower peak than a model needs that starts from nothing."""

@@ -37,7 +37,7 @@ from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.objectives.label_scores import CONFUSION
 from jaxblt.training.preemption import StopRequest, Vote
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.routing.experts import with_experts
+from jaxblt.training.start.experts import with_experts
 from jaxblt.training.start.frozen import inherited_entropy, load_frozen, resolve
 from jaxblt.training.start.initial_params import take
 from jaxblt.training.start.reference_run import load_reference

@@ -35,8 +35,8 @@ from jaxblt.training.metrics import (
     sown_metrics,
 )
 from jaxblt.training.objectives.objectives import NextByte, Objective
+from jaxblt.training.objectives.reference import Reference, divergence, every_nth
 from jaxblt.training.routing.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
-from jaxblt.training.start.reference import Reference, divergence, every_nth
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
 from pallas_kernels.runtime import current_device
 

@@ -22,11 +22,12 @@ from jaxblt.models.stack import stack_periods, unstack_periods
 from jaxblt.parallel.rules import replicated, state_shardings
 from jaxblt.training.optimisers.adamw import TABLES, axis_names, is_boxed
 from jaxblt.training.patterns import without
-from jaxblt.training.recipe import Recipe, differences
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.state import BASE, Frozen, content_hash, freeze, widen
 from jaxblt.training.stored.checkpoint import restore
 from jaxblt.training.stored.remote_run import readable
 from jaxblt.training.stored.resolved import checkpoint_dir, read_resolved
+from jaxblt.training.stored.serialize import differences
 
 
 def trained_part(recipe: Recipe, params: Any) -> Any:

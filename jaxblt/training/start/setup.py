@@ -19,21 +19,21 @@ from jaxblt.data.history import History
 from jaxblt.data.pipeline import make_dataset
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.parallel.distributed import local_rows, make_global
-from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, layout_of
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
 from jaxblt.training.metrics import Metrics
+from jaxblt.training.objectives.reference import Reference
 from jaxblt.training.optimisers.adamw import make_optimizer
 from jaxblt.training.optimisers.schedule import make_schedule
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
-from jaxblt.training.recipe import Recipe, layout_of
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.routing.acting import keep_routers
 from jaxblt.training.routing.hybrid import Hybrid
 from jaxblt.training.start.base import at_start, trained_part
 from jaxblt.training.start.draw_params import draw
-from jaxblt.training.start.reference import Reference
 from jaxblt.training.state import BASE, ENTROPY, REFERENCE, Frozen, TrainState, start
 from jaxblt.training.step import Task, make_train_step
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import jax
 
 from jaxblt.remote import user_cache
-
-USER_CACHE = "user"
+from jaxblt.training.train_config import USER_CACHE
 
 
 def keep_compiled(folder: str | None) -> None:

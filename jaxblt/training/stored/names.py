@@ -2,8 +2,8 @@
 
 NAMES = {
     "recipe": "jaxblt.training.recipe:Recipe",
-    "train": "jaxblt.training.recipe:TrainConfig",
-    "reference": "jaxblt.training.start.reference:ReferenceConfig",
+    "train": "jaxblt.training.train_config:TrainConfig",
+    "reference": "jaxblt.training.objectives.reference:ReferenceConfig",
     "hybrid": "jaxblt.training.routing.hybrid:HybridConfig",
     "policy": "jaxblt.training.routing.policy:PolicyConfig",
     "adamw": "jaxblt.training.optimisers.adamw:AdamWConfig",

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from jaxblt.profiling.provenance import provenance
 from jaxblt.show import show
 from jaxblt.training.packing import forget_promises
-from jaxblt.training.recipe import Recipe, differences
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.state import ENTROPY
 from jaxblt.training.stored.remote_run import CONFIG, readable
 from jaxblt.training.stored.safe_files import one_line, read_json, replace_text
-from jaxblt.training.stored.serialize import decode, encode
+from jaxblt.training.stored.serialize import decode, differences, encode, from_json
 
 FILE = CONFIG
 CHECKPOINTS = "checkpoints"
@@ -120,6 +120,18 @@ def _read(run_dir: Path) -> Resolved:
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{file} holds a {type(recipe).__name__}, not a Recipe")
     return Resolved(recipe, frozen)
+
+
+def recipe_from_json(text: str) -> Recipe:
+    """Read the recipe that `serialize.to_json` wrote.
+
+    Raises:
+      ValueError: it is not a recipe, or holds a class or field that this version does not know.
+    """
+    recipe = from_json(text)
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"expected a Recipe, got a {type(recipe).__name__}")
+    return recipe
 
 
 def _frozen_hashes(content: dict[str, Any]) -> dict[str, str]:
