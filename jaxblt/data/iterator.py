@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 from jaxblt.data.batch import Batch
 
-if TYPE_CHECKING:
-    from jaxblt.data.dataset import Dataset
+
+@runtime_checkable
+class Batches(Protocol):
+    """Batches by step, as a `Dataset` has them."""
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches in all; None without end."""
+        ...
+
+    def batch(self, step: int) -> Batch:
+        """Make the batch of a step."""
+        ...
 
 
 class BatchIterator:
@@ -18,7 +29,7 @@ class BatchIterator:
       step: the step of the batch that `next` returns: the whole state.
     """
 
-    def __init__(self, dataset: Dataset, step: int, *, prefetch: int, workers: int):
+    def __init__(self, dataset: Batches, step: int, *, prefetch: int, workers: int):
         if step < 0 or prefetch < 0 or workers < 0:
             raise ValueError(
                 f"step, prefetch and workers must be at least 0, got {step}, {prefetch} and {workers}"
@@ -56,23 +67,23 @@ class BatchIterator:
         return iter(batches)
 
     def get_state(self) -> dict[str, int]:
-        """The state: {"step": the next step}."""
+        """Return the state, {"step": the next step}."""
         return {"step": self.step}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Goes on from a state."""
+        """Go on from a state."""
         self.close()
         self.step = int(state["step"])
 
     def close(self) -> None:
-        """Ends threads and worker processes; the iterator can be used again afterwards."""
+        """End threads and worker processes; the iterator can be used again afterwards."""
         if self._source is not None:
             self._source.close()
             self._source = None
 
 
 def _let_grain_read_its_flags() -> None:
-    """Grain's workers read absl flags, which raise outside an absl app unless they are marked as parsed."""
+    """Mark absl flags as parsed: Grain's workers read them, and outside an absl app unparsed flags raise."""
     from absl import flags
 
     if not flags.FLAGS.is_parsed():

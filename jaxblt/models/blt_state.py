@@ -1,23 +1,42 @@
 """Where a byte-patched model stands between two bytes: its caches, and each row's open patch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.models.embeddings import check_embedding_state, init_embedding_state
+from jaxblt.models.embeddings import EmbeddingConfig, check_embedding_state, init_embedding_state
 from jaxblt.models.positions import Places
-from jaxblt.models.stack import StackState, init_stack_state
+from jaxblt.models.stack import StackConfig, StackState, init_stack_state
 from jaxblt.patching import PatcherConfig, PatcherState, init_patcher
 from jaxblt.show import show
 
-if TYPE_CHECKING:
-    from jaxblt.models.blt import BLTConfig
-
-
 COUNTS = ("position", "last_segment", "offset", "previous", "in_block", "used")
 """Members of a `BLTState` that count in a row, from zero."""
+
+
+@runtime_checkable
+class PatchedConfig(Protocol):
+    """The members of `BLTConfig` that a state is made for."""
+
+    @property
+    def causal(self) -> bool: ...
+
+    @property
+    def embedding(self) -> EmbeddingConfig: ...
+
+    @property
+    def encoder(self) -> StackConfig: ...
+
+    @property
+    def latent(self) -> StackConfig: ...
+
+    @property
+    def decoder(self) -> StackConfig: ...
+
+    @property
+    def look_back(self) -> int: ...
 
 
 class BLTState(flax.struct.PyTreeNode):
@@ -59,13 +78,13 @@ class BLTState(flax.struct.PyTreeNode):
     __repr__ = show
 
     def place(self) -> Places:
-        """The place of the byte that comes now."""
+        """Return the place of the byte that comes now."""
         return Places(
             offset=self.offset[:, None], previous=self.previous[:, None], position=self.position[:, None]
         )
 
     def remember(self, keys: tuple[Array, Array], live: Bool[Array, "B"]) -> "BLTState":
-        """Keeps a byte's key and value at its offset in the open patch."""
+        """Keep a byte's key and value at its offset in the open patch."""
         rows = jnp.arange(live.shape[0], dtype=jnp.int32)
         slot = jnp.where(live, self.offset, self.block_size)
         k, v = (x[:, 0].astype(self.keys.dtype) for x in keys)
@@ -76,9 +95,14 @@ class BLTState(flax.struct.PyTreeNode):
 
 
 def init_blt_state(
-    config: "BLTConfig", patcher: PatcherConfig, batch_size: int, *, num_bytes: int, dtype: Any = jnp.float32
+    config: PatchedConfig,
+    patcher: PatcherConfig,
+    batch_size: int,
+    *,
+    num_bytes: int,
+    dtype: Any = jnp.float32,
 ) -> BLTState:
-    """The state before the first byte.
+    """Make the state before the first byte.
 
     Args:
       config: the model's config.
@@ -113,8 +137,8 @@ def init_blt_state(
     )
 
 
-def check_state(config: "BLTConfig", state: BLTState, ids: Int[Array, "B *T"]) -> None:
-    """Raises ValueError unless the state has as many rows as ids, and n-grams if the model has."""
+def check_state(config: PatchedConfig, state: BLTState, ids: Int[Array, "B *T"]) -> None:
+    """Raise ValueError unless the state has as many rows as ids, and n-grams if the model has."""
     check_embedding_state(config.embedding, state.embedding)
     if len(state.position) != len(ids):
         raise ValueError(
@@ -123,7 +147,7 @@ def check_state(config: "BLTConfig", state: BLTState, ids: Int[Array, "B *T"]) -
 
 
 def check_rule(patcher: PatcherConfig, state: BLTState) -> PatcherConfig:
-    """`patcher`; raises ValueError unless its blocks are those of the state."""
+    """Return `patcher`; raise ValueError unless its blocks are those of the state."""
     own, held = (patcher.block_size, patcher.slots), (state.block_size, state.capacity)
     if own != held:
         raise ValueError(
@@ -134,7 +158,7 @@ def check_rule(patcher: PatcherConfig, state: BLTState) -> PatcherConfig:
 
 
 def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Array, "B"], BLTState]:
-    """The document of the coming byte, and the state with the open patch forgotten in rows that start another."""
+    """Return the document of the coming byte, and the state without the open patch in rows that start another."""
     if segment_ids is None:
         segment_ids = jnp.maximum(state.last_segment, 1)
     fresh = (segment_ids != 0) & (segment_ids != state.last_segment)
@@ -152,7 +176,7 @@ def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Arr
 def advance(
     state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]
 ) -> tuple[BLTState, Int[Array, "B P"]]:
-    """Counts a byte, and names the holes that follow it: -s in the unused slots of a block that it completed."""
+    """Count a byte, and name the holes that follow it: -s in the unused slots of a block that it completed."""
     live = segment_ids != 0
     ends = live & closed
     one = live.astype(jnp.int32)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import jax
 
 from jaxblt.data.sources import DocumentSource
-from jaxblt.evaluation.table import format_table
 from jaxblt.remote import refuse_remote
+from jaxblt.text_table import format_table
 from jaxblt.training.best import followed, is_better_higher
 from jaxblt.training.health import TrainingFailed
 from jaxblt.training.log.runlog import read_metrics
