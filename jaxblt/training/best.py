@@ -84,6 +84,6 @@ class Standing:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """As JSON, for a checkpoint."""
+        """The standing as JSON, for a checkpoint."""
         best = [list(one) for one in self.best]
         return {"best": best, "since_best": self.since, "best_by": self.figure}

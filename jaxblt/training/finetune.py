@@ -48,7 +48,7 @@ def finetune_recipe(
     train: TrainConfig = TRAIN,
     mesh: MeshConfig = MeshConfig(),
 ) -> Recipe:
-    """A recipe for `jaxblt.training.loop.fit`: the base run's model under a new head, on labelled records.
+    """Make a recipe for `jaxblt.training.loop.fit`: the base run's model under a new head, on labelled records.
 
     Patches are cut as the base run cuts them, by its entropy model and threshold. Letters have the case that the base
     run reads, unless `data.soft_mask` says otherwise. Classes that `data` leaves open are collected from its files.

@@ -105,7 +105,7 @@ def fit(
     resume_with: bool = False,
     trackers: Sequence[Tracker] = (),
 ) -> Fitted:
-    """Trains a recipe in a folder, from the start or from where an earlier process left off.
+    """Train a recipe in a folder, from the start or from where an earlier process left off.
 
     Leaves `config.json` (the resolved recipe), `metrics.jsonl`, TensorBoard events and `checkpoints/`; in `frozen/` the
     frozen trees that the run has; and in `configs/` the configs that it had before it went on with another. A run that
@@ -145,7 +145,7 @@ def _fit(
     resume_with: bool,
     trackers: Sequence[Tracker],
 ) -> Fitted:
-    """Trains in a local folder, which messages call something else if it is a copy."""
+    """Train in a local folder, which messages call something else if it is a copy."""
     startup = Startup()
     check_trackers(recipe.train.trackers)
     opened = partial(open_trackers, recipe.train.trackers, trackers)
@@ -195,7 +195,7 @@ def _fit(
 
 
 def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str) -> Fitted:
-    """Says so; nothing is trained or written."""
+    """Say that the run is finished; nothing is trained or written."""
     steps, why = setup.recipe.train.steps, ""
     if step < steps:
         why = ", and its evaluations no longer improved (train.patience)"
@@ -205,7 +205,7 @@ def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str) -
 
 
 def standing_of(recipe: Recipe, meta: dict[str, Any]) -> Standing:
-    """How the run's evaluations compare so far."""
+    """Return how the run's evaluations compare so far."""
     train, (figure, higher) = recipe.train, followed(recipe)
     meta = {"best_by": recipe.objective.headline} | meta  # older versions compared nothing else
     return Standing(train.keep_best, train.patience, higher=higher, meta=meta, figure=figure)
@@ -237,7 +237,7 @@ class Trainer:
     __repr__ = show
 
     def run(self, state: TrainState, first: int) -> Fitted:
-        """Steps from `first` to the recipe's last, or until a signal or the time limit; saves before it returns."""
+        """Step from `first` to the recipe's last, or until a signal or the time limit; save before returning."""
         train, step, stopped = self.setup.recipe.train, first, False
         validated: dict[str, float] = {}
         saves, vote = SaveCadence(train.checkpoint_every, train.checkpoint_every_s), Vote()
@@ -323,7 +323,7 @@ class Trainer:
         return state, metrics
 
     def save(self, state: TrainState, step: int, saves: SaveCadence, *, leaving: bool) -> None:
-        """Saves, but not amid steps that are not finite: what led to them must not displace older checkpoints.
+        """Save, but not amid steps that are not finite: what led to them must not displace older checkpoints.
 
         Where the run is left the state is saved all the same: it is that of the last good step, further on.
         """
@@ -333,7 +333,7 @@ class Trainer:
             saves.saved()
 
     def write(self, metrics: Metrics, step: int, bad: BadSteps) -> None:
-        """Fetches a step's metrics, logs them, and raises TrainingFailed where going on would waste the run."""
+        """Fetch a step's metrics, log them, and raise TrainingFailed where going on would waste the run."""
         fetched = as_scalars(metrics)
         if skipped := bad.fetch():
             self.log.steps(step, "skipped_steps", skipped)
@@ -345,7 +345,7 @@ class Trainer:
         check_health(fetched, step, self.setup.recipe)
 
     def validate(self, state: TrainState, step: int) -> dict[str, float]:
-        """Scores the validation split and logs it."""
+        """Score the validation split and log it."""
         found = self.validation(state)
         self.log.scalars(step, {f"validation/{name}": value for name, value in found.items()})
         for name, counts in self.validation.found.totals.items():
@@ -369,7 +369,7 @@ class Trainer:
         return found
 
     def draw(self, state: TrainState, step: int) -> None:
-        """Logs a picture of the first validation passage's patches.
+        """Log a picture of the first validation passage's patches.
 
         What cuts them is frozen, so one a process is enough: a later one would be the same.
         """

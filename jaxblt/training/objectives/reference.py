@@ -14,7 +14,7 @@ from jaxblt.validation import check_bounds, check_fields
 
 @dataclass(frozen=True)
 class ReferenceConfig:
-    """Adds `weight` times KL(reference || model), in nats a scored byte, to the loss (2.1 of 1503.02531).
+    """A term `weight` times KL(reference || model) of the loss, in nats a scored byte (2.1 of 1503.02531).
 
     The frozen base as reference keeps an adapter close to it; another run's model is imitated, which distils a routed
     adapter into the recipe's model.

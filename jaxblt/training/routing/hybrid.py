@@ -255,5 +255,5 @@ def combined(
 
 
 def hybrid_figures(sums: Any) -> dict[str, Float[Array, ""]]:
-    """Nats a scored byte of imitated labels and of rewards, and shares of choices."""
+    """Return nats a scored byte of imitated labels and of rewards, and shares of choices."""
     return {name: sums[name] / jnp.maximum(sums[below], 1) for name, below in MEANS.items() if name in sums}
