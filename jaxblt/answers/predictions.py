@@ -37,7 +37,7 @@ class Predictions:
         return len(self.names)
 
     def summary(self) -> str:
-        """Tell how many records have each class, or the range of numbers, in a few words."""
+        """How many records have each class, or the range of numbers, in a few words."""
         if self.probabilities is None:
             return (
                 "labelled byte by byte"
@@ -48,12 +48,12 @@ class Predictions:
         return ", ".join(f"{counts[name]} {name}" for name in self.classes if counts[name])
 
     def to_tsv(self, path: str | os.PathLike[str]) -> None:
-        """Write columns name, label (if known), one of probabilities a class, called as it is, and prediction."""
+        """Writes columns name, label (if known), one of probabilities a class, called as it is, and prediction."""
         header, values = zip(("name", self.names), *self.columns(), strict=True)
         write_tsv(path, header, zip(*values, strict=True))
 
     def columns(self) -> list[tuple[str, Any]]:
-        """Return names and values of the columns of `to_tsv` behind the name."""
+        """Names and values of the columns of `to_tsv` behind the name."""
         columns: list[tuple[str, Any]] = []
         if self.labels is not None:
             columns.append(("label", self.labels))
@@ -65,7 +65,7 @@ class Predictions:
         return columns
 
     def with_labels(self, records: Iterable[LabelledRecord]) -> "Predictions":
-        """Return the same with what the data say of each record."""
+        """With what the data say of each record."""
         return replace(self, labels=tuple(record.label for record in records))
 
 
@@ -90,11 +90,11 @@ class TaskPredictions:
         return self.tasks[task]
 
     def summary(self) -> str:
-        """Tell what each task found, in a few words."""
+        """The summary of each task, in a few words."""
         return "; ".join(f"{name}: {found.summary()}" for name, found in self.tasks.items())
 
     def with_labels(self, records: Sequence[LabelledRecord]) -> "TaskPredictions":
-        """Return the same with what the data say of each record; "" where they say nothing."""
+        """With what the data say of each record; "" where they say nothing."""
         return replace(
             self,
             tasks={
@@ -104,7 +104,7 @@ class TaskPredictions:
         )
 
     def to_tsv(self, path: str | os.PathLike[str]) -> None:
-        """Write a column name, and those of each task with "task/" in front of what they are called."""
+        """Writes a column name, and those of each task with "task/" in front of what they are called."""
         columns: list[tuple[str, Any]] = [("name", self.names)]
         for name, found in self.tasks.items():
             columns += [(f"{name}/{column}", values) for column, values in found.columns()]

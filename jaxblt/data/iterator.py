@@ -67,23 +67,23 @@ class BatchIterator:
         return iter(batches)
 
     def get_state(self) -> dict[str, int]:
-        """Return the state, {"step": the next step}."""
+        """The state: {"step": the next step}."""
         return {"step": self.step}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Go on from a state."""
+        """Goes on from a state."""
         self.close()
         self.step = int(state["step"])
 
     def close(self) -> None:
-        """End threads and worker processes; the iterator can be used again afterwards."""
+        """Ends threads and worker processes; the iterator can be used again afterwards."""
         if self._source is not None:
             self._source.close()
             self._source = None
 
 
 def _let_grain_read_its_flags() -> None:
-    """Mark absl flags as parsed: Grain's workers read them, and outside an absl app unparsed flags raise."""
+    """Grain's workers read absl flags, which raise outside an absl app unless they are marked as parsed."""
     from absl import flags
 
     if not flags.FLAGS.is_parsed():

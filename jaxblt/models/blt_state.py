@@ -78,13 +78,13 @@ class BLTState(flax.struct.PyTreeNode):
     __repr__ = show
 
     def place(self) -> Places:
-        """Return the place of the byte that comes now."""
+        """The place of the byte that comes now."""
         return Places(
             offset=self.offset[:, None], previous=self.previous[:, None], position=self.position[:, None]
         )
 
     def remember(self, keys: tuple[Array, Array], live: Bool[Array, "B"]) -> "BLTState":
-        """Keep a byte's key and value at its offset in the open patch."""
+        """Keeps a byte's key and value at its offset in the open patch."""
         rows = jnp.arange(live.shape[0], dtype=jnp.int32)
         slot = jnp.where(live, self.offset, self.block_size)
         k, v = (x[:, 0].astype(self.keys.dtype) for x in keys)
@@ -102,7 +102,7 @@ def init_blt_state(
     num_bytes: int,
     dtype: Any = jnp.float32,
 ) -> BLTState:
-    """Make the state before the first byte.
+    """The state before the first byte.
 
     Args:
       config: the model's config.
@@ -138,7 +138,7 @@ def init_blt_state(
 
 
 def check_state(config: PatchedConfig, state: BLTState, ids: Int[Array, "B *T"]) -> None:
-    """Raise ValueError unless the state has as many rows as ids, and n-grams if the model has."""
+    """Raises ValueError unless the state has as many rows as ids, and n-grams if the model has."""
     check_embedding_state(config.embedding, state.embedding)
     if len(state.position) != len(ids):
         raise ValueError(
@@ -147,7 +147,7 @@ def check_state(config: PatchedConfig, state: BLTState, ids: Int[Array, "B *T"])
 
 
 def check_rule(patcher: PatcherConfig, state: BLTState) -> PatcherConfig:
-    """Return `patcher`; raise ValueError unless its blocks are those of the state."""
+    """`patcher`; raises ValueError unless its blocks are those of the state."""
     own, held = (patcher.block_size, patcher.slots), (state.block_size, state.capacity)
     if own != held:
         raise ValueError(
@@ -158,7 +158,7 @@ def check_rule(patcher: PatcherConfig, state: BLTState) -> PatcherConfig:
 
 
 def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Array, "B"], BLTState]:
-    """Return the document of the coming byte, and the state without the open patch in rows that start another."""
+    """The document of the coming byte, and the state with the open patch forgotten in rows that start another."""
     if segment_ids is None:
         segment_ids = jnp.maximum(state.last_segment, 1)
     fresh = (segment_ids != 0) & (segment_ids != state.last_segment)
@@ -176,7 +176,7 @@ def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Arr
 def advance(
     state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]
 ) -> tuple[BLTState, Int[Array, "B P"]]:
-    """Count a byte, and name the holes that follow it: -s in the unused slots of a block that it completed."""
+    """Counts a byte, and names the holes that follow it: -s in the unused slots of a block that it completed."""
     live = segment_ids != 0
     ends = live & closed
     one = live.astype(jnp.int32)

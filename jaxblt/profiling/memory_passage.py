@@ -37,7 +37,7 @@ def read_passage(
     params: Any = None,
     labels: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Return what the model's memories do under a passage, of which every byte is of one document.
+    """What the model's memories do under a passage, of which every byte is of one document.
 
     Arguments are those of `jaxblt.profiling.memory_picture.plot_memory`, which says what the figures are.
 
@@ -60,7 +60,7 @@ def read_passage(
 
 
 def _ids_of(passage: Any, size: int) -> np.ndarray:
-    """Return one row of ids in 0..size-1."""
+    """One row of ids in 0..size-1."""
     if isinstance(passage, str):
         raise ValueError(f"a passage is bytes or ids, got text {passage!r:.40}: call its encode()")
     ids = encode(passage, bos=True) if isinstance(passage, bytes) else np.asarray(passage)
@@ -74,7 +74,7 @@ def _ids_of(passage: Any, size: int) -> np.ndarray:
 
 
 def _model_of(model: Any, params: Any) -> tuple[nn.Module, Any]:
-    """Return the module and its parameters."""
+    """The module and its parameters."""
     if isinstance(model, nn.Module):
         if params is None:
             raise ValueError(f"{type(model).__name__} comes without parameters: pass params, or a run")
@@ -89,7 +89,7 @@ def _model_of(model: Any, params: Any) -> tuple[nn.Module, Any]:
 
 
 def _layers(module: nn.Module, params: Any, ids: np.ndarray) -> list[dict[str, Any]]:
-    """Return the figures of the layers that have a memory."""
+    """The layers that have a memory."""
     from jaxblt.mixers.driver.recording import COLLECTION, kept_core
     from jaxblt.mixers.memory.passages import follow, span_of
     from jaxblt.models.hidden import layers_of
@@ -125,7 +125,7 @@ def _layers(module: nn.Module, params: Any, ids: np.ndarray) -> list[dict[str, A
 
 
 def _check_finite(layer: int, passage: Any, params: Any) -> None:
-    """Raise ValueError for figures that no picture and no JSON can hold."""
+    """Raises ValueError for figures that no picture and no JSON can hold."""
     from jaxblt.models.finite import explain_nonfinite
 
     for name, x in vars(passage).items():
@@ -137,7 +137,7 @@ def _check_finite(layer: int, passage: Any, params: Any) -> None:
 
 
 def _below(tree: Any, path: tuple[str, ...]) -> Any:
-    """Return what a layer kept; nothing if it kept nothing."""
+    """What a layer kept; nothing if it kept nothing."""
     for name in path:
         tree = tree.get(name, {})
     return tree
@@ -148,7 +148,7 @@ def _of_period(tree: Any, period: int | None) -> Any:
 
 
 def _figures(passage: Any, span: int) -> dict[str, Any]:
-    """Return lists of what a memory did."""
+    """Lists of what a memory did."""
     if hasattr(passage, "surprise"):
         means = {name: getattr(passage, name).mean(1).tolist() for name in SERIES}
         return {"kind": "neural memory", "chunk_size": span, **means}
