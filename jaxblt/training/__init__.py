@@ -4,6 +4,7 @@
 """
 
 from jaxblt.training.objectives.objectives import Masked, NextByte, Objective, OrderAgnostic, Span
+from jaxblt.training.objectives.protocol import OwnObjective
 from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.train_config import TrainConfig
@@ -17,6 +18,7 @@ __all__ = [
     "NextByte",
     "Objective",
     "OrderAgnostic",
+    "OwnObjective",
     "Recipe",
     "Span",
     "TrainConfig",

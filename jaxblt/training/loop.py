@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,18 @@ import numpy as np
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
-from jaxblt.data.labelled import classes_of
 from jaxblt.data.sources import DocumentSource
 from jaxblt.show import show
 from jaxblt.training.best import Standing, followed
 from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.evaluate import Validation
-from jaxblt.training.flops import peak_flops
-from jaxblt.training.health import BadSteps, check_health, spans
-from jaxblt.training.log.continuations import NAME as SAMPLE
-from jaxblt.training.log.continuations import Continuation, continuation_of
-from jaxblt.training.log.hosted_trackers import check_trackers, open_trackers
-from jaxblt.training.log.meter import Cost, Meter, traced
-from jaxblt.training.log.pictures import first_passage, log_confusion, log_passage
-from jaxblt.training.log.report import announce, costs_by_length, describe, op_choices
-from jaxblt.training.log.runlog import Progress, RunLog
+from jaxblt.training.health import BadSteps, check_health
+from jaxblt.training.log.hosted_trackers import check_trackers
+from jaxblt.training.log.journal import HEADLINE, Journal, open_journal
+from jaxblt.training.log.meter import traced
+from jaxblt.training.log.runlog import Progress
 from jaxblt.training.log.trackers import Tracker
-from jaxblt.training.metrics import Metrics, as_scalars
-from jaxblt.training.objectives.label_scores import CONFUSION
+from jaxblt.training.metrics import Metrics
 from jaxblt.training.preemption import StopRequest, Vote
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.begin import begin, check_same_data, write_folder
@@ -49,19 +42,6 @@ from jaxblt.training.stored.checkpoint import Checkpointer
 from jaxblt.training.stored.folder import claimed
 from jaxblt.training.stored.remote_run import trained_in
 from jaxblt.training.stored.resolved import checkpoint_dir
-
-HEADLINE = (
-    "bits_per_byte",
-    "accuracy",
-    "rmse",
-    "learning_rate",
-    "grad_norm",
-    "bytes_per_patch",
-    "bytes_per_second",
-    "mfu",
-    "skipped",
-)
-"""Figures shown beside the progress bar."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +128,6 @@ def _fit(
     """Train in a local folder, which messages call something else if it is a copy."""
     startup = Startup()
     check_trackers(recipe.train.trackers)
-    opened = partial(open_trackers, recipe.train.trackers, trackers)
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
     keep_compiled(recipe.train.compilation_cache)
     with (
@@ -171,25 +150,17 @@ def _fit(
         startup.done("calibration and parameters")
 
         train_step = recipe_step(setup)
-        costs, full = costs_by_length(setup, data), recipe.data.seq_len
         example = to_devices(data.batch(first), mesh, recipe.data.batch_size, setup.layout)
-        report = describe(setup, data, op_choices(train_step, state, example), costs[full])
-        peak = peak_flops(jax.devices()[0].device_kind)
-        meter = Meter(costs[full], None if peak is None else peak * mesh.size, seconds=meta["seconds"])
-        validation, continuation = Validation(setup, source), continuation_of(setup.recipe)
-        startup.done("tracing")
-
-        # Up to here a start may fail: nothing before this line writes to the folder.
-        with (
-            RunLog(run_dir, is_main=is_main, trackers=opened) as log,
-            log.progress(recipe.train.steps, start=first) as progress,
-        ):
+        validation, call = Validation(setup, source), (train_step, state, example)
+        options = {"first": first, "seconds": meta["seconds"], "trackers": trackers}
+        # Up to here a start may fail, and while the journal is opened: nothing before this block writes to the folder.
+        with open_journal(run_dir, setup, data, call, **options) as journal:
+            startup.done("tracing")
             stop = closed_last.enter_context(StopRequest())
             write_folder(run_dir, setup.recipe, state, first, is_main=is_main)
-            announce(log, progress, setup.recipe, first, report)
+            journal.begin(first)
             trainer = Trainer(
-                *(setup, data, train_step, costs, validation, continuation, standing, checkpoints),
-                *(log, progress, meter, stop, startup),
+                *(setup, data, train_step, validation, standing, checkpoints, journal, stop, startup)
             )
             return trainer.run(state, first)
 
@@ -213,7 +184,7 @@ def standing_of(recipe: Recipe, meta: dict[str, Any]) -> Standing:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The loop itself, with everything it talks to, the cost of a byte by length of row, and shapes compiled for.
+    """The loop itself, with everything it talks to, and shapes compiled for.
 
     Metrics stay on the devices between log lines. Two steps at most are in flight.
     """
@@ -221,14 +192,10 @@ class Trainer:
     setup: Setup
     data: Dataset
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-    costs: dict[int, Cost]
     validation: Validation
-    continuation: Continuation | None
     standing: Standing
     checkpoints: Checkpointer
-    log: RunLog
-    progress: Progress
-    meter: Meter
+    journal: Journal
     stop: StopRequest
     startup: Startup
     compiled: set[tuple[int, ...]] = field(default_factory=set)
@@ -244,7 +211,7 @@ class Trainer:
         bad = BadSteps(train.max_skips)
         with (
             closing(self.data.iterator(first)) as batches,
-            traced(Path(self.log.run_dir) / "profile", train.profile_steps) as trace,
+            traced(Path(self.journal.log.run_dir) / "profile", train.profile_steps) as trace,
         ):
             while step < train.steps and not stopped and not self.standing.exhausted:
                 trace(step)
@@ -268,30 +235,32 @@ class Trainer:
                 self.checkpoints.check()
                 if saves.due(step, wanted) or best or last or stopped:
                     self.save(state, step, saves, leaving=last or stopped)
-                self.meter.pause(paused)
+                self.journal.meter.pause(paused)
         self.checkpoints.wait()
         finished = step >= train.steps or self.standing.exhausted
         if self.standing.exhausted:
-            self.progress.say(
+            self.journal.progress.say(
                 f"ended at step {step}: {self.standing.since} evaluations in a row were no better"
             )
         if finished:
-            self.progress.say(f"finished at step {step}; next: jaxblt evaluate {self.log.run_dir}")
+            self.journal.progress.say(
+                f"finished at step {step}; next: jaxblt evaluate {self.journal.log.run_dir}"
+            )
         else:
             told = "fit again to go on, or repeat the jaxblt command"
             if self.out_of_time:  # the same command would train one step and stop again
                 told = (
-                    f"train.time_limit_s = {train.time_limit_s:g} counts all {self.meter.seconds:.0f} s of the run: "
-                    "raise it to go on"
+                    f"train.time_limit_s = {train.time_limit_s:g} counts all {self.journal.meter.seconds:.0f} s of the "
+                    "run: raise it to go on"
                 )
-            self.progress.say(f"stopped and saved at step {step} of {train.steps}; {told}")
+            self.journal.progress.say(f"stopped and saved at step {step} of {train.steps}; {told}")
         return Fitted(self.setup.recipe, state, step, finished, validated)
 
     @property
     def out_of_time(self) -> bool:
         """Whether the run has trained for as long as it may."""
         limit = self.setup.recipe.train.time_limit_s
-        return limit is not None and self.meter.seconds > limit
+        return limit is not None and self.journal.meter.seconds > limit
 
     def advance(self, state: TrainState, batches: Iterator[Batch], step: int) -> tuple[TrainState, Metrics]:
         """Hand the devices one step, and wait until they have no other; for the step itself only if it is compiled."""
@@ -303,23 +272,23 @@ class Trainer:
         self.compiled.add(local.inputs.shape)
         guard = "disallow" if compiled else "allow"
         if not compiled:
-            self.progress.compiling(local.inputs.shape[1])
+            self.journal.progress.compiling(local.inputs.shape[1])
         with jax.profiler.StepTraceAnnotation("train", step_num=step), jax.transfer_guard(guard):
             state, metrics = self.train_step(state, batch)
         # Keep the queue short: a signal, or the error of a step, waits for all that is in it
         self.in_flight.append(metrics)
         if len(self.in_flight) > 1:
             jax.block_until_ready(self.in_flight.popleft())
-        self.meter.cost = self.costs.get(local.inputs.shape[1], self.meter.cost)
+        self.journal.meter.cost = self.journal.costs.get(local.inputs.shape[1], self.journal.meter.cost)
         if compiled:
-            self.meter.add(int(np.count_nonzero(local.segment_ids)) * self.data.process_count, waited)
+            self.journal.meter.add(int(np.count_nonzero(local.segment_ids)) * self.data.process_count, waited)
         else:
             jax.block_until_ready(metrics)
-            self.progress.compiled(step + 1)
+            self.journal.progress.compiled(step + 1)
             if first:
                 self.startup.done("compiling and the first step")
-                self.progress.say(self.startup.line())
-            self.meter.restart()
+                self.journal.progress.say(self.startup.line())
+            self.journal.meter.restart()
         return state, metrics
 
     def save(self, state: TrainState, step: int, saves: SaveCadence, *, leaving: bool) -> None:
@@ -328,44 +297,25 @@ class Trainer:
         Where the run is left the state is saved all the same: it is that of the last good step, further on.
         """
         if leaving or not int(state.skipped_in_a_row):
-            noted = self.standing.meta | {"seconds": self.meter.seconds, "data": self.data.extent}
+            noted = self.standing.meta | {"seconds": self.journal.meter.seconds, "data": self.data.extent}
             self.checkpoints.save(step, without_frozen(forgive(state)), noted)
             saves.saved()
 
     def write(self, metrics: Metrics, step: int, bad: BadSteps) -> None:
-        """Fetch a step's metrics, log them, and raise TrainingFailed where going on would waste the run."""
-        fetched = as_scalars(metrics)
-        if skipped := bad.fetch():
-            self.log.steps(step, "skipped_steps", skipped)
-            self.progress.say(f"not finite in loss, gradient or update, and skipped: steps {spans(skipped)}")
-        figures = fetched | self.meter.read(fetched)
-        self.log.scalars(step, figures)
-        shown = (*HEADLINE, *getattr(self.setup.recipe.objective, "headlines", ()))
-        self.progress.update(step, {name: figures[name] for name in shown if name in figures})
-        check_health(fetched, step, self.setup.recipe)
+        """Log a step's metrics, and raise TrainingFailed where going on would waste the run."""
+        check_health(self.journal.write_step(metrics, step, bad.fetch()), step, self.setup.recipe)
 
     def validate(self, state: TrainState, step: int) -> dict[str, float]:
         """Score the validation split and log it."""
-        found = self.validation(state)
-        self.log.scalars(step, {f"validation/{name}": value for name, value in found.items()})
-        for name, counts in self.validation.found.totals.items():
-            if name.rpartition("/")[2] == CONFUSION:
-                classes = classes_of(self.setup.recipe.data, name.rpartition("/")[0])
-                log_confusion(self.log, self.progress, step, counts, classes, name)
-        figure = self.standing.figure
+        found, figure = self.validation(state), self.standing.figure
+        self.journal.write_figures(found, self.validation, step)
         if figure not in found:
             raise ValueError(
                 f"the validation split gives no {figure}, which runs are compared by: hold out more records, or set "
                 "train.best_by to another figure"
             )
         self.standing.note(found[figure], step)
-        parts = [f"{source}/{figure}" for source in self.validation.data.source_names]
-        parts += getattr(self.setup.recipe.objective, "headlines", ())
-        each = [f"{name.partition('/')[0]} {found[name]:.4f}" for name in parts if name in found]
-        told = f" ({', '.join(each)})" if each else ""
-        if self.continuation is not None:
-            self.log.text(step, SAMPLE, self.continuation(state, self.validation.data))
-        self.progress.say(f"step {step}: validation {found[figure]:.4f} {figure.replace('_', ' ')}{told}")
+        self.journal.tell_evaluation(found, figure, self.validation, state, step)
         return found
 
     def draw(self, state: TrainState, step: int) -> None:
@@ -373,6 +323,4 @@ class Trainer:
 
         What cuts them is frozen, so one a process is enough: a later one would be the same.
         """
-        passage = first_passage(self.setup, state.frozen, self.validation.data)
-        if passage is not None:
-            log_passage(self.log, self.progress, step, passage)
+        self.journal.draw_patches(self.validation, state, step)

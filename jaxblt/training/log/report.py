@@ -18,9 +18,6 @@ from jaxblt.parallel.mesh import off_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.flops import count_params, countable_device, matmul_flops, peak_flops
 from jaxblt.training.log.meter import Cost
-from jaxblt.training.log.runlog import Progress, RunLog
-from jaxblt.training.log.trackers import hyperparameters_of
-from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.setup import Setup, make_task
 from jaxblt.training.step import Task
 from pallas_kernels.runtime import record_choices
@@ -132,11 +129,3 @@ def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str
     return "\n".join(
         [*lines, "", "ops", *(f"  {line}" for line in choices), "", short_table(setup.boxed, mesh)]
     )
-
-
-def announce(log: RunLog, progress: Progress, recipe: Recipe, first: int, report: str) -> None:
-    """Begin the log at a step, with the recipe and the report on what is about to run."""
-    log.truncate_after(first)
-    log.hyperparameters(hyperparameters_of(recipe))
-    log.text(first, "report", f"```\n{report}\n```")
-    progress.say(f"{report}\n" + (f"\ngoing on from step {first}" if first else ""))
