@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "patch": ("jaxblt.cli.patch", "cut a file into patches, draw them, write entropies"),
     "memory": ("jaxblt.cli.memory", "draw what a run's memory does under a passage"),
     "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),
+    "models": ("jaxblt.cli.models", "list the trained runs that come with jaxblt"),
+    "card": ("jaxblt.cli.card", "write what a run is, what it was trained on and how good it is"),
     "export": ("jaxblt.cli.export", "write a run to one file for other programs"),
     "import": (
         "jaxblt.cli.import_run",

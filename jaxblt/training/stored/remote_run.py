@@ -19,6 +19,7 @@ from typing import Literal
 
 import jax
 
+from jaxblt.boxed import is_boxed, unpacked
 from jaxblt.remote import RemoteFile, download, list_files, remove, scheme_of, upload, url_of
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.stored.integrity import FILE_LIST
@@ -45,12 +46,17 @@ logger = logging.getLogger(__name__)
 def readable(run_dir: str | os.PathLike[str], steps: Steps) -> Iterator[Path]:
     """Yield the folder of a run; of a remote one a temporary copy of its config and these checkpoints.
 
+    A run that comes with jaxblt is named by its name, such as "english", where no folder is called so.
+
     Errors name the remote folder in place of the copy.
 
     Raises:
       FileNotFoundError: the remote folder holds no run.
       ValueError, ImportError, OSError: it cannot be read; see `jaxblt.remote`.
     """
+    if is_boxed(run_dir):
+        yield unpacked(str(run_dir))
+        return
     url = url_of(run_dir)
     if url is None:
         yield Path(os.path.expanduser(run_dir))

@@ -1,0 +1,59 @@
+"""Trained runs that come with jaxblt, by name: `jaxblt.load("english")`.
+
+A run is a zip archive of its folder, beside a card that says what it was trained on and what it is not for. Its folder
+is unpacked once into the user's cache, under the archive's hash.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jaxblt.remote.cache import user_cache
+
+HERE = Path(__file__).parent
+
+
+@cache
+def boxed() -> dict[str, dict[str, Any]]:
+    """Return what is said of each run: its hash, a title, and figures with the baselines beside them."""
+    return json.loads((HERE / "boxed.json").read_text(encoding="utf-8"))
+
+
+def is_boxed(run_dir: str | os.PathLike[str]) -> bool:
+    """Return whether a run is named that comes with jaxblt. A folder of that name goes first."""
+    return str(run_dir) in boxed() and not Path(run_dir).exists()
+
+
+def unpacked(name: str) -> Path:
+    """Return the folder of a run that comes with jaxblt.
+
+    Raises:
+      KeyError: there is none of that name.
+      ValueError: the archive is not the one that was released.
+    """
+    expected = boxed()[name]["sha256"]
+    folder = user_cache("boxed") / f"{name}-{expected[:16]}"
+    if folder.exists():
+        return folder
+    archive = HERE / f"{name}.zip"
+    if (found := hashlib.sha256(archive.read_bytes()).hexdigest()) != expected:
+        raise ValueError(
+            f"{archive.name} has the SHA-256 {found[:16]}..., expected {expected[:16]}...: install jaxblt again"
+        )
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{name}-"))
+    try:
+        with zipfile.ZipFile(archive) as file:
+            file.extractall(made)
+        made.chmod(0o755)
+        # Another process may have been faster, and its folder is as good
+        if not folder.exists():
+            made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
