@@ -16,7 +16,8 @@ from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, HyenaConfig, Imp
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
 
 SEQ_LEN = 8192
 

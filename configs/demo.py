@@ -8,7 +8,8 @@ from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
 
 SEQ_LEN, BLOCK = 1024, 512
 EVAL_EVERY = 55

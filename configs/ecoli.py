@@ -8,7 +8,8 @@ from jaxblt.data.config import DataConfig
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ModalFilter
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
 
 
 def hyena() -> Recipe:

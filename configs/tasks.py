@@ -21,7 +21,8 @@ from jaxblt.mixers import (
 from jaxblt.models import ByteClassifierConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.training.objectives.objectives import Classify, NextByte
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
 
 PIECE_S = 540
 """Seconds of a piece of training: with its start and its compilation it fits into ten minutes."""

@@ -8,7 +8,8 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import titan
 from jaxblt.training.objectives.objectives import NextByte
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
 
 
 def recall() -> Recipe:

@@ -40,10 +40,11 @@ from jaxblt.data.trust import check_trusted
 from jaxblt.inference.decode import Decoder
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.models.products import products_in
+from jaxblt.parallel.layout import layout_of
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
-from jaxblt.training.recipe import Recipe, layout_of
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import rounded, trained_part, whole
 from jaxblt.training.start.frozen import SUBTREE, calibrate, load_frozen
 from jaxblt.training.start.placement import place_params
@@ -91,7 +92,7 @@ class Run:
     vocabulary: ModuleType = vocab
 
     def __repr__(self) -> str:
-        """What a notebook shows: no parameters, which alone would fill pages."""
+        """Write what a notebook shows: no parameters, which alone would fill pages."""
         recipe, patcher = self.recipe, self.patcher
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
         lines = [f"Run {recipe.name!r} at step {self.step:,} of {recipe.train.steps:,}"]
@@ -118,7 +119,7 @@ class Run:
 
     @property
     def patcher(self) -> PatcherConfig | None:
-        """How bytes are grouped, threshold and capacity included; None for a model without patches."""
+        """The rule that groups bytes, threshold and capacity included; None for a model without patches."""
         return self.task.patcher
 
     @property
@@ -169,7 +170,7 @@ class Run:
 
     @property
     def decoder_params(self) -> dict[str, Any]:
-        """What `decoder` reads: {"model": ..., "entropy": ...}."""
+        """The parameters that `decoder` reads: {"model": ..., "entropy": ...}."""
         return {"model": self.params, "entropy": self.entropy_params}
 
     def evaluate(
@@ -362,7 +363,7 @@ def load(
     dtype: str | None = None,
     weights: Weights | None = None,
 ) -> Run:
-    """A run's model, parameters, patcher, threshold and vocabulary.
+    """Read a run's model, parameters, patcher, threshold and vocabulary.
 
     Args:
       run_dir: the folder that was given to `fit`, here or elsewhere (`s3://`, `gs://`, `hf://`).
@@ -409,7 +410,7 @@ def _load(
 
 
 def _weights(recipe: Recipe, run_dir: str | os.PathLike[str], asked: Weights | None) -> Weights:
-    """What to read: the weights asked for, or those that the run is judged by."""
+    """Choose what to read: the weights asked for, or those that the run is judged by."""
     if asked not in (None, *SUBTREE):
         raise ValueError(f"weights must be 'ema', 'raw' or None, got {asked!r}")
     if asked == "ema" and recipe.train.ema is None:
@@ -418,7 +419,7 @@ def _weights(recipe: Recipe, run_dir: str | os.PathLike[str], asked: Weights | N
 
 
 def _base_alone(resolved: Resolved) -> dict[str, str]:
-    """The content hash of the base that the run's recipe asks for, by its name; nothing without one."""
+    """Return the content hash of the base that the run's recipe asks for, by its name; nothing without one."""
     if resolved.recipe.base_run is None and not resolved.recipe.freeze:
         return {}
     if BASE not in resolved.frozen:
@@ -429,7 +430,7 @@ def _base_alone(resolved: Resolved) -> dict[str, str]:
 
 
 def _best_step(meta: dict[str, Any], run_dir: str | os.PathLike[str]) -> int:
-    """The step of the best evaluation, of which the newest checkpoint tells."""
+    """Return the step of the best evaluation, of which the newest checkpoint tells."""
     best = meta.get("best")
     if not best:
         raise ValueError(
@@ -439,7 +440,7 @@ def _best_step(meta: dict[str, Any], run_dir: str | os.PathLike[str]) -> int:
 
 
 def _param_shapes(task: Task, recipe: Recipe, base: dict[str, Frozen], stored: Any) -> Any:
-    """Shapes of the parameters that were trained, if those stored fit the model over its base."""
+    """Return shapes of the parameters that were trained, if those stored fit the model over its base."""
     data = recipe.data
     below = jax.eval_shape(lambda: base[BASE].params) if BASE in base else {}
     return fitting_shapes(

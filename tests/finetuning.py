@@ -10,10 +10,11 @@ import optax
 
 from jaxblt.data import DataConfig
 from jaxblt.models import ByteLMConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.state import start, without_frozen
 from jaxblt.training.stored.checkpoint import Checkpointer
 from jaxblt.training.stored.resolved import Resolved, checkpoint_dir, write_resolved
+from jaxblt.training.train_config import TrainConfig
 from tests.answers.runs import NEAR
 from tests.parameters import drawn
 

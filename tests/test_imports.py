@@ -23,6 +23,11 @@ LAZY_IN_KERNELS = {"jax_triton", "triton"}
 TRITON_KERNEL = "triton_kernel"
 OTHER_NAMES = {"orbax-checkpoint": "orbax", "absl-py": "absl", "scikit-learn": "sklearn"}
 """Modules of packages that are called something else."""
+TANGLED = {
+    "adapters": "a config makes routers, and sites and rows of adapters read the config",
+    "mixers": "pictures of memories follow slots too, and slots check their width as neural memories do",
+}
+"""Rooms whose own rooms import each other, and why."""
 HEAVY = (
     "grain",
     "orbax",
@@ -134,6 +139,64 @@ def test_no_room_imports_one_that_is_built_on_it(room: str) -> None:
     later = set(ROOMS[ROOMS.index(room) + 1 :])
     wrong = [str(i) for i in _imports(room) if i.top in later or i.top == "tests"]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_of_jaxblt_imports_itself_through_others() -> None:
+    """Imports of functions and of `TYPE_CHECKING` count: two files that need each other cannot be read apart."""
+    assert not _circles(_modules_of_jaxblt())
+
+
+def test_no_room_of_jaxblt_imports_itself_through_others() -> None:
+    """A room is a folder of jaxblt, or a file beside the folders; most rooms have rooms of their own."""
+    arrows = _modules_of_jaxblt()
+    assert not _circles(_between(arrows, depth=2))
+    for room in sorted({module.split(".")[1] for module in arrows} - TANGLED.keys()):
+        inside = {module: imported for module, imported in arrows.items() if module.split(".")[1] == room}
+        assert not _circles(_between(inside, depth=3))
+
+
+@pytest.mark.parametrize("room", TANGLED)
+def test_a_tangle_that_is_mended_is_no_longer_listed(room: str) -> None:
+    inside = {m: imported for m, imported in _modules_of_jaxblt().items() if m.split(".")[1] == room}
+    assert _circles(_between(inside, depth=3))
+
+
+def _between(arrows: dict[str, set[str]], depth: int) -> dict[str, set[str]]:
+    """Return which of the rooms that the first `depth` words of names tell apart imports which."""
+    rooms: dict[str, set[str]] = {_room(module, depth): set() for module in arrows}
+    for module, imported in arrows.items():
+        own = _room(module, depth)
+        rooms[own] |= {_room(name, depth) for name in imported} & rooms.keys() - {own}
+    return rooms
+
+
+def _room(module: str, depth: int) -> str:
+    return ".".join(module.split(".")[:depth])
+
+
+def _modules_of_jaxblt() -> dict[str, set[str]]:
+    """Each module with those that it imports. What a package's `__init__` collects for users is left out."""
+    paths = [path.relative_to(ROOT) for path in (ROOT / "jaxblt").rglob("*.py") if path.stem != "__init__"]
+    arrows = {".".join(path.with_suffix("").parts): set[str]() for path in paths}
+    for found in _imports("jaxblt"):
+        module = ".".join(found.path.with_suffix("").parts)
+        names = {found.module, *(f"{found.module}.{name}" for name in found.names)}
+        if module in arrows:
+            arrows[module] |= names & arrows.keys() - {module}
+    return arrows
+
+
+def _circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Return the circles: what is left once all that imports nothing, or nothing else that is left, is taken away."""
+    left = {module: set(imported) for module, imported in arrows.items()}
+    while done := {module for module, imported in left.items() if not imported & left.keys()}:
+        left = {module: imported for module, imported in left.items() if module not in done}
+    return [[module, *sorted(imported & left.keys())] for module, imported in sorted(left.items())]
+
+
+def test_circles_are_found() -> None:
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert _circles({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == [["a", "b"], ["b", "a"]]
 
 
 def test_other_frameworks_are_peers_in_benchmarks_only_and_imported_lazily() -> None:

@@ -6,13 +6,14 @@ case and by the alphabet of the run's data, on one device or a mesh. Decoding it
 over a split in `jaxblt.training.evaluate`.
 """
 
-from jaxblt.answers.classify import Predictions, classify
+from jaxblt.answers.classify import classify
 from jaxblt.answers.continuations import continuations
 from jaxblt.answers.embed import Embeddings, Pool, embed
 from jaxblt.answers.index import build_index
+from jaxblt.answers.predictions import Predictions, TaskPredictions
+from jaxblt.answers.protocol import TrainedRun
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE, Scores, score
-from jaxblt.answers.task_predictions import TaskPredictions
 from jaxblt.answers.variants import VariantScores, variants
 from jaxblt.answers.vcf import Variant, read_vcf
 
@@ -24,6 +25,7 @@ __all__ = [
     "Scores",
     "Sequences",
     "TaskPredictions",
+    "TrainedRun",
     "Variant",
     "VariantScores",
     "build_index",

@@ -1,11 +1,8 @@
 """Labels of records: probabilities of classes, numbers, or a class for each byte."""
 
-import os
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,91 +11,27 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 from scipy.special import softmax
 
+from jaxblt.answers.predictions import Predictions, TaskPredictions
+from jaxblt.answers.protocol import TrainedRun
 from jaxblt.answers.reading import answer, make_reader
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE
-from jaxblt.answers.tables import write_tsv
-from jaxblt.answers.task_predictions import TaskPredictions
 from jaxblt.data.batch import Batch
 from jaxblt.data.label_tasks import LabelTask
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.sources import DocumentSource
-from jaxblt.data.sources.labelled import LabelledRecord
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.models.label_head import content
 from jaxblt.models.task_heads import TaskAnswers
 from jaxblt.parallel.mesh import MeshConfig
-from jaxblt.show import show
 from jaxblt.training.objectives.crf import viterbi
 from jaxblt.training.objectives.objectives import MultiTask, Regress
 from jaxblt.training.state import whole_params
 from jaxblt.training.step import Task, find_entropies
 
-if TYPE_CHECKING:
-    from jaxblt.run import Run
-
-
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """Labels that a run gives records, in the order given.
-
-    Attributes:
-      names: of the records.
-      classes: names of the classes; () for numbers.
-      predictions: for each record its likeliest class, a number, or one class for each byte as text.
-      probabilities: Float32[N, C] of the classes; None for numbers and positions.
-      labels: what the data say, where they do.
-    """
-
-    names: tuple[str, ...]
-    classes: tuple[str, ...]
-    predictions: tuple[Any, ...]
-    probabilities: np.ndarray | None = None
-    labels: tuple[str, ...] | None = None
-
-    __repr__ = show
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def summary(self) -> str:
-        """Say in a few words how many records have each class, or the range of numbers."""
-        if self.probabilities is None:
-            return (
-                "labelled byte by byte"
-                if self.classes
-                else f"{min(self.predictions):.4g} to {max(self.predictions):.4g}"
-            )
-        counts = Counter(self.predictions)
-        return ", ".join(f"{counts[name]} {name}" for name in self.classes if counts[name])
-
-    def to_tsv(self, path: str | os.PathLike[str]) -> None:
-        """Write columns: name, label (if known), a probability for each class, and prediction.
-
-        Each column of probabilities is named after its class.
-        """
-        header, values = zip(("name", self.names), *self.columns(), strict=True)
-        write_tsv(path, header, zip(*values, strict=True))
-
-    def columns(self) -> list[tuple[str, Any]]:
-        """Return names and values of the columns of `to_tsv` behind the name."""
-        columns: list[tuple[str, Any]] = []
-        if self.labels is not None:
-            columns.append(("label", self.labels))
-        if self.probabilities is not None:
-            columns += [
-                (name, p.tolist()) for name, p in zip(self.classes, self.probabilities.T, strict=True)
-            ]
-        columns.append(("prediction", self.predictions))
-        return columns
-
-    def with_labels(self, records: Iterable[LabelledRecord]) -> "Predictions":
-        """Return the predictions with what the data say of each record."""
-        return replace(self, labels=tuple(record.label for record in records))
-
 
 def classify(
-    run: "Run",
+    run: TrainedRun,
     sequences: Sequences,
     *,
     batch_size: int = BATCH_SIZE,
@@ -151,7 +84,7 @@ def classify(
 
 
 def _predictions(
-    run: "Run", data: LabelledDataConfig, source: DocumentSource, answers: list[Any]
+    run: TrainedRun, data: LabelledDataConfig, source: DocumentSource, answers: list[Any]
 ) -> Predictions | TaskPredictions:
     names, objective = tuple(source.names), run.recipe.objective
     if not isinstance(objective, MultiTask):

@@ -2,23 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax.sharding import Mesh
 
 from jaxblt.adapters.code.row_adapters import Adapter
+from jaxblt.answers.protocol import TrainedRun
 from jaxblt.data.letters import letters_of
 from jaxblt.inference.generate import generate
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.training.start.placement import Placement, find_mesh, place_params
 
-if TYPE_CHECKING:
-    from jaxblt.run import Run
-
 
 def continuations(
-    run: "Run",
+    run: TrainedRun,
     prompts: Sequence[bytes],
     *,
     max_new_bytes: int | Sequence[int],

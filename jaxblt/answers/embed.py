@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.answers.protocol import TrainedRun
 from jaxblt.answers.reading import Reader, answer, make_reader
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE
@@ -27,9 +28,6 @@ from jaxblt.patching.patches import Patches
 from jaxblt.show import show
 from jaxblt.training.state import whole_params
 from jaxblt.training.step import Task, find_entropies
-
-if TYPE_CHECKING:
-    from jaxblt.run import Run
 
 Pool = Literal["mean", "last", "per_byte", "per_patch"]
 """The states of a record that are returned: their mean, the last, or one a byte or a patch."""
@@ -81,7 +79,7 @@ class Embeddings:
 
 
 def embed(
-    run: "Run",
+    run: TrainedRun,
     sequences: Sequences,
     *,
     layer: int | Literal["final"] | None = None,

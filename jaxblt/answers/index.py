@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -15,6 +15,7 @@ from jaxblt.adapters import detach
 from jaxblt.adapters.code.router import Unscaled
 from jaxblt.adapters.retrieval import Index, make_index
 from jaxblt.adapters.update.attach import stacks_of
+from jaxblt.answers.protocol import TrainedRun
 from jaxblt.answers.reading import Reader, answer, make_reader
 from jaxblt.answers.score import BATCH_SIZE
 from jaxblt.data.batch import Batch
@@ -30,15 +31,12 @@ from jaxblt.training.state import content_hash, whole_params
 from jaxblt.training.step import Task, find_entropies
 from jaxblt.validation import whole as check_whole
 
-if TYPE_CHECKING:
-    from jaxblt.run import Run
-
 CHUNKS = 16384
 """The most chunks of an index, if nothing else is asked for: as many as a `RetrievalConfig` holds."""
 
 
 def build_index(
-    run: "Run",
+    run: TrainedRun,
     *,
     chunk: int = 64,
     neighbours: int = 8,
@@ -96,7 +94,7 @@ def build_index(
     )
 
 
-def _check_base(run: "Run") -> None:
+def _check_base(run: TrainedRun) -> None:
     if run.recipe.base_run is not None or detach(run.recipe.model) != run.recipe.model:
         raise ValueError(
             f"run {run.recipe.name!r} has adapters over base_run={run.recipe.base_run!r}: make the index of that base"
@@ -108,7 +106,7 @@ def _check_base(run: "Run") -> None:
         )
 
 
-def _stack_name(run: "Run", stack: str | None) -> str:
+def _stack_name(run: TrainedRun, stack: str | None) -> str:
     known = list(stacks_of(run.recipe.model))
     if not known or (stack is not None and stack not in known):
         raise ValueError(
@@ -118,7 +116,7 @@ def _stack_name(run: "Run", stack: str | None) -> str:
 
 
 def _documents(
-    run: "Run", data: DataConfig | None, source: DocumentSource | None, split: SplitName
+    run: TrainedRun, data: DataConfig | None, source: DocumentSource | None, split: SplitName
 ) -> Regions:
     config = run.recipe.data if data is None else data
     if not isinstance(config, DataConfig):

@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import batched
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxblt.adapters.code.override import refuse_inside
+from jaxblt.answers.protocol import TrainedRun
 from jaxblt.data.batch import Batch
 from jaxblt.data.history import History
 from jaxblt.data.letters import Letters, letters_of
@@ -36,9 +37,6 @@ from jaxblt.training.start.setup import HISTORY_MULTIPLE
 from jaxblt.training.state import gathered
 from jaxblt.training.step import Task
 from jaxblt.validation import whole as check_whole
-
-if TYPE_CHECKING:
-    from jaxblt.run import Run
 
 SHORTEST = 128
 """Positions in the rows of the first bucket; each further one is twice as long, up to the window."""
@@ -83,7 +81,7 @@ class Reader:
 
 
 def make_reader(
-    run: "Run",
+    run: TrainedRun,
     *,
     window: int | None,
     batch_size: int,
@@ -126,7 +124,7 @@ def make_reader(
     return Reader(task, params, frozen, length, stride, rows, history, letters, placement)
 
 
-def _history(run: "Run") -> History | None:
+def _history(run: TrainedRun) -> History | None:
     """Return the history that entropies are read with, as in training on windows.
 
     See `jaxblt.training.start.setup.entropy_history`. The packing of training plays no part.

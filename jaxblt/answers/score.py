@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from jaxblt.answers.protocol import TrainedRun
 from jaxblt.answers.reading import Reader, answer, make_reader
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.strands import check_strands
@@ -27,9 +28,6 @@ from jaxblt.show import show
 from jaxblt.training.metrics import cross_entropy
 from jaxblt.training.objectives.objectives import NextByte
 from jaxblt.training.step import Task, find_entropies, predict
-
-if TYPE_CHECKING:
-    from jaxblt.run import Run
 
 BATCH_SIZE = 8
 """Rows of a program where the caller does not say."""
@@ -75,7 +73,7 @@ class Scores:
 
 
 def score(
-    run: "Run",
+    run: TrainedRun,
     sequences: Sequences,
     *,
     per_byte: bool = False,
@@ -147,7 +145,7 @@ def _count(nats: np.ndarray) -> int:
     return int(np.isfinite(nats).sum())
 
 
-def scoring_reader(run: "Run", **options: Any) -> Reader:
+def scoring_reader(run: TrainedRun, **options: Any) -> Reader:
     """Return a reader of a run that predicts the next byte; options are those of `make_reader`.
 
     Raises:

@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import batched
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxblt.answers.protocol import TrainedRun
 from jaxblt.answers.reading import Reader
 from jaxblt.answers.score import BATCH_SIZE, log_likelihoods, scoring_reader
 from jaxblt.answers.strands import check_nucleotides
@@ -22,9 +23,6 @@ from jaxblt.data.sources.opening import name_of
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.show import show
 from jaxblt.validation import whole
-
-if TYPE_CHECKING:
-    from jaxblt.run import Run
 
 LONGEST_DEFAULT = 8192
 """Bytes of a window at the most where the caller does not say."""
@@ -94,7 +92,7 @@ class VariantScores:
 
 
 def variants(
-    run: "Run",
+    run: TrainedRun,
     vcf: str | os.PathLike[str],
     fasta: str | os.PathLike[str] | DocumentSource,
     *,
@@ -142,7 +140,7 @@ def variants(
 
 
 def stream_variants(
-    run: "Run",
+    run: TrainedRun,
     vcf: str | os.PathLike[str],
     fasta: str | os.PathLike[str] | DocumentSource,
     *,

@@ -1,8 +1,8 @@
-"""`jaxblt classify`: see `jaxblt.answers.commands.classify`."""
+"""`jaxblt classify`: see `jaxblt.cli.answers.classify`."""
 
 from collections.abc import Sequence
 
-from jaxblt.answers.commands import classify
+from jaxblt.cli.answers import classify
 from jaxblt.cli.parsing import parse
 
 

@@ -1,8 +1,8 @@
-"""`jaxblt embed`: see `jaxblt.answers.commands.embed`."""
+"""`jaxblt embed`: see `jaxblt.cli.answers.embed`."""
 
 from collections.abc import Sequence
 
-from jaxblt.answers.commands import embed
+from jaxblt.cli.answers import embed
 from jaxblt.cli.parsing import parse
 
 

@@ -18,8 +18,9 @@ from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.training.finetune import OPTIMIZER, TRAIN, finetune_recipe
 from jaxblt.training.objectives.task_scores import Weighting
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.stored.resolved import read_resolved
+from jaxblt.training.train_config import TrainConfig
 
 ABOUT = (
     "Trains a run's model with a new head on labelled records, from the start or from the newest checkpoint in its run "

@@ -1,8 +1,8 @@
-"""`jaxblt index`: see `jaxblt.answers.commands.index`."""
+"""`jaxblt index`: see `jaxblt.cli.answers.index`."""
 
 from collections.abc import Sequence
 
-from jaxblt.answers.commands import index
+from jaxblt.cli.answers import index
 from jaxblt.cli.parsing import parse
 
 

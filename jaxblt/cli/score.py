@@ -1,8 +1,8 @@
-"""`jaxblt score`: see `jaxblt.answers.commands.score`."""
+"""`jaxblt score`: see `jaxblt.cli.answers.score`."""
 
 from collections.abc import Sequence
 
-from jaxblt.answers.commands import score
+from jaxblt.cli.answers import score
 from jaxblt.cli.parsing import parse
 
 

@@ -1,8 +1,8 @@
-"""`jaxblt variants`: see `jaxblt.answers.commands.variants`."""
+"""`jaxblt variants`: see `jaxblt.cli.answers.variants`."""
 
 from collections.abc import Sequence
 
-from jaxblt.answers.commands import variants
+from jaxblt.cli.answers import variants
 from jaxblt.cli.parsing import parse
 
 

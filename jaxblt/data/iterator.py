@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 from jaxblt.data.batch import Batch
 
-if TYPE_CHECKING:
-    from jaxblt.data.dataset import Dataset
+
+@runtime_checkable
+class Batches(Protocol):
+    """Batches by step, as a `Dataset` has them."""
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches in all; None without end."""
+        ...
+
+    def batch(self, step: int) -> Batch:
+        """Make the batch of a step."""
+        ...
 
 
 class BatchIterator:
@@ -18,7 +29,7 @@ class BatchIterator:
       step: the step of the batch that `next` returns: the whole state.
     """
 
-    def __init__(self, dataset: Dataset, step: int, *, prefetch: int, workers: int):
+    def __init__(self, dataset: Batches, step: int, *, prefetch: int, workers: int):
         if step < 0 or prefetch < 0 or workers < 0:
             raise ValueError(
                 f"step, prefetch and workers must be at least 0, got {step}, {prefetch} and {workers}"

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -49,6 +49,44 @@ class LabelTask:
     def is_open(self) -> bool:
         """True while the classes are still to be collected."""
         return self.target == "class" and not self.classes
+
+
+def check_task_names(recipe: Any) -> None:
+    """Check that each of several tasks has labels in the data, a head of the model, and an objective.
+
+    Raises:
+      ValueError: objective, data and head name different tasks.
+    """
+    asked = {task.name for task in getattr(recipe.objective, "tasks", ())}
+    labels = {task.column for task in getattr(recipe.data, "tasks", ())}
+    answered = {task.name for task in getattr(getattr(recipe.model, "head", None), "tasks", ())}
+    if not asked == labels == answered:
+        raise ValueError(
+            f"the objective has tasks {sorted(asked)}, data.tasks {sorted(labels)} and model.head {sorted(answered)}: "
+            "name the same in all, as `finetune_recipe` does"
+        )
+
+
+def check_head(head: Any, labels: Any, name: str = "") -> None:
+    """Check that a head answers with what labels are, and has an output for each class: else a loss would be NaN.
+
+    Args:
+      head: of the model; one without `target` and `outputs` passes.
+      labels: a `LabelTask`, or the data of one task.
+      name: of the task, if there are several.
+
+    Raises:
+      ValueError: it does not.
+    """
+    if not (hasattr(head, "target") and hasattr(head, "outputs")):
+        return
+    fixed = len(labels.classes) or head.outputs
+    if (head.target, head.outputs) != (labels.target, fixed):
+        raise ValueError(
+            f"model.head{name and f' of task {name!r}'} has {head.outputs} outputs for a {head.target!r}, and the "
+            f"labels of data are a {labels.target!r} of {fixed}, {labels.classes}: make the head that "
+            "`finetune_recipe` makes for them"
+        )
 
 
 def settle_tasks(tasks: Sequence[LabelTask], parts: Parts) -> tuple[LabelTask, ...]:

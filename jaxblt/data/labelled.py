@@ -18,6 +18,8 @@ from jaxblt.data.label_tasks import (
     LabelTask,
     as_class,
     as_number,
+    check_head,
+    check_task_names,
     describe_tasks,
     settle_tasks,
     task_labels,
@@ -158,6 +160,17 @@ class LabelledDataConfig:
         if self.split != "files" and (self.validation_paths or self.test_paths):
             held = self.validation_paths + self.test_paths
             raise ValueError(f"validation_paths and test_paths {held} need split='files', got {self.split!r}")
+
+    def check(self, recipe: Any) -> None:
+        """Check that the heads of a recipe's model answer with the labels that records have."""
+        check_task_names(recipe)
+        head = getattr(recipe.model, "head", None)
+        if not self.tasks:
+            check_head(head, self)
+            return
+        heads = {task.name: task.head for task in getattr(head, "tasks", ())}
+        for task in self.tasks:
+            check_head(heads[task.column], task, task.column)
 
     def _check_tasks(self) -> None:
         columns = [task.column for task in self.tasks]

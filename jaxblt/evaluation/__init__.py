@@ -4,7 +4,7 @@ from jaxblt.evaluation.bits import BitsPerByte, bits_per_byte, document_bits_per
 from jaxblt.evaluation.compressors import compressor_bits_per_byte, compressor_table
 from jaxblt.evaluation.markov import MarkovModel, fit_markov
 from jaxblt.evaluation.ngram import NgramModel, fit_ngram
-from jaxblt.evaluation.table import format_table
+from jaxblt.text_table import format_table
 
 __all__ = [
     "BitsPerByte",

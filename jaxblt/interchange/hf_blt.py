@@ -23,8 +23,9 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.seals import check_finite
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.stored.safe_files import one_line, read_json
+from jaxblt.training.train_config import TrainConfig
 
 MAX_CONFIG = 1 << 20
 """Bytes of a config or an index of weights, at most."""

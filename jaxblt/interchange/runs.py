@@ -37,8 +37,9 @@ from jaxblt.training.state import ENTROPY, Frozen, freeze
 from jaxblt.training.stored.checkpoint import Checkpointer
 from jaxblt.training.stored.fitting import check_recipe
 from jaxblt.training.stored.frozen_store import write_frozen
-from jaxblt.training.stored.resolved import Resolved, checkpoint_dir, write_resolved
+from jaxblt.training.stored.resolved import Resolved, checkpoint_dir, recipe_from_json, write_resolved
 from jaxblt.training.stored.safe_files import one_line
+from jaxblt.training.stored.serialize import to_json
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def write_run(
     for name, tree in run.frozen.items():
         arrays |= by_name(tree.params, f"{FROZEN}.{name}")
     hashes = {name: tree.content_hash for name, tree in run.frozen.items()}
-    told = {"recipe": alone(run.recipe).to_json(), "step": str(run.step), "weights": run.weights}
+    told = {"recipe": to_json(alone(run.recipe)), "step": str(run.step), "weights": run.weights}
     told["frozen"] = json.dumps(hashes)
     size = write_tensors(file, arrays, {"format": FORMAT, "version": VERSION, "dtype": dtype, **told})
     return Exported(len(arrays), size)
@@ -173,7 +174,7 @@ def _read_text(file: Any, header: Header) -> _Text:
             f"{file} has version {found.get('version')!r}, expected {VERSION!r}: export it with this jaxblt"
         )
     try:
-        recipe = Recipe.from_json(found["recipe"])
+        recipe = recipe_from_json(found["recipe"])
         frozen = {str(name): str(content) for name, content in json.loads(found["frozen"]).items()}
         step, dtype = int(found["step"]), {"float32": jnp.float32, "bfloat16": jnp.bfloat16}[found["dtype"]]
         whole("step", step, least=0)

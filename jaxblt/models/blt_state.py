@@ -1,23 +1,42 @@
 """The state of a byte-patched model between two bytes: its caches, and each row's open patch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.models.embeddings import check_embedding_state, init_embedding_state
+from jaxblt.models.embeddings import EmbeddingConfig, check_embedding_state, init_embedding_state
 from jaxblt.models.positions import Places
-from jaxblt.models.stack import StackState, init_stack_state
+from jaxblt.models.stack import StackConfig, StackState, init_stack_state
 from jaxblt.patching import PatcherConfig, PatcherState, init_patcher
 from jaxblt.show import show
 
-if TYPE_CHECKING:
-    from jaxblt.models.blt import BLTConfig
-
-
 COUNTS = ("position", "last_segment", "offset", "previous", "in_block", "used")
 """Members of a `BLTState` that count in a row, from zero."""
+
+
+@runtime_checkable
+class PatchedConfig(Protocol):
+    """The members of `BLTConfig` that a state is made for."""
+
+    @property
+    def causal(self) -> bool: ...
+
+    @property
+    def embedding(self) -> EmbeddingConfig: ...
+
+    @property
+    def encoder(self) -> StackConfig: ...
+
+    @property
+    def latent(self) -> StackConfig: ...
+
+    @property
+    def decoder(self) -> StackConfig: ...
+
+    @property
+    def look_back(self) -> int: ...
 
 
 class BLTState(flax.struct.PyTreeNode):
@@ -76,7 +95,12 @@ class BLTState(flax.struct.PyTreeNode):
 
 
 def init_blt_state(
-    config: "BLTConfig", patcher: PatcherConfig, batch_size: int, *, num_bytes: int, dtype: Any = jnp.float32
+    config: PatchedConfig,
+    patcher: PatcherConfig,
+    batch_size: int,
+    *,
+    num_bytes: int,
+    dtype: Any = jnp.float32,
 ) -> BLTState:
     """Return the state before the first byte.
 
@@ -113,7 +137,7 @@ def init_blt_state(
     )
 
 
-def check_state(config: "BLTConfig", state: BLTState, ids: Int[Array, "B *T"]) -> None:
+def check_state(config: PatchedConfig, state: BLTState, ids: Int[Array, "B *T"]) -> None:
     """Raise ValueError unless the state has as many rows as ids, and n-grams if the model has."""
     check_embedding_state(config.embedding, state.embedding)
     if len(state.position) != len(ids):

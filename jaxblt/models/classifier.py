@@ -49,6 +49,15 @@ class ByteClassifierConfig:
                 "layout='contiguous'"
             )
 
+    def check(self, recipe: Any) -> None:
+        """Check that a recipe's objective asks for a class of each row."""
+        objective = recipe.objective
+        if getattr(objective, "target", None) != "class":
+            raise ValueError(
+                f"model {type(self).__name__} answers with a class for each row, and the objective is "
+                f"{type(objective).__name__}: use Classify and data with labels, or a language model"
+            )
+
     @property
     def causal(self) -> bool:
         """True if the stack is causal; `Classify(causal=...)` says the same."""

@@ -47,9 +47,29 @@ class LabelHeadConfig:
         if self.target != "number":
             check_bounds(self, "outputs", least=2, why=": a row is of one class or another")
 
+    def check(self, recipe: Any) -> None:
+        """Check that a CRF comes with the objective that is scored by its potentials."""
+        check_crf(recipe)
+
     def build(self, causal: bool, dtype: Any) -> "LabelHead":
         """Build the module, over states of a causal model or not."""
         return LabelHead(self, causal, dtype)
+
+
+def check_crf(recipe: Any) -> None:
+    """Check that a CRF's loss has the potentials of a head with `crf`, and whole rows.
+
+    Raises:
+      ValueError: objective and head do not go together, or a mesh splits rows.
+    """
+    crf = getattr(getattr(recipe.model, "head", None), "crf", False)
+    if crf != getattr(recipe.objective, "crf", False):
+        raise ValueError(
+            f"model.head.crf is {crf} and the objective is {type(recipe.objective).__name__}: objective ClassifyChain "
+            "and head.crf=True go together"
+        )
+    if crf and recipe.mesh.seq != 1:
+        raise ValueError(f"a CRF reads whole rows, and mesh.seq is {recipe.mesh.seq}: set it to 1")
 
 
 def content(ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None) -> Bool[Array, "B T"]:

@@ -46,6 +46,10 @@ class LabellerConfig:
                 f"labels need bytes in order, and the base's layout is {self.layout.kind!r}: use layout='contiguous'"
             )
 
+    def check(self, recipe: Any) -> None:
+        """Check what the head demands of a recipe."""
+        self.head.check(recipe)
+
     @property
     def layout(self) -> SequenceLayout:
         """The order in which bytes come where a mesh splits the sequence."""

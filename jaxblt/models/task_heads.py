@@ -8,8 +8,9 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxblt.data.label_tasks import check_task_names
 from jaxblt.layers import named
-from jaxblt.models.label_head import LabelHead, LabelHeadConfig
+from jaxblt.models.label_head import LabelHead, LabelHeadConfig, check_crf
 from jaxblt.validation import check_fields
 
 LOG_VARIANCES = "log_variances"
@@ -71,6 +72,11 @@ class TaskHeadsConfig:
             raise ValueError(
                 f"TaskHeadsConfig.tasks must be at least one, with different names, got {tuple(names)}"
             )
+
+    def check(self, recipe: Any) -> None:
+        """Check that each head has labels of its task and an objective, and that no objective asks for a CRF."""
+        check_task_names(recipe)
+        check_crf(recipe)
 
     def build(self, causal: bool, dtype: Any) -> "TaskHeads":
         """Build the module, over states of a causal model or not."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,11 @@ CONTIGUOUS = SequenceLayout("contiguous")
 """Tokens lie on the devices in their order."""
 ZIGZAG = SequenceLayout("zigzag")
 """Each device has one early and one late piece, so that causal attention is equal work everywhere."""
+
+
+def layout_of(model: Any) -> SequenceLayout:
+    """Return the order in which the model of a config wants its bytes where a mesh splits the sequence."""
+    return getattr(model, "layout", CONTIGUOUS)
 
 
 def to_zigzag(x: Shaped[Array, "B T ..."], axis: SeqAxis) -> Shaped[Array, "B T ..."]:

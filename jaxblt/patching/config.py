@@ -1,7 +1,7 @@
 """The config of a patcher: one frozen dataclass for every mode, checked when it is made."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxblt.validation import check_bounds, check_fields, check_read
 
@@ -75,6 +75,25 @@ class PatcherConfig:
         self._check_thresholds()
         self._check_num_patches()
         self._check_read()
+
+    def check(self, recipe: Any) -> None:
+        """Check that a recipe's objective may see what the rule reads, and that the rule has what it reads."""
+        kind = type(recipe.objective).__name__
+        if recipe.objective.causal and not self.causal:
+            raise ValueError(
+                f"patcher mode {self.mode!r} looks ahead, which would leak bytes to objective {kind}: use a causal mode"
+            )
+        sources = (recipe.entropy_run, recipe.entropy_model, recipe.data.entropies)
+        if self.needs_entropies and all(source is None for source in sources):
+            raise ValueError(
+                f"patcher mode {self.mode!r} needs entropies: set entropy_run to the folder of a trained entropy "
+                "model, or data.entropies to a file of precomputed ones"
+            )
+        if self.needs_entropies and self.threshold is None and recipe.bytes_per_patch is None:
+            raise ValueError(
+                "the patcher has no threshold: set bytes_per_patch, the mean length to calibrate it for, or "
+                "patcher.threshold in nats"
+            )
 
     @property
     def causal(self) -> bool:

@@ -1,7 +1,7 @@
 """Figures of what a model's memories do under a passage of bytes, by layer, as plain numbers."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
@@ -10,9 +10,6 @@ import numpy as np
 
 from jaxblt.array_checks import check_ids
 from jaxblt.data.vocab import check_whole, encode
-
-if TYPE_CHECKING:
-    from jaxblt.run import Run
 
 SERIES = ("surprise", "norm", "alpha")
 """The series of a neural memory: a number a byte, the mean over heads."""
@@ -23,8 +20,19 @@ Usage and age of a free slot are None.
 """
 
 
+@runtime_checkable
+class Trained(Protocol):
+    """A model with its parameters, such as a `jaxblt.run.Run`."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def params(self) -> Any: ...
+
+
 def read_passage(
-    model: "nn.Module | Run",
+    model: nn.Module | Trained,
     passage: bytes | np.ndarray,
     params: Any = None,
     labels: Sequence[str] | None = None,

@@ -17,14 +17,12 @@ import flax.linen as nn
 import numpy as np
 
 from jaxblt.outputs import whole_file, write_text
-from jaxblt.profiling.memory_passage import TABLES, read_passage
+from jaxblt.profiling.memory_passage import TABLES, Trained, read_passage
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from jaxblt.run import Run
 
 NAME = "validation/memory"
 """The name of the picture in a run log."""
@@ -75,7 +73,7 @@ class MemoryPicture:
 
 
 def plot_memory(
-    model: "nn.Module | Run",
+    model: nn.Module | Trained,
     passage: bytes | np.ndarray,
     *,
     params: Any = None,

@@ -4,8 +4,10 @@
 """
 
 from jaxblt.training.objectives.objectives import Masked, NextByte, Objective, OrderAgnostic, Span
+from jaxblt.training.objectives.protocol import OwnObjective
 from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
 
 __all__ = [
     "AdafactorConfig",
@@ -16,6 +18,7 @@ __all__ = [
     "NextByte",
     "Objective",
     "OrderAgnostic",
+    "OwnObjective",
     "Recipe",
     "Span",
     "TrainConfig",

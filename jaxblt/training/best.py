@@ -1,10 +1,7 @@
 """How a run's evaluations compare: the best so far, and how many in a row were no better."""
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from jaxblt.training.recipe import Recipe
+from typing import Any
 
 HIGHER = (
     "accuracy",
@@ -22,20 +19,20 @@ HIGHER = (
 
 
 def is_better_higher(figure: str) -> bool:
-    """Whether a higher value of a figure is better."""
+    """Return whether a higher value of a figure is better."""
     return figure.rpartition("/")[2] in HIGHER
 
 
-def followed(recipe: "Recipe") -> tuple[str, bool]:
-    """The figure of evaluations that a run is judged by, and whether a higher one is better."""
+def followed(recipe: Any) -> tuple[str, bool]:
+    """Return the figure of evaluations that a run is judged by, and whether a higher one is better."""
     objective, figure = recipe.objective, recipe.train.best_by
     if figure is None:
         return objective.headline, objective.higher_is_better
     return figure, is_better_higher(figure)
 
 
-def check_followed(recipe: "Recipe") -> None:
-    """Raises ValueError unless the objective has the figure `train.best_by`."""
+def check_followed(recipe: Any) -> None:
+    """Raise ValueError unless the objective has the figure `train.best_by`."""
     figure, names = recipe.train.best_by, recipe.objective.figure_names
     if figure is not None and figure not in names:
         raise ValueError(
@@ -65,7 +62,7 @@ class Standing:
         self.since = int(meta.get("since_best", 0))
 
     def note(self, value: float, step: int) -> None:
-        """Notes the evaluation after a step."""
+        """Note the evaluation after a step."""
         leader = self.best[0][0] if self.best else None
         better = leader is None or (value > leader if self.higher else value < leader)
         self.since = 0 if better else self.since + 1
@@ -87,6 +84,6 @@ class Standing:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """As JSON, for a checkpoint."""
+        """The standing as JSON, for a checkpoint."""
         best = [list(one) for one in self.best]
         return {"best": best, "since_best": self.since, "best_by": self.figure}

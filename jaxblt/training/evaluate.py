@@ -35,7 +35,7 @@ EvalStep = Callable[[TrainState, Any, Any], Metrics]
 
 
 def target_ids(characters: str | None) -> tuple[int, ...] | None:
-    """The ids of single-byte characters such as "ACGT"; None for None.
+    """Return the ids of single-byte characters such as "ACGT"; None for None.
 
     Raises:
       ValueError: a character has several bytes, each of which other characters have too.
@@ -48,7 +48,7 @@ def target_ids(characters: str | None) -> tuple[int, ...] | None:
 def make_eval_step(
     task: Task, *, targets: tuple[int, ...] | None = None, seed: int = 0
 ) -> Callable[[TrainState, Batch, Any], Metrics]:
-    """`(state, batch, index) -> sums`, jitted: those of the objective, to be added up over a split.
+    """Make `(state, batch, index) -> sums`, jitted: the objective's sums, to be added up over a split.
 
     Of an objective whose figures need all rows at once (`Ranks`), "gathered" has what every row brings.
 
@@ -81,7 +81,7 @@ def make_eval_step(
 
 @dataclass
 class Collected:
-    """What steps of an evaluation found.
+    """Sums and rows that steps of an evaluation found.
 
     Attributes:
       totals: sums over the batches, arrays as arrays.
@@ -94,14 +94,14 @@ class Collected:
     sources: "dict[str, Collected]" = field(default_factory=dict)
 
     def add(self, other: "Collected") -> None:
-        """Takes the sums and rows of other batches in."""
+        """Take in the sums and rows of other batches."""
         for name, value in other.totals.items():
             self.totals[name] = self.totals.get(name, 0.0) + value
         for name, parts in other.rows.items():
             self.rows.setdefault(name, []).extend(parts)
 
     def figures(self, objective: Objective) -> dict[str, float]:
-        """As of `evaluate`."""
+        """Return the figures of what was found; see `evaluate`."""
         found = summarise(self.totals, objective)
         if isinstance(objective, Ranks):
             found |= objective.ranked({name: np.concatenate(parts) for name, parts in self.rows.items()})
@@ -152,7 +152,7 @@ def evaluate(
     patcher: PatcherConfig | None = None,
     objective: Objective = NextByte(),
 ) -> dict[str, float]:
-    """Scores a split.
+    """Score a split.
 
     Args:
       step: from `make_eval_step`.
@@ -191,7 +191,7 @@ def collect(
     layout: SequenceLayout = CONTIGUOUS,
     patcher: PatcherConfig | None = None,
 ) -> Collected:
-    """The sums of a split, and the rows where the step gathers them; see `evaluate`."""
+    """Add up the sums of a split, and gather the rows where the step does; see `evaluate`."""
     if max_batches is not None:
         whole("max_batches", max_batches, least=1, why=": None takes all")
     found = Collected()
@@ -207,7 +207,7 @@ def collect(
 
 
 def source_steps(data: Dataset, most: int | None) -> dict[str, list[int]]:
-    """The batches to score of each source, `most` of them shared out evenly, but one of each; {"": ...} for one source.
+    """Choose the batches to score of each source, `most` in all and at least one of each; {"": ...} for one source.
 
     In evaluation a source is a bucket of its own, and buckets follow each other.
     """
@@ -225,7 +225,7 @@ def source_steps(data: Dataset, most: int | None) -> dict[str, list[int]]:
 def _collected(
     step: EvalStep, state: TrainState, data: Dataset, mesh: Any, steps: list[int], layout: SequenceLayout
 ) -> Collected:
-    """What some batches come to."""
+    """Add up what some batches come to."""
     found = Collected()
     waiting: list[tuple[int, Metrics]] = []
     for index in steps:
@@ -239,7 +239,7 @@ def _collected(
 
 
 def _add(found: Collected, index: int, sums: Any, state: TrainState) -> None:
-    """Adds up in float64: fp32 would lose single bytes beyond 16 million."""
+    """Add up in float64: fp32 would lose single bytes beyond 16 million."""
     for name, values in sums.pop(ROWS, {}).items():
         found.rows.setdefault(name, []).append(gathered(values))
     for name, value in ((name, gathered(values)) for name, values in sums.items()):
@@ -253,7 +253,7 @@ def _add(found: Collected, index: int, sums: Any, state: TrainState) -> None:
 
 
 def summarise(totals: dict[str, Any], objective: Objective = NextByte()) -> dict[str, float]:
-    """Sums over a split as figures; see `evaluate`."""
+    """Make figures of sums over a split; see `evaluate`."""
     found = {"bytes": _scored(totals, "")}
     found |= {name: float(value) for name, value in objective.figures(totals).items()}
     if "target_nll" in totals:

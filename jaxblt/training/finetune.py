@@ -24,8 +24,9 @@ from jaxblt.training.objectives.objectives import (
 from jaxblt.training.objectives.task_scores import Weighting
 from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.optimisers.by_optax import Optimizer
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.stored.resolved import read_resolved
+from jaxblt.training.train_config import TrainConfig
 
 OPTIMIZER = AdamWConfig(learning_rate=3e-4, warmup_steps=50)
 """For fine-tuning: a lower peak than a model needs that starts from nothing."""
@@ -47,7 +48,7 @@ def finetune_recipe(
     train: TrainConfig = TRAIN,
     mesh: MeshConfig = MeshConfig(),
 ) -> Recipe:
-    """A recipe for `jaxblt.training.loop.fit`: the base run's model under a new head, on labelled records.
+    """Make a recipe for `jaxblt.training.loop.fit`: the base run's model under a new head, on labelled records.
 
     Patches are cut as the base run cuts them, by its entropy model and threshold. Letters have the case that the base
     run reads, unless `data.soft_mask` says otherwise. Classes that `data` leaves open are collected from its files.

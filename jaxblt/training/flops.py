@@ -17,12 +17,12 @@ PEAK_FLOPS = {"H200": 790e12, "H100": 790e12, "A100": 312e12}
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Matmul FLOP/s that a device of this kind can reach; None where we have no figure."""
+    """Return matmul FLOP/s that a device of this kind can reach; None where we have no figure."""
     return next((peak for name, peak in PEAK_FLOPS.items() if name in device_kind), None)
 
 
 def count_params(boxed: Any) -> tuple[int, int]:
-    """(all parameters, those outside hash tables). A hash table has an axis or a path that says "hash"."""
+    """Count all parameters, and those outside hash tables, whose axis or path says "hash"."""
     leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: hasattr(x, "unbox"))
     sizes = [(math.prod(jax.tree.leaves(leaf)[0].shape), _is_hash(path, leaf)) for path, leaf in leaves]
     return sum(n for n, _ in sizes), sum(n for n, hashed in sizes if not hashed)
@@ -33,7 +33,7 @@ def _is_hash(path: tuple[Any, ...], leaf: Any) -> bool:
 
 
 def matmul_flops(fn: Callable[..., Any], *args: Any) -> float:
-    """FLOPs of the matrix products in one call of `fn`: 2·m·n·k each, loops counted by their length.
+    """Count the FLOPs of the matrix products in one call of `fn`: 2·m·n·k each, loops by their length.
 
     Args:
       fn: a function of arrays; only its program is looked at, nothing is run.
@@ -43,7 +43,7 @@ def matmul_flops(fn: Callable[..., Any], *args: Any) -> float:
 
 
 def countable_device() -> Any:
-    """The CPU, for which every op has a form made of products; as the default device it lets `matmul_flops` see them.
+    """Return the CPU, for which every op has a form made of products that `matmul_flops` can see.
 
     None where jax has no CPU: fused kernels go uncounted then.
     """
@@ -84,7 +84,7 @@ def _dot_flops(equation: core.JaxprEqn) -> float:
 
 
 def _inner(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
-    """The programs inside an equation: loop bodies, branches, checkpointed or differentiated functions."""
+    """Yield the programs inside an equation: loop bodies, branches, checkpointed or differentiated functions."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, core.ClosedJaxpr):
@@ -94,10 +94,10 @@ def _inner(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
 
 
 def mfu(flops_per_byte: float, bytes_per_second: float, peak: float) -> float:
-    """Model FLOPs utilisation: the share of `peak` (all devices together) spent on the model's own matmuls."""
+    """Return the share of `peak` (all devices together) that was spent on the model's own matmuls."""
     return flops_per_byte * bytes_per_second / peak
 
 
 def as_shapes(tree: Any) -> Any:
-    """Shapes and dtypes of a tree of arrays."""
+    """Return shapes and dtypes of a tree of arrays."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), tree)

@@ -21,18 +21,18 @@ class BadSteps:
         self._counts: dict[int, Any] = {}
 
     def add(self, step: int, metrics: Metrics) -> None:
-        """Notes a step's metrics."""
+        """Note a step's metrics."""
         self._counts[step] = metrics["skipped_in_a_row"]
 
     def fetch(self) -> list[int]:
-        """Those among the steps added since the last call."""
+        """Return those among the steps added since the last call that were not finite."""
         counts, self._counts = jax.device_get(self._counts), {}
         # Beyond max_skips in a row every step is skipped, finite or not.
         return [step for step, count in counts.items() if 0 < count <= self.max_skips]
 
 
 def spans(steps: Sequence[int]) -> str:
-    """Ascending numbers as text: `[3, 4, 5, 9]` is "3-5, 9"."""
+    """Write ascending numbers as text: `[3, 4, 5, 9]` is "3-5, 9"."""
     runs: list[list[int]] = []
     for step in steps:
         if runs and step == runs[-1][-1] + 1:
@@ -43,7 +43,7 @@ def spans(steps: Sequence[int]) -> str:
 
 
 def check_health(metrics: dict[str, float], step: int, recipe: Recipe) -> None:
-    """Raises TrainingFailed if too many steps in a row were not finite, or too many patch boundaries refused."""
+    """Raise TrainingFailed if too many steps in a row were not finite, or too many patch boundaries refused."""
     train, skipped = recipe.train, int(metrics["skipped_in_a_row"])
     if skipped >= train.max_skips:
         first = step - skipped + 1

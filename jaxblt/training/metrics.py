@@ -15,20 +15,20 @@ Metrics = dict[str, Float[Array, "..."]]
 
 
 def cross_entropy(logits: Float[Array, "*N V"], targets: Int[Array, "*N"]) -> Float[Array, "*N"]:
-    """-log softmax(logits)[target] in nats, in fp32."""
+    """Return -log softmax(logits)[target] in nats, in fp32."""
     logits = logits.astype(jnp.float32)
     picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
     return jax.nn.logsumexp(logits, -1) - picked
 
 
 def smoothed(nats: Float[Array, "*N"], logits: Float[Array, "*N V"], share: float) -> Float[Array, "*N"]:
-    """(1 - share) nats + share · mean over answers of -log softmax(logits): nats of a target with a smooth label."""
+    """Return (1 - share) nats + share · mean over answers of -log softmax(logits): nats with a smooth label."""
     logits = logits.astype(jnp.float32)
     return (1 - share) * nats + share * (jax.nn.logsumexp(logits, -1) - jnp.mean(logits, -1))
 
 
 def bits(nats: float) -> float:
-    """Nats as bits."""
+    """Return nats as bits."""
     return nats / math.log(2)
 
 
@@ -39,7 +39,7 @@ def sown_losses(side: Any) -> Float[Array, ""]:
 
 
 def sown_metrics(side: Any) -> Metrics:
-    """The mean over layers and calls of each value sown into "metrics", by the path of its module.
+    """Return the mean over layers and calls of each value sown into "metrics", by the path of its module.
 
     A value that did not go through `sow_metric` is a scalar.
     """
@@ -55,7 +55,7 @@ def sown_metrics(side: Any) -> Metrics:
 
 
 def as_scalars(metrics: Metrics) -> dict[str, float]:
-    """Fetches metrics; a vector becomes "name/0", "name/1", ..."""
+    """Fetch metrics; a vector becomes "name/0", "name/1", ..."""
     found: dict[str, float] = {}
     for name, value in jax.device_get(metrics).items():
         if value.ndim == 0:
@@ -66,7 +66,7 @@ def as_scalars(metrics: Metrics) -> dict[str, float]:
 
 
 def patch_counts(patches: Patches) -> Metrics:
-    """Patches, bytes they hold and boundaries refused, as sums to be added up over micro-batches."""
+    """Count patches, bytes they hold and boundaries refused, as sums to be added up over micro-batches."""
     return {
         "patches": jnp.sum(patches.lengths > 0, dtype=jnp.float32),
         "patched_bytes": jnp.sum(patches.lengths, dtype=jnp.float32),
@@ -75,7 +75,7 @@ def patch_counts(patches: Patches) -> Metrics:
 
 
 def patch_metrics(counts: Metrics) -> Metrics:
-    """patches, bytes_per_patch, and overflow: the share of wanted patches that were refused."""
+    """Return patches, bytes_per_patch, and overflow: the share of wanted patches that were refused."""
     patches, refused = counts["patches"], counts["refused"]
     one = jnp.float32(1)
     return {

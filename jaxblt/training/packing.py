@@ -24,17 +24,17 @@ MOST_MORE = 1 / 32
 
 
 def has_several_documents(data: RowsConfig) -> bool:
-    """Whether a row may hold more than one document."""
+    """Return whether a row may hold more than one document."""
     return data.packing not in ("windows", "buckets")
 
 
 def has_full_rows(data: RowsConfig) -> bool:
-    """Whether every training row is one document from end to end, so that the model needs no segment ids."""
+    """Return whether every training row is one document from end to end, so that the model needs no segment ids."""
     return isinstance(data, DataConfig) and data.packing == "windows" and data.partial == "drop"
 
 
 def align(model: Any, data: RowsConfig, patcher: PatcherConfig | None) -> RowsConfig:
-    """`data` whose packed documents start where a block of the patcher does, or where mixers of bytes need them."""
+    """Let packed documents start where a block of the patcher does, or where mixers of bytes need them."""
     if not has_several_documents(data):
         return data
     if patcher is None:
@@ -43,7 +43,7 @@ def align(model: Any, data: RowsConfig, patcher: PatcherConfig | None) -> RowsCo
 
 
 def check_alignment(data: RowsConfig, patcher: PatcherConfig | None) -> None:
-    """Raises ValueError if packed rows are not a whole number of the units in which documents start."""
+    """Raise ValueError if packed rows are not a whole number of the units in which documents start."""
     if not has_several_documents(data) or data.seq_len % data.alignment == 0:
         return
     if patcher is None or data.seq_len % patcher.block_size == 0:
@@ -60,7 +60,7 @@ def check_alignment(data: RowsConfig, patcher: PatcherConfig | None) -> None:
 
 
 def promise_rows(model: Any, data: RowsConfig, patcher: PatcherConfig | None) -> Any:
-    """A model's config whose mixers know how documents lie in the rows of `data`, aligned for the patcher.
+    """Tell a model's mixers how documents lie in the rows of `data`, aligned for the patcher.
 
     A model config may have `in_rows(of_bytes, of_slots)`, two `RowLayout`s: mixers over patches count slots, not
     bytes. Mixers of other models are told how many documents a row has, and nothing of where they start.
@@ -70,12 +70,12 @@ def promise_rows(model: Any, data: RowsConfig, patcher: PatcherConfig | None) ->
 
 
 def capacity_multiple(model: Any, data: RowsConfig, patcher: PatcherConfig) -> int:
-    """Of which a calibrated capacity is a multiple: packed documents then start where mixers over patches need them."""
+    """Return what a calibrated capacity is a multiple of: packed documents start where mixers over patches need."""
     return math.lcm(SLOTS_MULTIPLE, off_grid(_promise(model, data, data.alignment // patcher.block_size)))
 
 
 def fill_rows(slots: int, data: RowsConfig, patcher: PatcherConfig, *, multiple: int) -> int:
-    """A calibrated capacity, or a little more with which the longest rows hold a multiple of `ROW_MULTIPLE` slots.
+    """Raise a calibrated capacity a little if the longest rows then hold a multiple of `ROW_MULTIPLE` slots.
 
     Modal filters take 2.5 times as long in rows of 2,047 steps as in rows of 2,048, with gradients 2.7 times
     (`modal_conv_2047.json`). Other mixers take as long a slot, and have up to a thirty-second more of them.
@@ -93,7 +93,7 @@ def fill_rows(slots: int, data: RowsConfig, patcher: PatcherConfig, *, multiple:
 
 
 def take_back_promises(model: Any, where: str, data: RowsConfig, patcher: PatcherConfig | None) -> Any:
-    """`model` without what its mixers were promised by hand, once that is found to be true of `data`.
+    """Take from `model` what its mixers were promised by hand, once that is found to be true of `data`.
 
     Args:
       model: config of a model.
@@ -112,7 +112,7 @@ def take_back_promises(model: Any, where: str, data: RowsConfig, patcher: Patche
 
 
 def forget_promises(stored: Any) -> Any:
-    """A recipe's JSON without what its mixers were promised, which older versions stored without checking it."""
+    """Take from a recipe's JSON what its mixers were promised, which older versions stored without checking it."""
     if isinstance(stored, list):
         return [forget_promises(item) for item in stored]
     if not isinstance(stored, dict):
@@ -121,7 +121,7 @@ def forget_promises(stored: Any) -> Any:
 
 
 def _promise(model: Any, data: RowsConfig, slots: int) -> Any:
-    """`model` for documents that start at multiples of `slots` in rows of patches."""
+    """Promise `model` documents that start at multiples of `slots` in rows of patches."""
     several = has_several_documents(data)
     if not several or not hasattr(model, "in_rows"):
         return promise(model, RowLayout(packed=several))

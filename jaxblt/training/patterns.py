@@ -21,7 +21,7 @@ TOP = (FINAL[0], HEAD)
 
 
 def matching(patterns: Sequence[str], names: Collection[str], option: str) -> set[str]:
-    """The names that any of the patterns matches.
+    """Return the names that any of the patterns matches.
 
     Raises:
       ValueError: a pattern matches none; names the pattern and the nearest names.
@@ -39,7 +39,7 @@ def matching(patterns: Sequence[str], names: Collection[str], option: str) -> se
 
 
 def without(params: Any, patterns: Sequence[str]) -> Any:
-    """The tree (of arrays, shapes or boxes) without the parameters that the patterns freeze.
+    """Drop from a tree (of arrays, shapes or boxes) the parameters that the patterns freeze.
 
     Raises:
       ValueError: a pattern matches nothing, or together they leave nothing to train.
@@ -56,7 +56,7 @@ def without(params: Any, patterns: Sequence[str]) -> Any:
 
 
 def depth_scales(boxed: Any, stacks: Mapping[str, StackConfig], decay: float) -> Any:
-    """decay^(L + 1 - d) for each parameter at depth d of a model of L blocks (Howard and Ruder, 1801.06146, sec. 3.2).
+    """Return decay^(L + 1 - d) for each parameter at depth d of L blocks (Howard and Ruder, 1801.06146, sec. 3.2).
 
     Blocks count from 1 at the bottom, stack after stack. Heads are at L + 1. What lies in no stack (embeddings,
     positions, the bridges of a BLT) is at 0. A parameter of scanned blocks has a factor for each period of the pattern.
@@ -83,7 +83,7 @@ def depth_scales(boxed: Any, stacks: Mapping[str, StackConfig], decay: float) ->
 
 
 def rate_scales(boxed: Any, rates: Sequence[tuple[str, float]]) -> Any:
-    """The product of the factors whose patterns match, for each parameter.
+    """Return the product of the factors whose patterns match, for each parameter.
 
     Args:
       boxed: the parameters or their shapes.
@@ -101,7 +101,7 @@ def rate_scales(boxed: Any, rates: Sequence[tuple[str, float]]) -> Any:
 
 
 def _blocks(stack: StackConfig, part: str, block: str) -> Any:
-    """The number, from 1, of a block of a stack, or Float[periods] of the blocks that are scanned; see `Stack`."""
+    """Return the number, from 1, of a stack's block, or Float[periods] of the blocks that are scanned; see `Stack`."""
     place, size = int(block.removeprefix("block_")), len(stack.pattern)
     if part == "periods":
         return np.arange(stack.repeats) * size + place + 1

@@ -55,7 +55,7 @@ def _largest(rows: jax.Array, everywhere: NamedSharding) -> jax.Array:
 
 
 def end_process(number: int) -> None:
-    """Ends the process as the signal does where nothing catches it: an exception would wait for a save on its way."""
+    """End the process as the signal does where nothing catches it: an exception would wait for a save."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
 
@@ -114,7 +114,7 @@ class StopRequest:
             self._end(number)
 
     def set(self) -> None:
-        """Raises the flag of this process, as a signal would."""
+        """Raise the flag of this process, as a signal would."""
         self._asked = True
 
     @property

@@ -78,7 +78,7 @@ def start(
     *,
     ema: bool = False,
 ) -> TrainState:
-    """The state before step 0; with `ema` its average begins at the parameters."""
+    """Make the state before step 0; with `ema` its average begins at the parameters."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -91,12 +91,12 @@ def start(
 
 
 def copied(tree: Any) -> Any:
-    """The same values in arrays of their own: a step donates its state, and no buffer may be donated twice."""
+    """Copy values into arrays of their own: a step donates its state, and no buffer may be donated twice."""
     return jax.tree.map(jnp.copy, tree)
 
 
 def averaged(ema: Any, params: Any, decay: float, count: Int[Array, ""]) -> Any:
-    """The exponential moving average after the `count`-th update of the parameters, from the average before it.
+    """Return the exponential moving average after the `count`-th update of the parameters, from the average before it.
 
     m_t = s_t p_t + (1 - s_t) m_{t-1} with s_t = (1 - d) / (1 - d^t): `optax.ema(d, debias=True)` as a recursion of its
     corrected average, which needs no correction when it is read.
@@ -115,18 +115,18 @@ def averaged(ema: Any, params: Any, decay: float, count: Int[Array, ""]) -> Any:
 
 
 def evaluated(state: TrainState) -> TrainState:
-    """The state with the parameters that evaluations score: their average, if the run has one."""
+    """Return the state with the parameters that evaluations score: their average, if the run has one."""
     return state if state.ema is None else replace(state, params=state.ema, ema=None)
 
 
 def without_frozen(state: TrainState) -> dict[str, Any]:
-    """The fields that change from step to step, by name: what a step's checkpoint holds."""
+    """Return the fields that change from step to step, by name: what a step's checkpoint holds."""
     held = {field.name: getattr(state, field.name) for field in fields(state) if field.name != "frozen"}
     return {name: value for name, value in held.items() if name != "ema" or value is not None}
 
 
 def forgive(state: TrainState) -> TrainState:
-    """`state` without skips in a row, as it is stored and restored: a burst that passed must not end a later run."""
+    """Forget skips in a row, as it is stored and restored: a burst that passed must not end a later run."""
     count = state.skipped_in_a_row
     if not int(count):
         return state
@@ -134,7 +134,7 @@ def forgive(state: TrainState) -> TrainState:
 
 
 def freeze(params: Any, dtype: Any = None) -> Frozen:
-    """`params` with their hash, rounded to `dtype`; None keeps the dtypes that they have."""
+    """Return `params` with their hash, rounded to `dtype`; None keeps the dtypes that they have."""
     arrays = jax.tree.map(jnp.asarray, params)
     if dtype is not None:
         arrays = jax.tree.map(lambda x: x.astype(dtype), arrays)
@@ -142,17 +142,17 @@ def freeze(params: Any, dtype: Any = None) -> Frozen:
 
 
 def freeze_entropy(params: Any) -> dict[str, Frozen]:
-    """The frozen trees of a run whose only one is an entropy model with these parameters: in bfloat16."""
+    """Freeze the parameters of an entropy model as the only frozen tree of a run: in bfloat16."""
     return {ENTROPY: freeze(params, jnp.bfloat16)}
 
 
 def widen(params: Any) -> Any:
-    """Frozen parameters in fp32, as modules take them; their values stay those that are stored."""
+    """Return frozen parameters in fp32, as modules take them; their values stay those that are stored."""
     return jax.tree.map(lambda x: x.astype(jnp.float32), params)
 
 
 def whole_params(params: Any, frozen: Mapping[str, Frozen]) -> Any:
-    """The model's parameters: those of the frozen base, if there is one, with the trained ones laid over them.
+    """Return the model's parameters: those of the frozen base, if any, with the trained ones laid over them.
 
     No gradient flows to the base. Both are dicts of dicts; where both hold an array, the trained one counts.
     """
@@ -160,7 +160,7 @@ def whole_params(params: Any, frozen: Mapping[str, Frozen]) -> Any:
 
 
 def still(params: Any) -> Any:
-    """A frozen model as modules take it, without gradients.
+    """Return a frozen model as modules take it, without gradients.
 
     Kernels stay as they are stored: scans of fp32 copies would take twice the memory.
     """
@@ -172,7 +172,7 @@ def still(params: Any) -> Any:
 
 
 def content_hash(params: Any) -> str:
-    """SHA-256 over the parameters' paths, shapes, dtypes and bytes, in hex; the same on any mesh.
+    """Return the SHA-256 over the parameters' paths, shapes, dtypes and bytes, in hex; the same on any mesh.
 
     Every process calls it: what is split over several is gathered on each host, one array at a time.
     """
@@ -185,6 +185,6 @@ def content_hash(params: Any) -> str:
 
 
 def gathered(leaf: Any) -> np.ndarray:
-    """The whole array on this host; every process calls it."""
+    """Gather the whole array on this host; every process calls it."""
     is_split = isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True) if is_split else leaf)

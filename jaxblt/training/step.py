@@ -35,15 +35,15 @@ from jaxblt.training.metrics import (
     sown_metrics,
 )
 from jaxblt.training.objectives.objectives import NextByte, Objective
+from jaxblt.training.objectives.reference import Reference, divergence, every_nth
 from jaxblt.training.routing.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
-from jaxblt.training.start.reference import Reference, divergence, every_nth
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
 from pallas_kernels.runtime import current_device
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a step computes: its static parts.
+    """The static parts of what a step computes.
 
     Attributes:
       model: a `jaxblt.models.LanguageModel`; it closes its patches itself, by its own patcher.
@@ -66,16 +66,16 @@ class Task:
 
     @property
     def patcher(self) -> PatcherConfig | None:
-        """How bytes become patches; None for a model without."""
+        """The rule that makes patches of bytes; None for a model without."""
         return self.model.patcher
 
     def cut_by(self, patcher: PatcherConfig | None) -> "Task":
-        """The task of the same model with another patcher."""
+        """Return the task of the same model with another patcher."""
         return self if patcher == self.patcher else replace(self, model=self.model.clone(patcher=patcher))
 
 
 def find_entropies(task: Task, frozen: Mapping[str, Frozen], batch: Batch) -> Float[Array, "B T"] | None:
-    """The entropies that cut the batch: its own, or else the frozen entropy model's; None if the patcher reads none.
+    """Return the entropies that cut the batch, its own or the frozen model's; None if the patcher reads none.
 
     Raises:
       ValueError: the patcher needs entropies and there is neither an entropy model nor entropies in the batch.
@@ -107,7 +107,7 @@ def find_entropies(task: Task, frozen: Mapping[str, Frozen], batch: Batch) -> Fl
 def _entropies_after_history(
     task: Task, params: Any, batch: Batch, history: Int[Array, "B W"]
 ) -> Float[Array, "B T"]:
-    """Of rows of one document each, as in the middle of it: the bytes before a row are read as well."""
+    """Return entropies of rows of one document, as in its middle: the bytes before a row are read as well."""
     assert task.patcher is not None
     assert task.entropy_model is not None
     context, (rows, length) = task.patcher.entropy_context, batch.inputs.shape
@@ -124,7 +124,7 @@ def _entropies_after_history(
 
 
 def _long_entropies(model: Any, params: Any, batch: Batch, context: int) -> Float[Array, "B T"]:
-    """Of rows longer than the entropy model may see: half a context at a time.
+    """Return entropies of rows longer than the entropy model may see: half a context at a time.
 
     Raises:
       ValueError: the model has no streaming form.
@@ -164,7 +164,7 @@ def predict(
     experts: Any = None,
     collections: Sequence[str] = SIDE_OUTPUTS,
 ) -> tuple[Any, Patches | None, Any]:
-    """Logits ([B, T, V], or [B, C] of rows, or `TaskAnswers`), patches, and what modules sowed into the collections.
+    """Return logits ([B, T, V], [B, C] of rows, or `TaskAnswers`), patches, and what modules sowed.
 
     Dropout is on iff `rngs` has its key. A policy takes `experts`, if there are any (`jaxblt.adapters.Draw`).
     """
@@ -183,7 +183,7 @@ def predict(
 
 
 def entropy_apply(model: nn.Module) -> Callable[..., tuple[Float[Array, "B T V"], Any]]:
-    """`model.apply` of an entropy model with bfloat16 parameters: (params, ids, ...) -> (logits, None)."""
+    """Make `model.apply` of an entropy model with bfloat16 parameters: (params, ids, ...) -> (logits, None)."""
 
     def apply(params: Any, ids: Any, **options: Any) -> Any:
         # norms compute in fp32 and take no bfloat16 scale under strict dtype promotion
@@ -207,7 +207,7 @@ def make_train_step(
     ema: float | None = None,
     shardings: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """`(state, batch) -> (state, metrics)`, jitted; the state's memory is donated.
+    """Make `(state, batch) -> (state, metrics)`, jitted; the state's memory is donated.
 
     The loss is the objective's, Σ weight·loss / Σ weight over the whole batch, plus sown losses. A step whose loss,
     gradient or update is not finite, or that scores nothing, changes neither parameters nor optimiser.
@@ -290,14 +290,14 @@ def compiler_options() -> dict[str, Any] | None:
 
 
 def _all_finite(tree: Any) -> Bool[Array, ""]:
-    """Element by element: a norm would overflow where every element is finite."""
+    """Return whether all is finite, element by element: a norm would overflow where every element is finite."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 def _gradients(
     task: Task, state: TrainState, batch: Batch, weight: Float[Array, ""], key: PRNGKeyArray, accumulate: int
 ) -> tuple[Any, Metrics, tuple[Metrics, Any]]:
-    """Gradient of the batch's loss, sums over the batch, sown metrics and the next bounds of a governor.
+    """Return the gradient of the batch's loss, sums over it, sown metrics and the next bounds of a governor.
 
     Micro-batches are added up and divided once.
     """
@@ -336,7 +336,7 @@ def _gradients(
 
 
 def _runner(task: Task, frozen: Mapping[str, Frozen], rows: Batch, always: dict[str, PRNGKeyArray]) -> Any:
-    """Passes of a batch's rows, see `jaxblt.training.routing.hybrid.Run`; `always` are rngs that all of them have."""
+    """Make passes of a batch's rows, see `jaxblt.training.routing.hybrid.Run`; all of them have the rngs `always`."""
 
     def run(
         params: Any,
@@ -358,7 +358,7 @@ def _from_reference(
     logits: Float[Array, "B T V"],
     rows: Batch,
 ) -> Float[Array, ""]:
-    """The divergence from the reference, summed over the rows that are compared and scaled to all."""
+    """Return the divergence from the reference, summed over the rows that are compared and scaled to all."""
     logits, rows = every_nth((logits, rows), reference.every)
     with owned(rows.documents, None if task.patcher is None else task.patcher.block_size):
         wanted, _ = reference.model.apply(
@@ -372,7 +372,7 @@ def _from_reference(
 
 
 def split_rows(batch: Batch, parts: int) -> Batch:
-    """[B, ...] as [parts, B/parts, ...], part i holding rows i, i + parts, ...
+    """Split [B, ...] into [parts, B/parts, ...], part i holding rows i, i + parts, ...
 
     Taking every parts-th row leaves each device with rows that it already has.
 
@@ -388,7 +388,7 @@ def split_rows(batch: Batch, parts: int) -> Batch:
 
 
 def _figures(task: Task, sums: Metrics) -> Metrics:
-    """The objective's figures, and the patches' where there are patches."""
+    """Return the objective's figures, and the patches' where there are patches."""
     found = task.objective.figures(sums) | {"sown_loss": sums["sown_loss"], "scored_bytes": sums["weight"]}
     if "reference_kl" in sums:
         found["reference_kl"] = sums["reference_kl"] / sums["weight"]

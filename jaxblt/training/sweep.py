@@ -12,8 +12,8 @@ from typing import Any, Literal
 import jax
 
 from jaxblt.data.sources import DocumentSource
-from jaxblt.evaluation.table import format_table
 from jaxblt.remote import refuse_remote
+from jaxblt.text_table import format_table
 from jaxblt.training.best import followed, is_better_higher
 from jaxblt.training.health import TrainingFailed
 from jaxblt.training.log.runlog import read_metrics
@@ -47,7 +47,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a run.
+    """The outcome of a run.
 
     Attributes:
       name, changes: of the trial.
@@ -81,14 +81,14 @@ class Ranking:
     higher: bool
 
     def best(self, values: Mapping[int, float]) -> tuple[int, float] | None:
-        """The step and value of the best of some values by step; the earliest of equal ones."""
+        """Return the step and value of the best of some values by step; the earliest of equal ones."""
         if not values:
             return None
         step = min(values, key=lambda step: (self.key(values[step]), step))
         return step, values[step]
 
     def key(self, value: float | None) -> tuple[bool, float]:
-        """Sorts better values first, and missing ones last."""
+        """Sort better values first, and missing ones last."""
         if value is None or math.isnan(value):
             return True, 0.0
         return False, -value if self.higher else value
@@ -97,7 +97,7 @@ class Ranking:
 def default_ranking(
     recipe: Recipe, metric: str | None, order: Literal["lowest", "highest"] | None
 ) -> Ranking:
-    """By a metric, or else by the validation figure that a run is judged by. Some are better if higher, see `HIGHER`.
+    """Rank by a metric, or else by the validation figure that a run is judged by, in the direction of `HIGHER`.
 
     Raises:
       ValueError: the recipe evaluates never, or keeps no log that could be read.
@@ -115,7 +115,7 @@ def default_ranking(
 
 
 def check_trials(trials: Sequence[Trial], folder: Path, *, source: DocumentSource | None = None) -> None:
-    """Raises ValueError (or FileNotFoundError) naming the first run that could not begin; nothing is written.
+    """Raise ValueError (or FileNotFoundError) naming the first run that could not begin; nothing is written.
 
     Looks at names, devices, data and what the folders of runs hold already.
     """
@@ -146,7 +146,7 @@ def sweep(
     source: DocumentSource | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[Outcome]:
-    """Trains one run after the other, each in a folder of its own, and keeps a table of all beside them.
+    """Train one run after the other, each in a folder of its own, and keep a table of all beside them.
 
     A run that is finished is not run again, and one that was stopped goes on. A run that fails, by whatever error, does
     not keep others from running: the table has its error. A signal ends the sweep after it ended the run.
@@ -194,7 +194,7 @@ def _train(trial: Trial, run_dir: Path, source: DocumentSource | None) -> str:
 
 
 def outcome_of(trial: Trial, folder: Path, ranking: Ranking, status: str | None = None) -> Outcome:
-    """What the folder of a run tells; without `status`, whether its last step was taken."""
+    """Read what the folder of a run tells; without `status`, whether its last step was taken."""
     run_dir = folder / trial.name
     step = max(list_steps(checkpoint_dir(run_dir)), default=0)
     if status is None:
@@ -210,7 +210,7 @@ def outcome_of(trial: Trial, folder: Path, ranking: Ranking, status: str | None 
 
 
 def table_of(outcomes: Sequence[Outcome], ranking: Ranking, *, digits: int = 4) -> str:
-    """The outcomes as a table of text."""
+    """Write the outcomes as a table of text."""
     headers = ("run", "status", "step", f"best {ranking.metric}", "at step", "last", "seconds")
     rows = [
         (o.name, o.status.partition(":")[0], o.step, o.best, o.best_step, o.last, o.seconds) for o in outcomes
@@ -219,7 +219,7 @@ def table_of(outcomes: Sequence[Outcome], ranking: Ranking, *, digits: int = 4) 
 
 
 def write_table(folder: Path, outcomes: Sequence[Outcome], ranking: Ranking) -> None:
-    """Writes `sweep.json` and `sweep.tsv`, best run first; one process does."""
+    """Write `sweep.json` and `sweep.tsv`, best run first; one process does."""
     if jax.process_index() != 0:
         return
     content: dict[str, Any] = {"metric": ranking.metric, "order": "highest" if ranking.higher else "lowest"}

@@ -14,9 +14,10 @@ from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ModalFil
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.setup import make_task
 from jaxblt.training.state import freeze_entropy
+from jaxblt.training.train_config import TrainConfig
 from tests.mixer_table import table
 
 SEQ_LEN, BLOCK, ROWS = 64, 16, 8

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxblt
-from jaxblt.answers import commands
+from jaxblt.cli import answers as commands
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "answers.md").read_text(encoding="utf-8")
 

@@ -81,10 +81,11 @@ from jaxblt.training.objectives.objectives import (
     Span,
     TaskLoss,
 )
+from jaxblt.training.objectives.reference import ReferenceConfig
 from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.routing.policy import PolicyConfig
-from jaxblt.training.start.reference import ReferenceConfig
+from jaxblt.training.train_config import TrainConfig
 
 NAN, INF = float("nan"), float("inf")
 

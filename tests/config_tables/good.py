@@ -85,12 +85,13 @@ from jaxblt.training.objectives.objectives import (
     Span,
     TaskLoss,
 )
+from jaxblt.training.objectives.reference import ReferenceConfig
 from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.optimisers.schedule import ScheduleConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.routing.hybrid import HybridConfig
 from jaxblt.training.routing.policy import PolicyConfig
-from jaxblt.training.start.reference import ReferenceConfig
+from jaxblt.training.train_config import TrainConfig
 
 BYTES = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern="R"))
 GOOD: dict[type, dict[str, Any]] = {

@@ -32,9 +32,10 @@ from jaxblt.training.objectives.objectives import (
 )
 from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.optimisers.schedule import ScheduleConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.routing.hybrid import HybridConfig
 from jaxblt.training.routing.policy import PolicyConfig
+from jaxblt.training.train_config import TrainConfig
 
 BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
     SlotMemoryConfig: (

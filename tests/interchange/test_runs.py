@@ -20,8 +20,8 @@ from jaxblt.interchange.runs import alone
 from jaxblt.interchange.tensors import write_tensors
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.seals import HASH, MARK, UnsealedWarning, seal
+from jaxblt.training.objectives.reference import ReferenceConfig
 from jaxblt.training.routing.hybrid import HybridConfig
-from jaxblt.training.start.reference import ReferenceConfig
 from jaxblt.training.stored.checkpoint import restore
 from tests.flipped import flips
 from tests.interchange.clean import NAMES, logits_of

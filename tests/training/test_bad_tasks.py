@@ -8,7 +8,8 @@ from jaxblt.data import LabelledDataConfig, LabelTask
 from jaxblt.models import LabelHeadConfig, LabellerConfig, TaskHead, TaskHeadsConfig
 from jaxblt.training.best import Standing, followed
 from jaxblt.training.objectives.objectives import Classify, MultiTask, Regress, TaskLoss
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
 from tests.finetuning import MODEL
 from tests.training.objectives.test_task_scores import KEY, LABELS, NUMBER, batch_of, tasks_of
 

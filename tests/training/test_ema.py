@@ -13,9 +13,9 @@ import jaxblt
 from jaxblt.cli import export
 from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.loop import fit
-from jaxblt.training.recipe import TrainConfig
 from jaxblt.training.state import averaged, start
 from jaxblt.training.step import Task, make_train_step
+from jaxblt.training.train_config import TrainConfig
 from tests.parameters import drawn
 from tests.training.tiny import Letters, TinyConfig, random_batch, tiny_recipe
 

@@ -12,8 +12,9 @@ from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.evaluate import Validation
-from jaxblt.training.loop import begin, fit
+from jaxblt.training.loop import fit
 from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.start.begin import begin
 from jaxblt.training.start.setup import open_data
 from jaxblt.training.stored.checkpoint import Checkpointer
 from jaxblt.training.stored.resolved import Resolved, inherit, write_resolved

@@ -16,6 +16,8 @@ from jaxblt.training.finetune import finetune_recipe
 from jaxblt.training.loop import fit
 from jaxblt.training.start.compile_ahead import abstract_batch
 from jaxblt.training.start.setup import open_data
+from jaxblt.training.stored.resolved import recipe_from_json
+from jaxblt.training.stored.serialize import to_json
 from tests.compiled import compiled_once_and_quickly
 from tests.finetuning import records, write_base
 from tests.training.test_finetune import GUIDE, TASKS
@@ -100,7 +102,7 @@ def test_two_tasks_are_learned_at_once(capsys, tmp_path):
         best.recipe.data.tasks[0].classes,
     )
     assert "promoter" in answers.summary()
-    read = type(best.recipe).from_json(best.recipe.to_json())
+    read = recipe_from_json(to_json(best.recipe))
     assert read == best.recipe
 
 

@@ -18,7 +18,7 @@ from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
 from jaxblt.training.objectives.objectives import Masked
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.setup import (
     Setup,
     init_params,
@@ -28,6 +28,7 @@ from jaxblt.training.start.setup import (
 )
 from jaxblt.training.state import ENTROPY, Frozen, start
 from jaxblt.training.step import predict
+from jaxblt.training.train_config import TrainConfig
 from tests.mixer_table import table
 from tests.tolerances import assert_close
 

@@ -17,8 +17,9 @@ from jaxblt.patching import PatcherConfig, PatchOverflowWarning
 from jaxblt.training import loop
 from jaxblt.training.health import TrainingFailed
 from jaxblt.training.log.runlog import read_metrics
-from jaxblt.training.loop import begin, check_same_data, fit
+from jaxblt.training.loop import fit
 from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.start.begin import begin, check_same_data
 from jaxblt.training.start.setup import make_setup, open_data, recipe_step
 from jaxblt.training.state import content_hash, without_frozen
 from jaxblt.training.stored.checkpoint import Checkpointer, list_steps

@@ -17,10 +17,10 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.run import Run
 from jaxblt.training import packing
 from jaxblt.training.packing import fill_rows
-from jaxblt.training.recipe import Recipe, differences
 from jaxblt.training.start.frozen import resolve
 from jaxblt.training.start.setup import make_task, open_data
-from jaxblt.training.stored.resolved import Resolved, adopt, read_resolved, write_resolved
+from jaxblt.training.stored.resolved import Resolved, adopt, read_resolved, recipe_from_json, write_resolved
+from jaxblt.training.stored.serialize import differences, to_json
 from tests.training.test_leakage import ALONE, MODELS, PACKED, packed_as, stack
 from tests.training.tiny import tiny_recipe
 
@@ -262,4 +262,4 @@ def test_a_run_that_stored_promises_is_read_and_goes_on(tmp_path, packing):
     assert not differences(recipe, read_resolved(tmp_path).recipe)
     assert adopt(recipe, read_resolved(tmp_path)) == recipe
     if packing == "windows":
-        assert Recipe.from_json(recipe.to_json().replace('"packed": true', '"packed": false')) == recipe
+        assert recipe_from_json(to_json(recipe).replace('"packed": true', '"packed": false')) == recipe

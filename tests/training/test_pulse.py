@@ -18,8 +18,9 @@ from jaxblt.models import ByteClassifierConfig, ByteLMConfig, SimplePulse
 from jaxblt.models.classifier import pool
 from jaxblt.training.loop import fit
 from jaxblt.training.objectives.objectives import Classify
-from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.compile_ahead import abstract_batch, plan_step
+from jaxblt.training.stored.resolved import recipe_from_json
+from jaxblt.training.stored.serialize import to_json
 from tests.training.test_loop import losses
 from tests.training.tiny import Letters, tiny_recipe
 
@@ -66,7 +67,7 @@ def test_a_classifier_is_trained_planned_loaded_and_evaluated(tmp_path: Any) -> 
     data = TaskDataConfig(task=Parity(max_bits=10, eval_size=16), seq_len=12, batch_size=8, labels="symbol")
     recipe = tiny_recipe(steps=8, eval_every=0, mesh={"data": 1})
     recipe = replace(recipe, model=SimplePulse(**SMALL, num_classes=2), data=data, objective=Classify())
-    assert Recipe.from_json(recipe.to_json()) == recipe
+    assert recipe_from_json(to_json(recipe)) == recipe
     planned = abstract_batch(recipe, recipe.mesh.build(ONE))
     assert planned.labels is not None
     assert planned.labels.shape == (8,)

@@ -6,10 +6,12 @@ import jax.numpy as jnp
 import pytest
 
 import configs
+from jaxblt.data.config import DataConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.objectives.objectives import Masked, NextByte, OrderAgnostic, Span
+from jaxblt.training.objectives.scores import IdScores
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.recipe import Recipe, TrainConfig, differences
+from jaxblt.training.recipe import Recipe, parts_of
 from jaxblt.training.stored.resolved import (
     FIXED,
     FREE,
@@ -17,8 +19,11 @@ from jaxblt.training.stored.resolved import (
     adopt,
     keep_earlier,
     read_resolved,
+    recipe_from_json,
     write_resolved,
 )
+from jaxblt.training.stored.serialize import differences, to_json
+from jaxblt.training.train_config import TrainConfig
 from tests.training.tiny import TinyConfig, tiny_recipe
 
 ENTROPY = PatcherConfig(mode="entropy", block_size=16)
@@ -28,7 +33,7 @@ FROM_RUN = {"patcher": ENTROPY, "entropy_run": "runs/entropy", "bytes_per_patch"
 @pytest.mark.parametrize("name", configs.RECIPES)
 def test_every_recipe_survives_json(name):
     recipe = configs.get(name)
-    assert Recipe.from_json(recipe.to_json()) == recipe
+    assert recipe_from_json(to_json(recipe)) == recipe
 
 
 @pytest.mark.parametrize("objective", [NextByte(), Masked(rate=0.3), Span(max_length=4), OrderAgnostic()])
@@ -42,16 +47,16 @@ def test_nested_choices_survive_json(objective):
         mesh={"fsdp": 2},
         time_limit_s=0.1,
     )
-    back = Recipe.from_json(recipe.to_json())
+    back = recipe_from_json(to_json(recipe))
     assert back == recipe
     assert type(back.objective) is type(objective)
 
 
 def test_json_of_something_else_is_refused():
     with pytest.raises(ValueError, match="expected a Recipe, got a AdamWConfig"):
-        Recipe.from_json('{"class": "jaxblt.training.optimisers.adamw:AdamWConfig"}')
+        recipe_from_json('{"class": "jaxblt.training.optimisers.adamw:AdamWConfig"}')
     with pytest.raises(ValueError, match=r"has no field stepz"):
-        Recipe.from_json(tiny_recipe().to_json().replace('"steps"', '"stepz"'))
+        recipe_from_json(to_json(tiny_recipe()).replace('"steps"', '"stepz"'))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +100,48 @@ def test_bad_train_options_are_refused(options, said):
 def test_parts_that_do_not_fit_together_are_refused(options, said):
     with pytest.raises(ValueError, match=said):
         tiny_recipe(**options)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvenBytes(IdScores):
+    """An objective of one's own: only every other byte is asked for."""
+
+    causal = True
+
+    def __call__(self, key, batch):
+        asked = jnp.arange(batch.inputs.shape[1]) % 2 == 0
+        return dataclasses.replace(batch, loss_mask=batch.loss_mask * asked)
+
+    def check(self, recipe):
+        if recipe.data.seq_len % 2:
+            raise ValueError(f"EvenBytes needs rows of an even length, got {recipe.data.seq_len}")
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallBatches(TinyConfig):
+    """A model of one's own."""
+
+    def check(self, recipe):
+        if recipe.data.batch_size > 4:
+            raise ValueError(f"SmallBatches takes 4 rows, got {recipe.data.batch_size}")
+
+
+def test_parts_of_ones_own_are_asked_and_stored():
+    small = DataConfig(seq_len=16, batch_size=4)
+    recipe = dataclasses.replace(tiny_recipe(), objective=EvenBytes(), model=SmallBatches(), data=small)
+    assert recipe_from_json(to_json(recipe)) == recipe
+    assert {recipe.objective, recipe.model} < set(parts_of(recipe))
+    with pytest.raises(ValueError, match="EvenBytes needs rows of an even length, got 15"):
+        dataclasses.replace(recipe, data=dataclasses.replace(small, seq_len=15))
+    with pytest.raises(ValueError, match="SmallBatches takes 4 rows, got 8"):
+        dataclasses.replace(recipe, data=dataclasses.replace(small, batch_size=8))
+    with pytest.raises(ValueError, match=r"Recipe\.objective must be .* got 'next'"):
+        tiny_recipe(objective="next")
+
+
+def test_an_entropy_model_is_not_asked():
+    """It was trained by a recipe of its own."""
+    tiny_recipe(**FROM_RUN, entropy_model=SmallBatches())
 
 
 @pytest.mark.parametrize("name", ["a/b", ".."])

@@ -23,7 +23,8 @@ from jaxblt.evaluation.tasks.evaluate import score_run
 from jaxblt.models import ByteClassifierConfig, ByteLMConfig, LabelHeadConfig, LabellerConfig, StackConfig
 from jaxblt.training.loop import fit
 from jaxblt.training.objectives.objectives import Classify
-from jaxblt.training.recipe import Recipe
+from jaxblt.training.stored.resolved import recipe_from_json
+from jaxblt.training.stored.serialize import to_json
 from tests.training.tiny import TinyConfig, tiny_recipe
 
 DATA = TaskDataConfig(task=Copy(symbols=4, max_symbols=4, eval_size=20), seq_len=12, batch_size=8)
@@ -127,7 +128,7 @@ def test_a_model_is_asked_for_what_it_answers():
     ],
 )
 def test_recipes_of_tasks_are_stored_under_short_names(name, task):
-    text = configs.get(name).to_json()
-    assert Recipe.from_json(text) == configs.get(name)
+    text = to_json(configs.get(name))
+    assert recipe_from_json(text) == configs.get(name)
     assert '"class": "task_data"' in text
     assert f'"class": "{task}"' in text

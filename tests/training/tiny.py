@@ -14,7 +14,8 @@ from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig, make_patches
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
 
 MAX_LENGTH = 64
 

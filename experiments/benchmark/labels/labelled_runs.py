@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxblt.data.labelled import LabelledDataConfig
-    from jaxblt.training.recipe import Recipe, TrainConfig
+    from jaxblt.training.recipe import Recipe
+    from jaxblt.training.train_config import TrainConfig
 
 
 def new_folder(work: str) -> Path:
@@ -86,7 +87,7 @@ def score_baselines(data: "LabelledDataConfig", longest: tuple[int, ...]) -> lis
 
 def train_config(steps: int, seed: int, dtype: Any) -> "TrainConfig":
     """Return what evaluates twenty times, and keeps the best."""
-    from jaxblt.training.recipe import TrainConfig
+    from jaxblt.training.train_config import TrainConfig
 
     often = max(steps // 20, 1)
     return TrainConfig(

@@ -49,7 +49,8 @@ class Shape:
         """Rows of one document each, all of them full, through blocks that are not scanned, as in recipes of books."""
         from jaxblt.data import DataConfig
         from jaxblt.models import titan
-        from jaxblt.training.recipe import Recipe, TrainConfig
+        from jaxblt.training.recipe import Recipe
+        from jaxblt.training.train_config import TrainConfig
 
         sizes = {name: getattr(self, name) for name in ("dim", "num_layers", "num_heads")}
         model = titan(self.form, **sizes, window=self.window, chunk_size=self.chunk_size)

@@ -96,7 +96,8 @@ def step_recipe(
     from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
     from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
     from jaxblt.patching import PatcherConfig
-    from jaxblt.training.recipe import Recipe, TrainConfig
+    from jaxblt.training.recipe import Recipe
+    from jaxblt.training.train_config import TrainConfig
 
     def stack(dim: int, depth: int, pattern: str, window: int | None = None) -> StackConfig:
         attention = AttentionConfig(dim=dim, num_heads=dim // 128, window=window)

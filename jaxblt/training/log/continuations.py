@@ -33,7 +33,7 @@ class Continuation:
     seed: int
 
     def __call__(self, state: TrainState, data: Dataset) -> str:
-        """The first bytes of the validation split in brackets, and what the model makes follow them."""
+        """Write the first bytes of the validation split in brackets, and what the model makes follow them."""
         row = data.batch(0, slots=(0,))
         ids = np.asarray(row.inputs)[0][np.asarray(row.segment_ids)[0] == 1]
         prompt = decode(ids[1 : PROMPT + 1])
@@ -53,7 +53,7 @@ class Continuation:
 
 
 def continuation_of(recipe: Recipe) -> Continuation | None:
-    """What `train.sample_bytes` asks for; None for 0.
+    """Make what `train.sample_bytes` asks for; None for 0.
 
     Raises:
       ValueError: the model cannot generate, or the run has several processes.

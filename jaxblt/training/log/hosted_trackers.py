@@ -26,7 +26,7 @@ ID_FILE = "tracker_id.txt"
 
 
 def run_id(run_dir: Path) -> str:
-    """The name by which a tracker knows the run again; drawn once for a folder, and kept in it."""
+    """Return the name by which a tracker knows the run again; drawn once for a folder, and kept in it."""
     file = run_dir / ID_FILE
     if not file.exists():
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def run_id(run_dir: Path) -> str:
 
 @contextmanager
 def picture_file(png: bytes) -> Iterator[str]:
-    """A file of the picture, for as long as it is handed over."""
+    """Yield a file of the picture, for as long as it is handed over."""
     png_shape(png)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "picture.png"
@@ -63,7 +63,7 @@ class WandbTracker:
         self._run.config.update(dict(values), allow_val_change=True)
 
     def resume(self, step: int) -> None:
-        """Nothing: charts go by the step that comes with each figure."""
+        """Do nothing: charts go by the step that comes with each figure."""
 
     def scalars(self, step: int, values: Mapping[str, float | int]) -> None:
         self._run.log({"step": step} | {grouped(name): value for name, value in values.items()})
@@ -102,7 +102,7 @@ class TrackioTracker:
         self._started(dict(values))
 
     def resume(self, step: int) -> None:
-        """Nothing: a step that comes again is drawn again."""
+        """Do nothing: a step that comes again is drawn again."""
 
     def scalars(self, step: int, values: Mapping[str, float | int]) -> None:
         self._started().log({grouped(name): value for name, value in values.items()}, step=step)
@@ -131,7 +131,7 @@ EXTRAS = ("wandb", "trackio")
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raises ImportError, with the extra to install, if the package of a tracker is missing."""
+    """Raise ImportError, with the extra to install, if the package of a tracker is missing."""
     for name in names:
         if name in EXTRAS and find_spec(name) is None:
             raise ImportError(
@@ -140,5 +140,5 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def open_trackers(names: Sequence[str], own: Sequence[Tracker], run_dir: Path) -> list[Tracker]:
-    """The trackers of these names, which write into the folder or send what they are given, and one's own."""
+    """Open the trackers of these names, and one's own."""
     return [*(TRACKERS[name](run_dir) for name in names), *own]

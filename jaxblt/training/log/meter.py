@@ -25,7 +25,7 @@ class Cost:
     patch: float = 0.0
 
     def per_byte(self, bytes_per_patch: float | None = None) -> float:
-        """FLOPs on a byte and its share of a patch."""
+        """Return the FLOPs on a byte and its share of a patch."""
         return self.byte + (self.patch / bytes_per_patch if bytes_per_patch else 0.0)
 
 
@@ -44,15 +44,15 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets the steps since the last reading: they compiled, evaluated or saved."""
+        """Forget the steps since the last reading: they compiled, evaluated or saved."""
         self._since, self._waited, self._bytes = time.perf_counter(), 0.0, 0
 
     def pause(self, began: float) -> None:
-        """Takes the time since `began` out of the reading."""
+        """Take the time since `began` out of the reading."""
         self._since += time.perf_counter() - began
 
     def add(self, num_bytes: int, waited: float) -> None:
-        """Notes a step: its real bytes, over all processes, and the seconds its data was waited for."""
+        """Note a step: its real bytes, over all processes, and the seconds its data was waited for."""
         self._bytes += num_bytes
         self._waited += waited
 
@@ -62,7 +62,7 @@ class Meter:
         return time.perf_counter() - self._began
 
     def read(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Figures of the steps since the last reading. `metrics` tells bytes_per_patch, if there are patches."""
+        """Return figures of the steps since the last reading. `metrics` tells bytes_per_patch, if there are patches."""
         elapsed = max(time.perf_counter() - self._since, 1e-9)
         found = {"seconds": self.seconds}
         if self._bytes:
@@ -76,7 +76,7 @@ class Meter:
 
 
 def peak_memory() -> dict[str, float]:
-    """The most bytes that a device of this process has held so far; empty where the platform does not tell."""
+    """Return the most bytes that a device of this process has held so far; empty where the platform does not tell."""
     stats: list[Any] = [device.memory_stats() for device in jax.local_devices()]
     peaks = [s["peak_bytes_in_use"] for s in stats if s and "peak_bytes_in_use" in s]
     return {"peak_memory_bytes": float(max(peaks))} if peaks else {}
@@ -84,7 +84,7 @@ def peak_memory() -> dict[str, float]:
 
 @contextmanager
 def traced(folder: Path, steps: tuple[int, int] | None) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call before each step: it has the profiler trace the steps first..last into `folder`."""
+    """Yield a function to call before each step: the profiler traces the steps first..last into `folder`."""
     block = ExitStack()
 
     def before(step: int) -> None:

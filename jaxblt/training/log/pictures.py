@@ -43,7 +43,7 @@ class Passage:
     threshold: float | None
 
     def png(self) -> bytes:
-        """The picture, as the bytes of a PNG file."""
+        """Return the picture, as the bytes of a PNG file."""
         picture = io.BytesIO()
         figure = plot_entropies(self.ids, self.entropies, self.patches, self.threshold)
         figure.savefig(picture, format="png", dpi=80)
@@ -51,7 +51,7 @@ class Passage:
 
 
 def first_passage(setup: Setup, frozen: Mapping[str, Frozen], data: Dataset) -> Passage | None:
-    """The beginning of the first document of a split; None if no entropies cut the patches.
+    """Return the beginning of the first document of a split; None if no entropies cut the patches.
 
     Every process calls it, with the frozen trees on the devices of all, as in evaluation.
     """
@@ -68,7 +68,7 @@ def first_passage(setup: Setup, frozen: Mapping[str, Frozen], data: Dataset) -> 
 
 
 def log_passage(log: RunLog, progress: Progress, step: int, passage: Passage) -> None:
-    """Logs the picture, or says what to install to have one."""
+    """Log the picture, or say what to install to have one."""
     if not log.is_main:
         return
     if find_spec("matplotlib") is None:
@@ -78,7 +78,7 @@ def log_passage(log: RunLog, progress: Progress, step: int, passage: Passage) ->
 
 
 def draw_confusion(counts: np.ndarray, classes: tuple[str, ...]) -> bytes:
-    """A PNG of rows by label and columns by prediction: shares of each label's rows as colours, and counts."""
+    """Draw rows by label and columns by prediction, with counts and each label's shares as colours, as a PNG."""
     from matplotlib.figure import Figure
 
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -103,7 +103,7 @@ def draw_confusion(counts: np.ndarray, classes: tuple[str, ...]) -> bytes:
 def log_confusion(
     log: RunLog, progress: Progress, step: int, counts: np.ndarray, classes: tuple[str, ...], name: str
 ) -> None:
-    """Logs the picture and keeps the newest in the run's folder, or says what to install to have one.
+    """Log the picture and keep the newest in the run's folder, or say what to install to have one.
 
     It is called as the sum, "confusion" or "task/confusion"; the files are confusion.png and confusion_task.png.
     """

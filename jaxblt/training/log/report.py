@@ -24,7 +24,7 @@ from pallas_kernels.runtime import record_choices
 
 
 def model_cost(task: Task, params: Any, length: int) -> Cost:
-    """Matmul FLOPs of training on a byte and on a patch: three times the forward pass, counted from its program.
+    """Count matmul FLOPs of training on a byte and on a patch: three times the forward pass of its program.
 
     With patches the program is counted at two numbers of slots: what grows with the slots is the patches' cost, so
     slots that hold no patch are free. The frozen entropy model, FFTs and recomputation are not counted. Of attention,
@@ -48,13 +48,13 @@ def model_cost(task: Task, params: Any, length: int) -> Cost:
 
 
 def costs_by_length(setup: Setup, data: Dataset) -> dict[int, Cost]:
-    """`model_cost` of full rows, and of the shorter ones of a length schedule."""
+    """Count `model_cost` of full rows, and of the shorter ones of a length schedule."""
     lengths = data.row_lengths if data.settled else (setup.recipe.data.seq_len,)
     return {length: _cost(setup, length) for length in lengths}
 
 
 def _cost(setup: Setup, length: int) -> Cost:
-    """Of training; a frozen base costs two forward passes instead of three, as its weights have no gradients."""
+    """Count FLOPs of training; a frozen base costs two forward passes, not three: its weights have no gradients."""
     recipe, params = setup.recipe, nn.meta.unbox(setup.whole)
     cost = model_cost(setup.task, params, length)
     if recipe.base_run is None:
@@ -66,7 +66,7 @@ def _cost(setup: Setup, length: int) -> Cost:
 
 
 def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> float:
-    """Of one row of `length` bytes, its blocks having `slots` slots."""
+    """Count FLOPs of one row of `length` bytes, its blocks having `slots` slots."""
 
     def forward(params: Any, ids: Any) -> Any:
         if task.patcher is None:
@@ -80,14 +80,14 @@ def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> f
 
 
 def op_choices(step: Callable[..., Any], *args: Any) -> list[str]:
-    """Which implementation each op of a jitted `step` gets for arguments of these shapes, and why not a faster one."""
+    """Tell which implementation each op of a jitted `step` gets for such arguments, and why not a faster one."""
     with record_choices() as lines:
         step.trace(*args)  # pyright: ignore[reportFunctionMemberAccess]
     return lines
 
 
 def patcher_line(patcher: PatcherConfig) -> str:
-    """Rule, threshold with its margin, slots, and the bytes that the entropy model sees."""
+    """Tell rule, threshold with its margin, slots, and the bytes that the entropy model sees."""
     margin = "" if patcher.margin is None else f" (margin {patcher.margin:.1e} nats in the sample)"
     context = patcher.entropy_context
     seen = "" if context is None else f", entropies from {context // 2} to {context} bytes of context"
@@ -95,7 +95,7 @@ def patcher_line(patcher: PatcherConfig) -> str:
 
 
 def _adapters(setup: Setup) -> list[str]:
-    """Sites, ranks and parameters of adapters; nothing for a model without."""
+    """Tell sites, ranks and parameters of adapters; nothing for a model without."""
     if setup.recipe.base_run is None and not check_sites(setup.recipe.model):
         return []
     size = lambda tree: count_params(tree)[0]  # noqa: E731
@@ -105,7 +105,7 @@ def _adapters(setup: Setup) -> list[str]:
 
 
 def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str:
-    """The report, as lines of text."""
+    """Write the report, as lines of text."""
     recipe, mesh = setup.recipe, setup.mesh
     total, plain = count_params(setup.whole)
     device = jax.devices()[0]

@@ -58,19 +58,19 @@ class RunLog:
         self.trackers: Sequence[Tracker] = trackers(self.run_dir) if is_main else ()
 
     def hyperparameters(self, values: Mapping[str, Hyperparameter]) -> None:
-        """Logs the recipe, by dotted names."""
+        """Log the recipe, by dotted names."""
         for tracker in self.trackers:
             tracker.hyperparameters(values)
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
-        """Logs numbers (Python's, NumPy's or JAX's 0-d) under their names at `step`."""
+        """Log numbers (Python's, NumPy's or JAX's 0-d) under their names at `step`."""
         if self.trackers:
             numbers = {name: _number(name, value) for name, value in values.items()}
             for tracker in self.trackers:
                 tracker.scalars(int(step), numbers)
 
     def steps(self, step: int, name: str, which: list[int]) -> None:
-        """Logs the numbers of steps, as of those that were skipped, under a name at `step`."""
+        """Log the numbers of steps, such as those that were skipped, under a name at `step`."""
         for tracker in self.trackers:
             if isinstance(tracker, JsonlTracker):
                 tracker.line(int(step), {name: which})
@@ -78,24 +78,24 @@ class RunLog:
                 tracker.text(int(step), name, ", ".join(map(str, which)))
 
     def image(self, step: int, name: str, png: bytes) -> None:
-        """Logs a picture, given as the bytes of a PNG file."""
+        """Log a picture, given as the bytes of a PNG file."""
         if self.trackers:
             png_shape(png)
         for tracker in self.trackers:
             tracker.image(int(step), name, png)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Logs text, shown as Markdown."""
+        """Log text, shown as Markdown."""
         for tracker in self.trackers:
             tracker.text(int(step), name, text)
 
     def truncate_after(self, step: int) -> None:
-        """Forgets what was logged beyond `step`: a run that resumes there will log those steps again."""
+        """Forget what was logged beyond `step`: a run that resumes there will log those steps again."""
         for tracker in self.trackers:
             tracker.resume(int(step))
 
     def progress(self, total: int, *, start: int = 0, name: str = "train") -> "Progress":
-        """Progress of a loop of `total` steps that begins at `start`."""
+        """Show the progress of a loop of `total` steps that begins at `start`."""
         return Progress(total, start=start, name=name, show=self.is_main)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class RunLog:
 
 
 def in_terminal_or_notebook() -> bool:
-    """Whether a bar that redraws itself will look like one."""
+    """Return whether a bar that redraws itself will look like one."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return sys.stderr.isatty() or type(shell).__name__ == "ZMQInteractiveShell"
 
@@ -128,14 +128,14 @@ class Progress:
             self._bar = tqdm(total=total, initial=start, desc=name, unit="step", dynamic_ncols=True)
 
     def compiling(self, length: int) -> None:
-        """Says that the next step is compiled first, for rows of `length` bytes."""
+        """Say that the next step is compiled first, for rows of `length` bytes."""
         if self._bar is not None:
             self._bar.set_description_str(f"{self.name}: compiling")
         else:
             self.say(f"{self.name}: compiling the step for rows of {length} bytes")
 
     def compiled(self, step: int) -> None:
-        """Says that it is done: estimates of the time left count from this step on."""
+        """Say that it is done: estimates of the time left count from this step on."""
         self._since = time.perf_counter(), step
         if self._bar is not None:
             # Begin tqdm anew, or its rate and estimate would count the compilation as steps
@@ -144,7 +144,7 @@ class Progress:
             self._bar.set_description_str(self.name)
 
     def left(self, step: int) -> str:
-        """The time that the steps behind `step` will take, as "3:20"; empty while that is not known."""
+        """Return the time that the steps behind `step` will take, as "3:20"; empty while that is not known."""
         if self._since is None or step <= self._since[1]:
             return ""
         began, first = self._since
@@ -152,7 +152,7 @@ class Progress:
         return tqdm.format_interval(seconds)
 
     def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
-        """Moves to `step`; `values` are shown beside the bar, or printed as a line."""
+        """Move to `step`; `values` are shown beside the bar, or printed as a line."""
         if self._bar is not None:
             self._bar.update(step - self.step)
             if values:
@@ -163,7 +163,7 @@ class Progress:
         self.step = step
 
     def say(self, text: str) -> None:
-        """Prints a line without breaking the bar."""
+        """Print a line without breaking the bar."""
         if self._bar is not None:
             self._bar.write(text)
         elif self.show:

@@ -44,39 +44,39 @@ class Tracker(Protocol):
     """
 
     def hyperparameters(self, values: Mapping[str, Hyperparameter]) -> None:
-        """The recipe by dotted names, before anything else."""
+        """Take the recipe by dotted names, before anything else."""
         ...
 
     def resume(self, step: int) -> None:
-        """What was logged beyond `step` will come again."""
+        """Know that what was logged beyond `step` will come again."""
         ...
 
     def scalars(self, step: int, values: Mapping[str, float | int]) -> None:
-        """Numbers by name."""
+        """Take numbers by name."""
         ...
 
     def image(self, step: int, name: str, png: bytes) -> None:
-        """A picture, as the bytes of a PNG file."""
+        """Take a picture, as the bytes of a PNG file."""
         ...
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Text in Markdown."""
+        """Take text in Markdown."""
         ...
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write what is left."""
         ...
 
 
 def grouped(name: str) -> str:
-    """ "loss" as "train/loss", "validation/loss" as "eval/loss", "seconds" as "time/seconds"."""
+    """Write "loss" as "train/loss", "validation/loss" as "eval/loss", "seconds" as "time/seconds"."""
     if name.startswith(EVALUATIONS):
         return f"eval/{name.removeprefix(EVALUATIONS)}"
     return f"time/{name}" if name in TIMES else f"train/{name}"
 
 
 def hyperparameters_of(config: Any, where: str = "") -> dict[str, Hyperparameter]:
-    """The fields of nested configs by dotted names; tuples and None as text, a part by the name of its class."""
+    """Return the fields of nested configs by dotted names; tuples and None as text, a part by the name of its class."""
     found: dict[str, Hyperparameter] = {}
     named = (
         {f.name: getattr(config, f.name) for f in fields(config)} if is_dataclass(config) else dict(config)
@@ -93,7 +93,7 @@ def hyperparameters_of(config: Any, where: str = "") -> dict[str, Hyperparameter
 
 
 def read_metrics(file: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The objects of a `metrics.jsonl`, in order. A last line that was cut short is left out.
+    """Read the objects of a `metrics.jsonl`, in order. A last line that was cut short is left out.
 
     Raises:
       ValueError: another line is no object with a "step".
@@ -143,7 +143,7 @@ class JsonlTracker:
         return list(read_metrics(self.file))
 
     def hyperparameters(self, values: Mapping[str, Hyperparameter]) -> None:
-        """Nothing: `config.json` holds them."""
+        """Do nothing: `config.json` holds them."""
 
     def resume(self, step: int) -> None:
         self._lines.close()
@@ -155,15 +155,15 @@ class JsonlTracker:
         self.line(step, values)
 
     def line(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes an object, of numbers or of lists of numbers."""
+        """Write an object, of numbers or of lists of numbers."""
         self._lines.write(json.dumps({"step": step, **values}) + "\n")
         self._lines.flush()
 
     def image(self, step: int, name: str, png: bytes) -> None:
-        """Nothing: a line holds no picture."""
+        """Do nothing: a line holds no picture."""
 
     def text(self, step: int, name: str, text: str) -> None:
-        """Nothing: lines hold numbers."""
+        """Do nothing: lines hold numbers."""
 
     def close(self) -> None:
         self._lines.close()
@@ -180,7 +180,7 @@ class EventFile:
         self.write(event_pb2.Event(file_version="brain.Event:2"))
 
     def write(self, event: event_pb2.Event) -> None:
-        """Writes an event, with the time of now, and flushes it."""
+        """Write an event, with the time of now, and flush it."""
         event.wall_time = time.time()
         self._records.write(event.SerializeToString())
         self._records.flush()
@@ -200,7 +200,7 @@ class TensorBoardTracker:
         self._events.write(event_pb2.Event(step=0, summary=summary))
 
     def resume(self, step: int) -> None:
-        """TensorBoard drops events of later steps when a session starts at the next one."""
+        """Start a session at the next step: TensorBoard then drops events of later ones."""
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._events.write(event_pb2.Event(step=step + 1, session_log=start))
 
@@ -233,7 +233,7 @@ class TensorBoardTracker:
 
 
 def png_shape(png: bytes) -> tuple[int, int, int]:
-    """Width, height and channels of a PNG file.
+    """Read width, height and channels of a PNG file.
 
     Raises:
       ValueError: the bytes are of something else.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def log_partition(potentials: Float[Array, "B T S C"], there: Bool[Array, "B T"]) -> Float[Array, "B"]:
-    """log Σ_y exp(score of y) over all rows of classes y, by the forward algorithm; 0 for a row of which none is there.
+    """Return log Σ_y exp(score of y) over all rows y of classes, by the forward algorithm; 0 for a row without any.
 
     Args:
       potentials: φ, in fp32.
@@ -30,7 +30,7 @@ def log_partition(potentials: Float[Array, "B T S C"], there: Bool[Array, "B T"]
 def path_score(
     potentials: Float[Array, "B T S C"], classes: Int[Array, "B T"], there: Bool[Array, "B T"]
 ) -> Float[Array, "B"]:
-    """Σ_t φ[t, y_{t-1}, y_t] over the positions that are there.
+    """Return Σ_t φ[t, y_{t-1}, y_t] over the positions that are there.
 
     Args:
       potentials: φ.
@@ -48,7 +48,7 @@ def path_score(
 
 
 def viterbi(potentials: Float[Array, "B T S C"], there: Bool[Array, "B T"]) -> Int[Array, "B T"]:
-    """The row of classes with the largest score; positions that are not there repeat a neighbour's class.
+    """Return the row of classes with the largest score; positions that are not there repeat a neighbour's class.
 
     Args:
       potentials: φ.
@@ -77,7 +77,7 @@ def _nothing(potentials: Float[Array, "B T S C"]) -> Float[Array, "B C"]:
 
 
 def _by_time(potentials: Float[Array, "B T S C"], there: Bool[Array, "B T"]) -> tuple[Array, Array, Array]:
-    """Potentials, whether a position is there, and whether it is the chain's first, time in front."""
+    """Return potentials, whether a position is there, and whether it is the chain's first, time in front."""
     first = there & (jnp.cumsum(there, 1, dtype=jnp.int32) == 1)
     return jnp.moveaxis(potentials, 1, 0), there.T, first.T
 
@@ -89,5 +89,5 @@ def _moved(
     here: Bool[Array, "B"],
     first: Bool[Array, "B"],
 ) -> Float[Array, "B C"]:
-    """Scores behind a position: those of a start, of a step inside, or the old ones where it is not there."""
+    """Return scores behind a position: of a start, of a step inside, or the old ones where it is not there."""
     return jnp.where(here[:, None], jnp.where(first[:, None], scores[:, -1], inside), old)

@@ -24,11 +24,11 @@ class Ranks(Protocol):
     """An objective with figures that need every row of a split at once."""
 
     def rows(self, logits: Any, batch: Batch) -> dict[str, Array]:
-        """What is gathered of each row of a batch."""
+        """Gather what figures need of each row of a batch."""
         ...
 
     def ranked(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Figures of all rows of a split."""
+        """Return figures of all rows of a split."""
         ...
 
 
@@ -52,27 +52,27 @@ class LabelScores:
     figure_names = ("loss", "accuracy", "mcc", "f1", "auroc", "auprc")
 
     def weight(self, batch: Batch) -> Float[Array, ""]:
-        """Rows that hold something."""
+        """Count rows that hold something."""
         return jnp.sum(filled(batch))
 
     def losses(self, logits: Float[Array, "B C"], batch: Batch) -> Float[Array, "B"]:
-        """ℓ of each row; NaN for a label that is no class, which recipes refuse."""
+        """Return ℓ of each row; NaN for a label that is no class, which recipes refuse."""
         return class_losses(logits, _labels(batch), self.label_smoothing)
 
     def sums(self, logits: Float[Array, "B C"], batch: Batch) -> Sums:
-        """Σ ℓ as "loss", rows as "weight", and rows by label and prediction as "confusion"."""
+        """Return Σ ℓ as "loss", rows as "weight", and rows by label and prediction as "confusion"."""
         return class_sums(logits, _labels(batch), filled(batch), self.label_smoothing)
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """loss in nats a row, accuracy, mcc and f1."""
+        """Return loss in nats a row, accuracy, mcc and f1."""
         return class_figures(sums)
 
     def rows(self, logits: Float[Array, "B C"], batch: Batch) -> dict[str, Array]:
-        """Logits and label of each row; -1 for a row that holds nothing."""
+        """Return logits and label of each row; -1 for a row that holds nothing."""
         return {"scores": logits, "labels": jnp.where(filled(batch) > 0, _labels(batch), -1)}
 
     def ranked(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """auroc and auprc; none where every row is of one class."""
+        """Return auroc and auprc; none where every row is of one class."""
         held = rows["labels"] >= 0
         labels, scores = rows["labels"][held], rows["scores"][held].astype(np.float64)
         classes = range(1, 2) if scores.shape[1] == 2 else range(scores.shape[1])
@@ -99,26 +99,26 @@ class PositionScores:
     figure_names = ("loss", "accuracy", "mcc", "f1")
 
     def weight(self, batch: Batch) -> Float[Array, ""]:
-        """Positions that have a label."""
+        """Count positions that have a label."""
         return jnp.sum(_asked(batch))
 
     def sums(self, logits: Float[Array, "B T C"], batch: Batch) -> Sums:
-        """As of `LabelScores`, over positions."""
+        """Return the sums of `LabelScores`, over positions."""
         return class_sums(logits, jnp.maximum(_labels(batch), 0), _asked(batch))
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """loss in nats a position, accuracy, mcc and f1."""
+        """Return loss in nats a position, accuracy, mcc and f1."""
         return class_figures(sums)
 
 
 class ChainScores(PositionScores):
-    """As `PositionScores`, of a linear-chain CRF: loss is the mean of -log p(row of classes) over its positions.
+    """Scores of a linear-chain CRF: loss is the mean of -log p(row of classes) over its positions.
 
     Predictions are those of the likeliest row, by Viterbi's algorithm (`jaxblt.training.objectives.crf`).
     """
 
     def sums(self, logits: Float[Array, "B T S C"], batch: Batch) -> Sums:
-        """As of `PositionScores`, from the chain's potentials."""
+        """Return the sums of `PositionScores`, from the chain's potentials."""
         asked, labels = _asked(batch), jnp.maximum(_labels(batch), 0)
         there = asked > 0
         loss = log_partition(logits, there) - path_score(logits, labels, there)
@@ -143,31 +143,31 @@ class NumberScores:
     figure_names = ("loss", "rmse", "pearson", "spearman")
 
     def weight(self, batch: Batch) -> Float[Array, ""]:
-        """Rows that hold something."""
+        """Count rows that hold something."""
         return jnp.sum(filled(batch))
 
     def losses(self, logits: Float[Array, "B 1"], batch: Batch) -> Float[Array, "B"]:
-        """Squared error of each row in units of the scale."""
+        """Return squared error of each row in units of the scale."""
         error = logits[:, 0] - (_labels(batch) - self.center) / self.scale
         return error**2
 
     def sums(self, logits: Float[Array, "B 1"], batch: Batch) -> Sums:
-        """Σ squared error in units of the scale as "loss", and rows as "weight"."""
+        """Return Σ squared error in units of the scale as "loss", and rows as "weight"."""
         losses = self.losses(logits, batch)
         return {"loss": jnp.sum(losses * filled(batch)), "weight": jnp.sum(filled(batch))}
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """loss, and the root mean square error in the labels' unit."""
+        """Return loss, and the root mean square error in the labels' unit."""
         loss = sums["loss"] / sums["weight"]
         return {"loss": loss, "rmse": self.scale * loss**0.5}
 
     def rows(self, logits: Float[Array, "B 1"], batch: Batch) -> dict[str, Array]:
-        """Number that the model gives each row, and its label; NaN for a row that holds nothing."""
+        """Return the number that the model gives each row, and its label; NaN for a row that holds nothing."""
         labels = jnp.where(filled(batch) > 0, _labels(batch), jnp.nan)
         return {"scores": logits[:, 0] * self.scale + self.center, "labels": labels}
 
     def ranked(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Pearson's and Spearman's coefficients; none where labels or answers are all the same."""
+        """Return Pearson's and Spearman's coefficients; none where labels or answers are all the same."""
         held = np.isfinite(rows["labels"])
         x, y = (rows[name][held].astype(np.float64) for name in ("scores", "labels"))
         if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -181,7 +181,7 @@ class NumberScores:
 def class_losses(
     logits: Float[Array, "*N C"], labels: Int[Array, "*N"], smoothing: float
 ) -> Float[Array, "*N"]:
-    """Nats of each label, of which a share is spread over all classes."""
+    """Return nats of each label, of which a share is spread over all classes."""
     nats = cross_entropy(logits, labels)
     return smoothed(nats, logits, smoothing) if smoothing else nats
 
@@ -192,7 +192,7 @@ def class_sums(
     weights: Float[Array, "*N"],
     smoothing: float = 0.0,
 ) -> Sums:
-    """Loss, weight, and Float[C, C] weights by label and prediction."""
+    """Return loss, weight, and Float[C, C] weights by label and prediction."""
     return {
         # a row that does not count may have a label that is no class, and its loss is NaN
         "loss": jnp.sum(jnp.where(weights > 0, class_losses(logits, labels, smoothing) * weights, 0)),
@@ -204,7 +204,7 @@ def class_sums(
 def confusion(
     labels: Int[Array, "*N"], predicted: Int[Array, "*N"], weights: Float[Array, "*N"], kinds: int
 ) -> Float[Array, "C C"]:
-    """Weights by label and prediction."""
+    """Return weights by label and prediction."""
     chosen = jax.nn.one_hot(predicted, kinds, dtype=jnp.float32)
     asked = jax.nn.one_hot(labels, kinds, dtype=jnp.float32) * weights[..., None]
     # products of 0 and 1 are exact in any precision, their sums are not
@@ -212,7 +212,7 @@ def confusion(
 
 
 def class_figures(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """loss, and accuracy, mcc and f1 from the counts C_ij of label i and prediction j.
+    """Return loss, and accuracy, mcc and f1 from the counts C_ij of label i and prediction j.
 
     With t_i the sum of a row, p_j that of a column, c = Σ C_ii and s = Σ C_ij,
     mcc = (c s - Σ t p) / √((s² - Σ p²)(s² - Σ t²)), and 0 where all labels or all predictions are one class.
@@ -235,13 +235,13 @@ def class_figures(sums: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def auroc(scores: np.ndarray, chosen: np.ndarray) -> float:
-    """P(score of a chosen row > that of another), ties counted half: the area under the ROC curve."""
+    """Return P(score of a chosen row > that of another), ties counted half: the area under the ROC curve."""
     ranks, count = stats.rankdata(scores), int(chosen.sum())
     return float((ranks[chosen].sum() - count * (count + 1) / 2) / (count * (len(chosen) - count)))
 
 
 def auprc(scores: np.ndarray, chosen: np.ndarray) -> float:
-    """Average precision Σ (R_n - R_{n-1}) P_n over the different scores from the highest on; no interpolation."""
+    """Return the average precision Σ (R_n - R_{n-1}) P_n over the different scores, highest first; no interpolation."""
     order = np.argsort(-scores, kind="stable")
     hits, ends = np.cumsum(chosen[order]), np.flatnonzero(np.diff(scores[order], append=-np.inf))
     precision, recall = hits[ends] / (ends + 1), hits[ends] / chosen.sum()
@@ -249,12 +249,12 @@ def auprc(scores: np.ndarray, chosen: np.ndarray) -> float:
 
 
 def filled(batch: Batch) -> Float[Array, "B"]:
-    """1 for rows that hold something; a last batch may be short of rows."""
+    """Mark rows that hold something by 1; a last batch may be short of rows."""
     return jnp.any(batch.segment_ids > 0, 1).astype(jnp.float32)
 
 
 def _labels(batch: Batch) -> Any:
-    """Those of the one task."""
+    """Return the labels of the one task."""
     assert batch.labels is not None
     assert not isinstance(batch.labels, dict)
     return batch.labels

@@ -14,8 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxblt.data.batch import Batch
+from jaxblt.data.label_tasks import check_task_names
 from jaxblt.data.vocab import BOE, OFFSET, VOCAB_SIZE
+from jaxblt.models.label_head import check_crf
+from jaxblt.training.objectives.answers import check_answers, check_classes
 from jaxblt.training.objectives.label_scores import ChainScores, LabelScores, NumberScores, PositionScores
+from jaxblt.training.objectives.protocol import OwnObjective
 from jaxblt.training.objectives.scores import IdScores
 from jaxblt.training.objectives.task_scores import TaskScores, Weighting
 from jaxblt.validation import check_bounds, check_fields
@@ -38,6 +42,7 @@ class NextByte(IdScores):
     label_smoothing: float = 0.0
     accuracy: bool = False
     causal = True
+    any_order = True  # a target lies beside its byte, wherever a layout puts both
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -141,10 +146,16 @@ class Classify(LabelScores):
 
     causal: bool = True
     label_smoothing: float = 0.0
+    target = "class"
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "label_smoothing", least=0, below=1, why=": it is a share")
+
+    def check(self, recipe: Any) -> None:
+        """Check that the model answers with classes, as many as labels may be of."""
+        check_answers(recipe, "ByteClassifierConfig or LabellerConfig")
+        check_classes(recipe)
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         return _labelled(self, batch)
@@ -155,9 +166,14 @@ class ClassifyPositions(PositionScores):
     """Predict `batch.labels`, a class for each position that has one, with a model whose logits are [B, T, classes]."""
 
     causal: bool = True
+    target = "positions"
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def check(self, recipe: Any) -> None:
+        """Check that the model answers with labels."""
+        check_answers(recipe)
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         return _labelled(self, batch)
@@ -168,9 +184,16 @@ class ClassifyChain(ChainScores):
     """Predict `batch.labels` as `ClassifyPositions` does, with a model whose answers are the potentials of a CRF."""
 
     causal: bool = True
+    target = "positions"
+    crf = True
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def check(self, recipe: Any) -> None:
+        """Check that the model's head is a CRF."""
+        check_crf(recipe)
+        check_answers(recipe)
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         return _labelled(self, batch)
@@ -187,10 +210,15 @@ class Regress(NumberScores):
     causal: bool = True
     center: float = 0.0
     scale: float = 1.0
+    target = "number"
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "scale", above=0, why=": labels are divided by it")
+
+    def check(self, recipe: Any) -> None:
+        """Check that the model answers with labels."""
+        check_answers(recipe)
 
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         return _labelled(self, batch)
@@ -245,6 +273,17 @@ class MultiTask(TaskScores):
         if other := [t.name for t in self.tasks if t.objective.causal != self.causal]:
             raise ValueError(f"MultiTask.causal is {self.causal}, and task {other[0]!r} says otherwise")
 
+    def check(self, recipe: Any) -> None:
+        """Check that each task has labels and a head, and that what the objective learns of tasks the heads learn."""
+        check_task_names(recipe)
+        learned = getattr(getattr(recipe.model, "head", None), "uncertainty", False)
+        if learned != (self.weighting == "uncertainty"):
+            raise ValueError(
+                f"objective.weighting is {self.weighting!r} and model.head.uncertainty is {learned}: only "
+                "'uncertainty' and True go together"
+            )
+        check_answers(recipe)
+
     def __call__(self, key: PRNGKeyArray, batch: Batch) -> Batch:
         return self.weigh(_labelled(self, batch))
 
@@ -265,19 +304,21 @@ Objective = (
     | ClassifyChain
     | Regress
     | MultiTask
+    | OwnObjective
 )
-"""What a model is trained for: every objective that a recipe can name."""
+"""What a model is trained for: the objectives that a command line can name, and those of one's own."""
 
 
 def maskable(batch: Batch) -> Bool[Array, "B T"]:
-    """True for the bytes of documents: not padding, holes or special ids."""
+    """Mark the bytes of documents: not padding, holes or special ids."""
     return (batch.segment_ids > 0) & (batch.inputs >= OFFSET)
 
 
 def span_start_rate(rate: float, max_length: int) -> float:
-    """p such that spans starting at each byte with probability p, of lengths uniform in 1..M, cover `rate` of them.
+    """Return the probability p with which a span starts at each byte, so that spans cover `rate` of the bytes.
 
-    A byte is bare if none of the M starts before it reaches it: 1 - rate = Π_{j<M} (1 - p (M-j)/M).
+    Lengths are uniform in 1..M. A byte is bare if none of the M starts before it reaches it:
+    1 - rate = Π_{j<M} (1 - p (M-j)/M).
     """
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -290,7 +331,7 @@ def span_start_rate(rate: float, max_length: int) -> float:
 
 
 def document_ends(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Index just behind the last position of the document that each position belongs to."""
+    """Return the index just behind the last position of the document that each position belongs to."""
     length = segment_ids.shape[1]
     index = jnp.arange(1, length + 1, dtype=jnp.int32)[None]
     last = jnp.concatenate(
@@ -300,5 +341,5 @@ def document_ends(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 
 def _ask(batch: Batch, inputs: Int[Array, "B T"], weights: Float[Array, "B T"]) -> Batch:
-    """`batch` with `inputs` shown and the true bytes asked for. Entropies were of the true bytes: they are dropped."""
+    """Show `inputs` and ask for the true bytes. Entropies were of the true bytes: they are dropped."""
     return replace(batch, inputs=inputs, targets=batch.inputs, loss_mask=weights, entropies=None)

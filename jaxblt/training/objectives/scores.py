@@ -33,15 +33,15 @@ class IdScores:
 
     @property
     def figure_names(self) -> tuple[str, ...]:
-        """What evaluations may be compared by."""
+        """Figures that evaluations may be compared by."""
         return ("loss", "bits_per_byte", *(("accuracy", "row_accuracy") if self.accuracy else ()))
 
     def weight(self, batch: Batch) -> Float[Array, ""]:
-        """Σ w; 0 if nothing is scored, so that the loss is NaN and a step changes nothing."""
+        """Return Σ w; 0 if nothing is scored, so that the loss is NaN and a step changes nothing."""
         return jnp.sum(batch.loss_mask.astype(jnp.float32))
 
     def sums(self, logits: Float[Array, "B T V"], batch: Batch) -> dict[str, Float[Array, ""]]:
-        """Σ w ℓ as "loss", Σ w · -log p as "nll", Σ w as "weight"; with accuracy Σ w over right ids, and rows.
+        """Return Σ w ℓ as "loss", Σ w · -log p as "nll", Σ w as "weight"; with accuracy Σ w over right ids, and rows.
 
         A row counts as right if all of its scored ids are; rows without any do not count.
         """
@@ -54,7 +54,7 @@ class IdScores:
         return found | (_count_right(logits, batch) if self.accuracy else {})
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """loss in nats and bits_per_byte; accuracy of ids and of whole rows where they were counted."""
+        """Return loss in nats and bits_per_byte; accuracy of ids and of whole rows where they were counted."""
         weight = sums["weight"]
         found = {"loss": sums["loss"] / weight, "bits_per_byte": sums["nll"] / weight / math.log(2)}
         if self.accuracy:

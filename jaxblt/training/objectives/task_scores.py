@@ -52,17 +52,17 @@ class TaskScores:
 
     @property
     def figure_names(self) -> tuple[str, ...]:
-        """What evaluations may be compared by."""
+        """Figures that evaluations may be compared by."""
         each = (f"{task.name}/{name}" for task in self.tasks for name in task.objective.figure_names)
         return ("loss", *each)
 
     def weight(self, batch: Batch) -> Float[Array, ""]:
-        """Rows that have a label of some task."""
+        """Count rows that have a label of some task."""
         held = jnp.stack([has_label(batch, task.name) for task in self.tasks])
         return jnp.sum(jnp.any(held, 0).astype(jnp.float32))
 
     def weigh(self, batch: Batch) -> Batch:
-        """The batch with `label_weights`: w_i n / n_i for a row with a label of task i, 0 for others.
+        """Give the batch `label_weights`: w_i n / n_i for a row with a label of task i, 0 for others.
 
         n_i counts those rows, n the rows with any label. So Σ weight · loss / n is the weighted sum of means, and the
         sums of micro-batches add up to that of the whole batch.
@@ -74,7 +74,7 @@ class TaskScores:
         return batch.replace(label_weights=weights)  # pyright: ignore[reportAttributeAccessIssue]
 
     def sums(self, logits: TaskAnswers, batch: Batch) -> Sums:
-        """Each task's sums with "task/" in front, "loss" over the rows with the batch's weights, and rows as "weight".
+        """Return each task's sums with "task/" in front, "loss" over rows with the batch's weights, rows as "weight".
 
         With uncertainty "task/log_variance" is s_i times the rows.
         """
@@ -94,7 +94,7 @@ class TaskScores:
         return {"loss": total, "weight": rows, **found}
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, Any]:
-        """loss, and the figures of each task that has labels; in a traced step NaN for one without."""
+        """Return loss, and the figures of each task that has labels; in a traced step NaN for one without."""
         xp: Any = np if isinstance(sums["weight"], np.floating | np.ndarray) else jnp
         loss, found = xp.zeros((), xp.float32), {}
         for task in self.tasks:
@@ -112,7 +112,7 @@ class TaskScores:
         return {"loss": loss, **found}
 
     def rows(self, logits: TaskAnswers, batch: Batch) -> dict[str, Array]:
-        """What each task's objective gathers, with "task/" in front."""
+        """Gather what each task's objective does, with "task/" in front."""
         found = {}
         for task in self.tasks:
             own = task.objective.rows(logits.outputs[task.name], alone(batch, task.name))
@@ -120,7 +120,7 @@ class TaskScores:
         return found
 
     def ranked(self, rows: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Figures of each task that need all rows of a split."""
+        """Return figures of each task that need all rows of a split."""
         found = {}
         for task in self.tasks:
             own = {name.partition("/")[2]: rows[name] for name in rows if name.startswith(f"{task.name}/")}
@@ -129,12 +129,12 @@ class TaskScores:
 
 
 def share(task: Weighted) -> float:
-    """a_i of `TaskScores`."""
+    """Return a_i of `TaskScores`."""
     return 0.5 if isinstance(task.objective, NumberScores) else 1.0
 
 
 def has_label(batch: Batch, name: str) -> Bool[Array, "B"]:
-    """True for rows that hold something and have a label of a task.
+    """Mark rows that hold something and have a label of a task.
 
     Raises:
       ValueError: the batch has no labels of the name.
@@ -148,7 +148,7 @@ def has_label(batch: Batch, name: str) -> Bool[Array, "B"]:
 
 
 def alone(batch: Batch, name: str) -> Batch:
-    """The batch of one task: rows without a label of it hold nothing."""
+    """Return the batch of one task: rows without a label of it hold nothing."""
     held = has_label(batch, name)
     assert isinstance(batch.labels, dict)
     labels = jnp.where(held, batch.labels[name], 0)

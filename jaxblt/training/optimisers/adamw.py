@@ -21,7 +21,7 @@ FILTERS = ("modes", "taps")
 
 @dataclass(frozen=True)
 class OptimizerConfig(ScheduleConfig, ABC):
-    """What all optimisers have: a schedule, weight decay and clipping.
+    """Settings that all optimisers have: a schedule, weight decay and clipping.
 
     Attributes:
       weight_decay: pull towards 0 per step and unit of learning rate; matrices only.
@@ -53,7 +53,7 @@ class OptimizerConfig(ScheduleConfig, ABC):
 
     @abstractmethod
     def transform(self, rate: optax.Schedule, mask: Any, boxed: Any) -> optax.GradientTransformation:
-        """Updates from clipped gradients.
+        """Make updates from clipped gradients.
 
         Args:
           rate: learning rate by update.
@@ -88,7 +88,7 @@ class AdamWConfig(OptimizerConfig):
 def make_optimizer(
     config: OptimizerConfig, steps: int, boxed: Any, stacks: Mapping[str, StackConfig] | None = None
 ) -> optax.GradientTransformation:
-    """Clips, then updates by the schedule, by depth if `config.layer_decay` says so, and by `config.rates`.
+    """Clip, then update by the schedule, by depth if `config.layer_decay` says so, and by `config.rates`.
 
     Args:
       config: of the optimiser.
@@ -123,7 +123,7 @@ def _times(update: Any, scale: Any) -> Any:
 
 
 def _lenient(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """`optimizer` for callers with strict dtype promotion: optax raises float32 to the power of an int32 count."""
+    """Let `optimizer` run under strict dtype promotion: optax raises float32 to the power of an int32 count."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         with jax.numpy_dtype_promotion("standard"):
@@ -133,7 +133,7 @@ def _lenient(optimizer: optax.GradientTransformation) -> optax.GradientTransform
 
 
 def decay_mask(boxed: Any, *, embeddings: bool = False) -> Any:
-    """True for the parameters that weight decay applies to: matrices.
+    """Mark the parameters that weight decay applies to: matrices.
 
     Not scales (of norms, for example), biases, tables (unless `embeddings`) or anything with a "modes" or "taps" axis
     (poles, residues, taps). The "layers" axis of a scanned stack does not make a vector a matrix.
@@ -144,14 +144,14 @@ def decay_mask(boxed: Any, *, embeddings: bool = False) -> Any:
 
 
 def axis_names(leaf: Any) -> tuple[str | None, ...]:
-    """Logical axis names of a boxed parameter; None for each axis that has no name."""
+    """Return logical axis names of a boxed parameter; None for each axis that has no name."""
     if is_boxed(leaf):
         return tuple(getattr(leaf, "names", (None,) * leaf.unbox().ndim))
     return (None,) * leaf.ndim
 
 
 def is_boxed(leaf: Any) -> bool:
-    """Whether a parameter comes with its logical axis names."""
+    """Return whether a parameter comes with its logical axis names."""
     return isinstance(leaf, nn.meta.AxisMetadata)
 
 

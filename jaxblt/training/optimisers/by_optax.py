@@ -107,12 +107,12 @@ class MuonConfig(AdamWConfig):
 def _tail(
     config: OptimizerConfig, rate: optax.Schedule, mask: Any
 ) -> tuple[optax.GradientTransformation, ...]:
-    """Decay and the learning rate, of a direction."""
+    """Make decay and the learning rate, of a direction."""
     return optax.add_decayed_weights(config.weight_decay, mask), optax.scale_by_learning_rate(rate)
 
 
 def muon_axes(boxed: Any) -> Any:
-    """For each parameter the axes that its product sums over and those that it makes; None for those that Adam updates.
+    """Return for each parameter the axes that its product sums over and makes; None for those that Adam updates.
 
     A weight maps from the model's width or to it: q [embed, heads, head_dim] sums over the first axis, the output
     projection [heads, head_dim, embed] over all but the last. The axis of a scanned stack is a batch of matrices.

@@ -1,7 +1,7 @@
 """The learning rate by step: a warm-up, then one of four shapes."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import optax
@@ -41,12 +41,16 @@ class ScheduleConfig:
         for name in ("floor", "decay_steps"):
             self._check_read(name, "schedule='cosine', 'linear' or 'wsd'", self.schedule != "constant")
 
+    def check(self, recipe: Any) -> None:
+        """Check that the warm-up ends before the decay of a run of `recipe.train.steps` steps."""
+        make_schedule(self, recipe.train.steps)
+
     def _check_read(self, name: str, needed: str, is_read: bool) -> None:
         check_read(self, name, needed=needed, is_read=is_read, part="optimizer")
 
 
 def make_schedule(config: ScheduleConfig, steps: int) -> optax.Schedule:
-    """Learning rate by update t: p t/w for t < w; then, with u = (t-w)/(e-w) from 0 to 1 and 1 from e on:
+    """Make the learning rate by update t: p t/w for t < w; then, with u = (t-w)/(e-w) from 0 to 1 and 1 from e on:
 
     cosine p (f + (1-f) (1+cos(pi u))/2), linear p (1 - (1-f) u), constant p; wsd p until (1-s) e, then linear to p f.
 

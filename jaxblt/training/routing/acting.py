@@ -27,7 +27,7 @@ class Acting(NamedTuple):
 
 
 def keep_routers(optimizer: optax.GradientTransformation, refresh: int) -> optax.GradientTransformation:
-    """The optimiser, which keeps a copy of the routers: that from before updates 0, `refresh`, 2 `refresh`, ...
+    """Let the optimiser keep a copy of the routers: that from before updates 0, `refresh`, 2 `refresh`, ...
 
     The copy is part of the optimiser's state, so that it is stored with it and a step that is skipped changes neither.
     """
@@ -45,18 +45,18 @@ def keep_routers(optimizer: optax.GradientTransformation, refresh: int) -> optax
 
 
 def acting_params(state: Any, params: Any, refresh: int) -> Any:
-    """The parameters with the routers that draw in this step; without a kept copy all as they are."""
+    """Return the parameters with the routers that draw in this step; without a kept copy all as they are."""
     if not isinstance(state, Acting):
         return params
     return join_params(params, _current(state, params, refresh))
 
 
 def _current(state: Acting, params: Any, refresh: int) -> Any:
-    """The copy, or the parameters themselves at the start of a phase."""
+    """Return the copy, or the parameters themselves at the start of a phase."""
     begins = state.updates % refresh == 0
     return jax.tree.map(lambda old, new: jnp.where(begins, new, old), state.routers, _routers(params))
 
 
 def _routers(params: Any) -> Any:
-    """What lies below a router, in a tree that may hold routers alone."""
+    """Return what lies below a router, in a tree that may hold routers alone."""
     return unflatten_dict({path: leaf for path, leaf in flatten_dict(params).items() if ROUTER in path})

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxblt.adapters.code.draw import POLICY, choices
+from jaxblt.adapters.code.draw import POLICY, Draw, choices
 from jaxblt.adapters.code.router import SHARES
+from jaxblt.adapters.update.attach import stacks_of
 from jaxblt.data.batch import Batch
 from jaxblt.training.metrics import cross_entropy
+from jaxblt.training.objectives.objectives import NextByte
 from jaxblt.training.routing.acting import acting_params
 from jaxblt.training.routing.policy import PolicyConfig, only_routers, surrogate
 from jaxblt.validation import check_fields, check_read
@@ -69,8 +71,45 @@ class HybridConfig:
         if not any(self.has(name) for name in PARTS):
             raise ValueError("HybridConfig weighs every part by 0 at all steps: nothing would be trained")
 
+    def check(self, recipe: Any) -> None:
+        """Check that a recipe has routers of banks to train, bytes in order, and the next byte to predict."""
+        weighed = recipe.reference is not None or not self.has("reference")
+        check_read(self, "reference", needed="Recipe.reference", is_read=weighed)
+        if not isinstance(recipe.objective, NextByte):
+            kind = type(recipe.objective).__name__
+            raise ValueError(
+                f"hybrid weighs losses of the next byte, and the objective is {kind}: use NextByte"
+            )
+        if not (self.draws or self.has("labels")):
+            return
+        self._check_banks(recipe)
+        if recipe.patcher is not None or recipe.mesh.seq != 1:
+            raise ValueError(
+                f"hybrid credits bytes to choices in whole rows of bytes, and patcher is {recipe.patcher} with "
+                f"mesh.seq = {recipe.mesh.seq}: use a model without patches and mesh.seq = 1"
+            )
+
+    def _check_banks(self, recipe: Any) -> None:
+        """Check that the model has banks, with an expert for each label, whose experts are drawn if a policy learns."""
+        stacks = stacks_of(recipe.model).values()
+        banks = [stack.adapter for stack in stacks if stack.adapter is not None and stack.adapter.blocks]
+        if not banks:
+            raise ValueError(
+                "hybrid trains routers of banks, and no stack of the model has one: attach an AdapterConfig with blocks"
+            )
+        classes, fewest = getattr(recipe.data, "num_classes", None), min(bank.blocks for bank in banks)
+        if self.has("labels") and classes is not None and classes > fewest:
+            raise ValueError(
+                f"hybrid.labels may be of {classes} classes, and a bank has {fewest} experts: set "
+                f"AdapterConfig.blocks = {classes}"
+            )
+        if self.draws and not any(isinstance(part, Draw) for bank in banks for part in bank.code):
+            raise ValueError(
+                "hybrid.reinforcement needs a policy, and no bank draws its experts: set AdapterConfig.code = (Draw(),)"
+            )
+
     def has(self, part: str) -> bool:
-        """Whether a part has a weight above 0 at any step."""
+        """Return whether a part has a weight above 0 at any step."""
         return any(weight > 0 for _, weight in getattr(self, part))
 
     @property
@@ -84,7 +123,7 @@ class HybridConfig:
         return self.draws and self.policy.method == "ppo"
 
     def weight(self, part: str, step: Int[Array, ""]) -> Float[Array, ""]:
-        """Of a part at a step."""
+        """Return the weight of a part at a step."""
         return jnp.asarray(make_weight(getattr(self, part))(step), jnp.float32)
 
 
@@ -93,7 +132,7 @@ PARTS = tuple(field.name for field in fields(HybridConfig) if field.name != "pol
 
 
 def make_weight(points: Points) -> optax.Schedule:
-    """The weight by step: optax's linear schedules, joined at the points."""
+    """Make the weight by step: optax's linear schedules, joined at the points."""
     first, last = points[0], points[-1]
     pieces = [optax.constant_schedule(first[1])]
     for (begin, low), (end, high) in pairwise(points):
@@ -105,7 +144,7 @@ def make_weight(points: Points) -> optax.Schedule:
 
 @dataclass(frozen=True)
 class Hybrid:
-    """What a step knows of a recipe's `HybridConfig`.
+    """A recipe's `HybridConfig` as a step knows it.
 
     Attributes:
       config: the weights.
@@ -134,7 +173,7 @@ class Drawn:
 
 
 def draw(hybrid: Hybrid | None, run: Run, params: Any, opt_state: Any, key: PRNGKeyArray) -> Drawn | None:
-    """Draws experts by the routers that act; None where no policy learns."""
+    """Draw experts by the routers that act; None where no policy learns."""
     if hybrid is None or not hybrid.config.draws:
         return None
     acting = acting_params(opt_state, params, hybrid.config.policy.refresh)
@@ -145,7 +184,7 @@ def draw(hybrid: Hybrid | None, run: Run, params: Any, opt_state: Any, key: PRNG
 def routed_parts(
     hybrid: Hybrid, run: Run, params: Any, logits: Float[Array, "B T V"], drawn: Drawn | None, batch: Batch
 ) -> tuple[dict[str, Float[Array, ""]], dict[str, Float[Array, ""]]]:
-    """Parts of the loss that routers have beside the language model's, summed over the batch; and sums to report.
+    """Return the losses of routers beside the language model's, summed over the batch, and sums to report.
 
     Each of them has a gradient for routers alone.
 
@@ -179,7 +218,7 @@ def routed_parts(
 
 
 def label_nats(side: Any, batch: Batch) -> Float[Array, ""]:
-    """Sum of -log p[label] over the scored bytes with a label and over routers of banks, which sowed their shares p."""
+    """Sum -log p[label] over the scored bytes with a label and over routers of banks, which sowed their shares p."""
     labels = batch.labels
     if not isinstance(labels, jax.Array) or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
@@ -201,14 +240,14 @@ def label_nats(side: Any, batch: Batch) -> Float[Array, ""]:
 
 
 def _of_routers(found: Sequence[Float[Array, "..."]]) -> list[Float[Array, "B T E"]]:
-    """The shares of each router: axes in front are layers of a scan, whose blocks have one each."""
+    """Split shares by router: axes in front are layers of a scan, whose blocks have one each."""
     return [shares for leaf in found for shares in leaf.reshape(-1, *leaf.shape[-3:])]
 
 
 def combined(
     hybrid: Hybrid | None, parts: dict[str, Float[Array, ""]], step: Int[Array, ""]
 ) -> Float[Array, ""]:
-    """The weighted sum of the parts; without a `Hybrid` each weighs 1. A part that never has a weight is left out."""
+    """Add up the weighted parts; without a `Hybrid` each weighs 1. A part that never has a weight is left out."""
     if hybrid is None:
         return sum(parts.values(), jnp.float32(0))
     live = {name: part for name, part in parts.items() if hybrid.config.has(name)}
@@ -216,5 +255,5 @@ def combined(
 
 
 def hybrid_figures(sums: Any) -> dict[str, Float[Array, ""]]:
-    """Nats a scored byte of imitated labels and of rewards, and shares of choices."""
+    """Return nats a scored byte of imitated labels and of rewards, and shares of choices."""
     return {name: sums[name] / jnp.maximum(sums[below], 1) for name, below in MEANS.items() if name in sums}

@@ -23,7 +23,7 @@ from jaxblt.validation import check_bounds, check_fields, check_read
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """How a policy learns from rewards.
+    """Settings of a policy that learns from rewards.
 
     A choice influences later chunks too: its update enters keys, values and states that they read, and it decides
     whether the next chunk's expert is a flip. The credit of chunk k is therefore the return
@@ -68,7 +68,7 @@ def surrogate(
     gain: Float[Array, "B T"],
     segment_ids: Int[Array, "B T"],
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """The loss of a batch's choices, summed over them, and sums to report.
+    """Return the loss of a batch's choices, summed over them, and sums to report.
 
     Gradients are those of `now.log_p`; rewards, returns and baselines have none.
 
@@ -109,7 +109,7 @@ def _surrogate(
 
 
 def clipped(log_q: Float[Array, "B T"], advantage: Float[Array, "B T"], clip: float) -> Float[Array, "B T"]:
-    """min(q A, clip(q, 1 - clip, 1 + clip) A) of each choice (1707.06347, eq. 7); 0 where A is 0."""
+    """Return min(q A, clip(q, 1 - clip, 1 + clip) A) of each choice (1707.06347, eq. 7); 0 where A is 0."""
     q = jnp.exp(log_q)
     return jnp.minimum(q * advantage, jnp.clip(q, 1 - clip, 1 + clip) * advantage)
 
@@ -117,7 +117,7 @@ def clipped(log_q: Float[Array, "B T"], advantage: Float[Array, "B T"], clip: fl
 def find_flips(
     expert: Int[Array, "B T"], made: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]
 ) -> Bool[Array, "B T"]:
-    """Choices that differ from the one before them in their document; its first is none."""
+    """Mark choices that differ from the one before them in their document; its first is none."""
     was, is_now = expert[:, :-1], expert[:, 1:]
     flipped = made[:, 1:] & _same_document(segment_ids) & (was >= 0) & (is_now != was)
     return jnp.pad(flipped, ((0, 0), (1, 0)))
@@ -126,7 +126,7 @@ def find_flips(
 def returns(
     reward: Float[Array, "B T"], made: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], discount: float
 ) -> Float[Array, "B T"]:
-    """G at each choice: rewards of its tokens, and of later choices of its document times powers of the discount."""
+    """Return G at each choice: rewards of its tokens, and of later choices times powers of the discount."""
     follows = jnp.where(made[:, ::-1], jnp.float32(discount), 1.0)
     follows = jnp.pad(follows[:, :-1], ((0, 0), (1, 0)))
     joined = _same_document(segment_ids)[:, ::-1]
@@ -134,14 +134,14 @@ def returns(
 
 
 def _same_document(segment_ids: Int[Array, "B T"]) -> Bool[Array, "B S"]:
-    """Whether a token, from the second on, is of the same document as the one before it."""
+    """Return whether a token, from the second on, is of the same document as the one before it."""
     return jnp.abs(segment_ids[:, 1:]) == jnp.abs(segment_ids[:, :-1])
 
 
 def _decayed(
     x: Float[Array, "B T"], factor: Float[Array, "B T"], joined: Bool[Array, "B S"]
 ) -> Float[Array, "B T"]:
-    """h_t = factor_t h_{t-1} + x_t, with h_{t-1} taken for 0 where t is not joined to the token before it."""
+    """Return h_t = factor_t h_{t-1} + x_t, with h_{t-1} taken for 0 where t is not joined to the token before it."""
     keep = factor * jnp.pad(joined.astype(jnp.float32), ((0, 0), (1, 0)))
 
     def then(one: Any, two: Any) -> Any:
@@ -151,7 +151,7 @@ def _decayed(
 
 
 def advantages(returned: Float[Array, "B T"], made: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-    """G minus the mean G of the choices in other rows; 0 where no choice was made."""
+    """Return G minus the mean G of the choices in other rows; 0 where no choice was made."""
     count, total = (jnp.sum(jnp.where(made, x, 0.0), 1, keepdims=True) for x in (1.0, returned))
     others = jnp.sum(count) - count
     baseline = (jnp.sum(total) - total) / jnp.maximum(others, 1)
@@ -159,7 +159,7 @@ def advantages(returned: Float[Array, "B T"], made: Bool[Array, "B T"]) -> Float
 
 
 def only_routers(params: Any) -> Any:
-    """The parameters, where routers alone have a gradient."""
+    """Stop the gradients of all parameters but routers."""
 
     def live(path: tuple[Any, ...], leaf: Any) -> Any:
         return leaf if is_routers(path) else jax.lax.stop_gradient(leaf)
@@ -168,5 +168,5 @@ def only_routers(params: Any) -> Any:
 
 
 def is_routers(path: tuple[Any, ...]) -> bool:
-    """Whether a leaf of parameters is a router's."""
+    """Return whether a leaf of parameters is a router's."""
     return any(getattr(entry, "key", None) == ROUTER for entry in path)

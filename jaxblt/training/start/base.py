@@ -22,15 +22,16 @@ from jaxblt.models.stack import stack_periods, unstack_periods
 from jaxblt.parallel.rules import replicated, state_shardings
 from jaxblt.training.optimisers.adamw import TABLES, axis_names, is_boxed
 from jaxblt.training.patterns import without
-from jaxblt.training.recipe import Recipe, differences
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.state import BASE, Frozen, content_hash, freeze, widen
 from jaxblt.training.stored.checkpoint import restore
 from jaxblt.training.stored.remote_run import readable
 from jaxblt.training.stored.resolved import checkpoint_dir, read_resolved
+from jaxblt.training.stored.serialize import differences
 
 
 def trained_part(recipe: Recipe, params: Any) -> Any:
-    """What a recipe trains of the model's parameters (arrays, shapes or boxes): all but what is frozen.
+    """Return what a recipe trains of the model's parameters (arrays, shapes or boxes): all but what is frozen.
 
     Raises:
       ValueError: nothing is left to train, or a pattern of `freeze` or `also_train` names no parameter.
@@ -47,7 +48,7 @@ def trained_part(recipe: Recipe, params: Any) -> Any:
 
 
 def at_start(recipe: Recipe, trained: Any, frozen: Mapping[str, Frozen]) -> Any:
-    """The trained part before step 0, as it was drawn, except that what it shares with the base begins as there."""
+    """Return the trained part before step 0, as drawn, except that what it shares with the base begins as there."""
     if recipe.base_run is None or BASE not in frozen:
         return trained
     return _shared(trained, widen(frozen[BASE].params))
@@ -60,7 +61,7 @@ def _shared(trained: Any, base: Any) -> Any:
 
 
 def load_base(recipe: Recipe, boxed: Callable[[], Any], mesh: Mesh) -> dict[str, Frozen]:
-    """The base of a recipe by its name among the frozen trees; empty for a recipe without one.
+    """Load the base of a recipe by its name among the frozen trees; empty for a recipe without one.
 
     Its stacks may be scanned where the recipe's are unrolled, which ranks by depth need.
 
@@ -96,7 +97,7 @@ def load_base(recipe: Recipe, boxed: Callable[[], Any], mesh: Mesh) -> dict[str,
 
 
 def _stacked(*layers: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """The shape of parameters of a scan, of which each layer lies as it would alone."""
+    """Return the shape of parameters of a scan, of which each layer lies as it would alone."""
     (first, *_), sharding = layers, layers[0].sharding
     assert isinstance(sharding, NamedSharding)
     spread = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
@@ -104,7 +105,7 @@ def _stacked(*layers: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 def _check_no_index(recipe: Recipe) -> None:
-    """An index is of a base; without one it would be trained."""
+    """Check that a router without a base searches no index: an index is of a base, and would be trained."""
     if found := retrievals(recipe.model):
         raise ValueError(
             f"the routers of stacks {sorted(found)} search an index of a frozen base, and base_run is None: set "
@@ -113,7 +114,7 @@ def _check_no_index(recipe: Recipe) -> None:
 
 
 def _indexes(recipe: Recipe, params: Any, mesh: Mesh) -> dict[str, Any]:
-    """The indexes of a recipe's routers, as part of the base that they were made of."""
+    """Return the indexes of a recipe's routers, as part of the base that they were made of."""
     found = retrievals(recipe.model)
     if found and recipe.also_train:
         raise ValueError(
@@ -131,7 +132,7 @@ def _indexes(recipe: Recipe, params: Any, mesh: Mesh) -> dict[str, Any]:
 
 
 def base_shapes(recipe: Recipe, boxed: Callable[[], Any]) -> dict[str, Frozen]:
-    """What `load_base` would give, as shapes and without a content hash: `base_run` need not hold a run yet."""
+    """Return what `load_base` would, as shapes and without a content hash: `base_run` need not hold a run yet."""
     if recipe.base_run is None:
         return {}
     dtype = recipe.train.compute_dtype
@@ -142,7 +143,7 @@ def base_shapes(recipe: Recipe, boxed: Callable[[], Any]) -> dict[str, Frozen]:
 
 
 def _check_model(recipe: Recipe) -> list[str]:
-    """The stacks that the base scans and the recipe unrolls; raises ValueError for a base of another model."""
+    """Return the stacks that the base scans and the recipe unrolls; raise ValueError for a base of another model."""
     assert recipe.base_run is not None
     trained = read_resolved(recipe.base_run).recipe
     if trained.base_run is not None:
@@ -163,7 +164,7 @@ def _check_model(recipe: Recipe) -> list[str]:
 
 
 def rounded(params: Any, boxed: Any, dtype: Any, products: Collection[str]) -> Any:
-    """Parameters in `dtype` where the model rounds them so anyway: kernels of products, and tables.
+    """Round parameters to `dtype` where the model rounds them so anyway: kernels of products, and tables.
 
     Args:
       params: fp32.
@@ -182,5 +183,5 @@ def rounded(params: Any, boxed: Any, dtype: Any, products: Collection[str]) -> A
 
 
 def whole(params: Any, frozen: Mapping[str, Frozen]) -> Any:
-    """The model's parameters in fp32: the trained ones laid over those of the base, if there is one."""
+    """Lay the trained parameters over those of the base, if there is one, in fp32."""
     return join_params(widen(frozen[BASE].params), params) if BASE in frozen else params

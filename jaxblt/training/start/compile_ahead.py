@@ -41,7 +41,7 @@ PLATFORM = {"gpu": "cuda"}
 
 
 def settle(recipe: Recipe) -> tuple[Recipe, list[str]]:
-    """The recipe with threshold and capacity filled in without data, and what was assumed to do so.
+    """Fill in threshold and capacity without data; return the recipe and what was assumed to do so.
 
     No program's size depends on the threshold. Training calibrates the capacity; here it is `HEADROOM` times
     the block's mean number of patches, or where no mean is known the number that cannot overflow.
@@ -67,7 +67,7 @@ def settle(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 
 def at_context(recipe: Recipe, context: int, mesh: MeshConfig) -> Recipe:
-    """The recipe with rows of `context` bytes, on about as many bytes a step but at least one row a device group."""
+    """Give the recipe rows of `context` bytes, on about as many bytes a step but at least one row a device group."""
     least = mesh.data * mesh.fsdp * recipe.train.accumulate
     rows = recipe.data.batch_size * recipe.data.seq_len // context // least * least
     data = replace(recipe.data, seq_len=context, batch_size=max(rows, least))
@@ -75,7 +75,7 @@ def at_context(recipe: Recipe, context: int, mesh: MeshConfig) -> Recipe:
 
 
 def with_remat[C](config: C, policy: Remat) -> C:
-    """A model's config with the policy in each of its stacks."""
+    """Give a model's config the policy in each of its stacks."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
     changes: dict[str, Any] = {
@@ -87,7 +87,7 @@ def with_remat[C](config: C, policy: Remat) -> C:
 
 
 def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
-    """Shapes and shardings of the recipe's batches."""
+    """Return shapes and shardings of the recipe's batches."""
     shape, sharding = (recipe.data.batch_size, recipe.data.seq_len), batch_sharding(mesh)
 
     def make() -> Batch:
@@ -107,7 +107,7 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
 
 
 def _labels(data: RowsConfig, shape: tuple[int, int]) -> Any:
-    """Labels of a batch of this shape; None for data without."""
+    """Return labels of a batch of this shape; None for data without."""
     if isinstance(data, LabelledDataConfig):
         if data.tasks:
             kinds = {"number": jnp.float32, "class": jnp.int32}
@@ -118,7 +118,7 @@ def _labels(data: RowsConfig, shape: tuple[int, int]) -> Any:
 
 
 def plan_step(recipe: Recipe, mesh: Mesh) -> StepMemory:
-    """Compiles the recipe's train step for the mesh's devices and says what memory it takes; nothing runs.
+    """Compile the recipe's train step for the mesh's devices and say what memory it takes; nothing runs.
 
     Args:
       recipe: with nothing left open but parameters, see `settle`; `entropy_model` is set where entropies are computed.

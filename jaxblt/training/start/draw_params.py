@@ -16,7 +16,7 @@ from jax.extend import core
 
 
 def draw(init: Callable[[], Any], shardings: Any) -> Any:
-    """`jax.jit(init, out_shardings=shardings)()`, which compiles less where arrays are made alike from their keys.
+    """Run `jax.jit(init, out_shardings=shardings)()`, compiling less where arrays are made alike from keys.
 
     Keys come first. Then arrays of one kind share a program that makes one of them, and what has no like is made by one
     more. So layers that are not scanned take as many programs as one of them.
@@ -55,7 +55,7 @@ def _cut(
     wanted: Sequence[Any],
     known: Collection[core.Var],
 ) -> core.Jaxpr:
-    """The part of a program that makes what is wanted, from what is known of it."""
+    """Return the part of a program that makes what is wanted, from what is known of it."""
     inputs, needed, left = {}, set(), list(wanted)
     while left:
         if isinstance(var := left.pop(), core.Literal):
@@ -72,7 +72,7 @@ def _cut(
 
 
 def _kind(jaxpr: core.Jaxpr) -> Any:
-    """Equal for programs that differ in the names of their variables alone."""
+    """Return a text that is equal for programs that differ in the names of their variables alone."""
     names = {var: number for number, var in enumerate(jaxpr.invars)}
 
     def name(atom: Any) -> Any:

@@ -44,7 +44,7 @@ SAMPLE_BYTES = 1 << 18
 
 
 def load_params(run_dir: str, shapes: Any, *, step: int | None = None, weights: Weights = "raw") -> Any:
-    """Parameters of a run's newest checkpoint (or that of `step`), in the dtypes and shardings of `shapes`.
+    """Load parameters of a run's newest checkpoint (or that of `step`), in the dtypes and shardings of `shapes`.
 
     `weights` chooses between them and their average.
 
@@ -59,7 +59,7 @@ def load_params(run_dir: str, shapes: Any, *, step: int | None = None, weights: 
 def load_frozen(
     run_dir: str | os.PathLike[str], resolved: Resolved, mesh: Mesh | None = None, *, step: int | None = None
 ) -> dict[str, Frozen]:
-    """A run's frozen trees by name, each known by its content hash; every process calls it.
+    """Load a run's frozen trees by name, each known by its content hash; every process calls it.
 
     Args:
       run_dir: of the run.
@@ -82,7 +82,7 @@ def load_frozen(
 
 
 def _asked(recipe: Recipe, name: str, mesh: Mesh | None, stored: Any) -> Any:
-    """What to read of a stored tree: all of it, as it is stored; an entropy model only if it fits its config."""
+    """Choose what to read of a stored tree: all of it, as stored; an entropy model only if it fits its config."""
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stored)
     if name == ENTROPY:
         config = recipe.entropy_model
@@ -109,13 +109,13 @@ def _pass(config: Any, params: Any) -> Any:
 
 
 def param_shapes(config: Any, sharding: Any = None) -> Any:
-    """Shapes of a byte model's fp32 parameters, without logical axis names."""
+    """Return shapes of a byte model's fp32 parameters, without logical axis names."""
     found = nn.meta.unbox(jax.eval_shape(lambda: _boxed(config)))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), found)
 
 
 def inherited_entropy(recipe: Recipe, mesh: Mesh) -> tuple[Recipe, dict[str, Frozen]]:
-    """The entropy model that the run `recipe.init_from` holds, if both cut by one rule, and the recipe with its config.
+    """Load the entropy model of the run `recipe.init_from`, if both cut by one rule; return the recipe with its config.
 
     It is the one that the parameters know, though its own run may be gone or trained on.
 
@@ -136,7 +136,7 @@ def inherited_entropy(recipe: Recipe, mesh: Mesh) -> tuple[Recipe, dict[str, Fro
 def resolve(
     recipe: Recipe, data: Dataset, mesh: Mesh, inherited: Mapping[str, Frozen] | None = None
 ) -> tuple[Recipe, dict[str, Frozen]]:
-    """The recipe with entropy model, threshold and capacity filled in, and its frozen trees by name.
+    """Fill in entropy model, threshold and capacity; return the recipe and its frozen trees by name.
 
     A missing threshold is calibrated so that the mean patch has `recipe.bytes_per_patch` bytes, a missing capacity so
     that 99.9 % of blocks do not overflow, both on a sample of the training data. An `inherited` entropy model takes the
@@ -178,7 +178,7 @@ def resolve(
 
 
 def bounded_context(model: Any, trained_length: int) -> int | None:
-    """Bytes that an entropy model is to see at the most: those of the rows that it was trained on.
+    """Return the bytes that an entropy model may see at the most: those of the rows that it was trained on.
 
     None where half of them hold all that a prediction depends on, as for stacks of sliding windows: every context is
     the same to such a model.
@@ -189,7 +189,7 @@ def bounded_context(model: Any, trained_length: int) -> int | None:
 
 
 def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, frozen: Mapping[str, Frozen]) -> PatcherConfig:
-    """The recipe's patcher with the threshold and the capacity that it leaves open, from a sample of the data.
+    """Fill in the threshold and the capacity that the recipe's patcher leaves open, from a sample of the data.
 
     Args:
       recipe: with its entropy model; its data are those of `data`.
@@ -220,7 +220,7 @@ def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, frozen: Mapping[str, Fr
 
 
 def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen]) -> tuple[Any, Any, Any]:
-    """Ids, segments and entropies [rows, T] of training batches, the same in every process.
+    """Sample ids, segments and entropies [rows, T] of training batches, the same in every process.
 
     Of endless, shuffled data these are the first of full length; of one pass in order they lie at equal distances.
     """
@@ -250,5 +250,5 @@ def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Froz
 
 
 def _from_first(value: Any) -> Any:
-    """Process 0's value: hosts may round differently, and every one must cut alike."""
+    """Return process 0's value: hosts may round differently, and every one must cut alike."""
     return value if jax.process_count() == 1 else multihost_utils.broadcast_one_to_all(value)

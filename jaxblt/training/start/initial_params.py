@@ -29,7 +29,7 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Taken:
-    """What a run takes from the run that it starts from.
+    """Parameters that a run takes from the run that it starts from.
 
     Attributes:
       params: to be trained.
@@ -43,7 +43,7 @@ class Taken:
 
 
 def take(recipe: Recipe, mesh: Mesh) -> Taken:
-    """What the recipe takes from the run `recipe.init_from`, placed on the mesh.
+    """Take from the run `recipe.init_from` what the recipe asks for, placed on the mesh.
 
     A parameter that `recipe.fresh` matches is new, every other one is taken. With `fresh`, parameters of the other run
     that the model lacks are left behind; without it they are an error.
@@ -78,7 +78,7 @@ def take(recipe: Recipe, mesh: Mesh) -> Taken:
 
 
 def stored_params(run_dir: str, boxed: Any, needed: Collection[str], mesh: Mesh) -> Any:
-    """All parameters of a run's newest checkpoint in fp32, over those that it froze.
+    """Read all parameters of a run's newest checkpoint in fp32, over those that it froze.
 
     They have the names that they are stored by, or if these lack some that are needed, today's names.
     """
@@ -138,7 +138,7 @@ def _notes(
 
 
 def _groups(names: Collection[str]) -> str:
-    """Names, or where they are many what they begin with."""
+    """Return names, or where they are many what they begin with."""
     if len(names) > SHOWN:
         names = {f"{name.partition('/')[0]}/*" for name in names}
     return ", ".join(sorted(names))

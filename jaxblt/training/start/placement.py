@@ -12,10 +12,10 @@ from jax.sharding import Mesh
 
 from jaxblt.data.batch import Batch
 from jaxblt.parallel.distributed import local_rows
-from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, layout_of
 from jaxblt.parallel.mesh import AXES, MeshConfig, off_mesh
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
-from jaxblt.training.recipe import Recipe, layout_of
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.setup import boxed_params, make_task, place_frozen, to_devices
 from jaxblt.training.state import Frozen
 

@@ -17,7 +17,7 @@ from jaxblt.training.stored.resolved import has_rule_of, read_resolved
 
 
 def load_reference(recipe: Recipe, mesh: Mesh) -> tuple[Recipe, dict[str, Frozen]]:
-    """The recipe with the config of its reference, and the reference by its name among frozen trees.
+    """Load the reference by its name among frozen trees; return the recipe with its config too.
 
     Parameters are stored as a base's are: what the model rounds is kept in the compute dtype. Empty for a recipe
     without a reference, or with its base as one.

@@ -19,21 +19,21 @@ from jaxblt.data.history import History
 from jaxblt.data.pipeline import make_dataset
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.parallel.distributed import local_rows, make_global
-from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, layout_of
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
 from jaxblt.training.metrics import Metrics
+from jaxblt.training.objectives.reference import Reference
 from jaxblt.training.optimisers.adamw import make_optimizer
 from jaxblt.training.optimisers.schedule import make_schedule
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
-from jaxblt.training.recipe import Recipe, layout_of
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.routing.acting import keep_routers
 from jaxblt.training.routing.hybrid import Hybrid
 from jaxblt.training.start.base import at_start, trained_part
 from jaxblt.training.start.draw_params import draw
-from jaxblt.training.start.reference import Reference
 from jaxblt.training.state import BASE, ENTROPY, REFERENCE, Frozen, TrainState, start
 from jaxblt.training.step import Task, make_train_step
 
@@ -93,7 +93,7 @@ class Setup:
 
 
 def make_task(recipe: Recipe) -> Task:
-    """What the recipe's steps compute, by models that know how documents lie in the rows of its data."""
+    """Make what the recipe's steps compute, by models that know how documents lie in the rows of its data."""
     dtype = recipe.train.compute_dtype
     model, entropy_model = (
         promise_rows(config, recipe.data, recipe.patcher) for config in (recipe.model, recipe.entropy_model)
@@ -109,7 +109,7 @@ def make_task(recipe: Recipe) -> Task:
 
 
 def _reference(recipe: Recipe) -> Reference | None:
-    """The model that predictions are compared with, once its config is known."""
+    """Make the model that predictions are compared with, once its config is known."""
     told = recipe.reference
     config = None if told is None else detach(recipe.model) if told.run is None else told.model
     if told is None or config is None:
@@ -120,7 +120,7 @@ def _reference(recipe: Recipe) -> Reference | None:
 
 
 def _hybrid(recipe: Recipe) -> Hybrid | None:
-    """The weights of the loss's parts, with the model that rewards are measured from."""
+    """Make the weights of the loss's parts, with the model that rewards are measured from."""
     if recipe.hybrid is None:
         return None
     base = promise_rows(detach(recipe.model), recipe.data, recipe.patcher)
@@ -130,7 +130,7 @@ def _hybrid(recipe: Recipe) -> Hybrid | None:
 def make_setup(
     recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen] | None = None, notes: tuple[str, ...] = ()
 ) -> Setup:
-    """Builds everything from shapes alone; nothing is computed on the devices.
+    """Build everything from shapes alone; nothing is computed on the devices.
 
     Args:
       recipe: with nothing left open.
@@ -163,7 +163,7 @@ def make_setup(
 
 
 def place_frozen(name: str, tree: Any, boxed: Callable[[], Any], mesh: Mesh) -> Any:
-    """Shardings of a frozen tree: whole on every device if it is one of `REPLICATED`, else by the logical rules.
+    """Return shardings of a frozen tree: whole on every device if it is one of `REPLICATED`, else by the logical rules.
 
     By the rules an array lies as the model's parameter of the same path and shape, and is replicated if there is none.
 
@@ -179,7 +179,7 @@ def place_frozen(name: str, tree: Any, boxed: Callable[[], Any], mesh: Mesh) -> 
 
 
 def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """The jitted train step of the recipe, as `make_train_step` makes it."""
+    """Make the jitted train step of the recipe, as `make_train_step` does."""
     train = setup.recipe.train
     return make_train_step(
         setup.task,
@@ -194,17 +194,17 @@ def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState,
 
 
 def init_params(task: Task, data: RowsConfig, seed: int) -> Any:
-    """Boxed fp32 parameters, drawn from the seed; the same on any mesh."""
+    """Draw boxed fp32 parameters from the seed; the same on any mesh."""
     return task.model.init(make_key(seed), **blank_inputs(task, data))["params"]
 
 
 def boxed_params(task: Task, recipe: Recipe) -> Any:
-    """Shapes of the model's parameters, boxed with their logical axis names."""
+    """Return shapes of the model's parameters, boxed with their logical axis names."""
     return jax.eval_shape(lambda: init_params(task, recipe.data, recipe.train.seed))
 
 
 def blank_inputs(task: Task, data: RowsConfig) -> dict[str, Array]:
-    """What the model takes, of the shapes of a batch: ids, and entropies if there is a patcher."""
+    """Return what the model takes, of the shapes of a batch: ids, and entropies if there is a patcher."""
     ids = jnp.zeros((data.batch_size, data.seq_len), jnp.int32)
     if task.patcher is None:
         return {"ids": ids}
@@ -212,7 +212,7 @@ def blank_inputs(task: Task, data: RowsConfig) -> dict[str, Array]:
 
 
 def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> TrainState:
-    """The state before step 0, made where it is to live."""
+    """Make the state before step 0 where it is to live."""
     recipe = setup.recipe
 
     def params() -> Any:
@@ -232,7 +232,7 @@ def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> Trai
 def open_data(
     recipe: Recipe, mesh: Mesh, *, split: Any = "train", mode: Any = "train", source: Any = None
 ) -> Dataset:
-    """The rows of a split that this process's devices hold.
+    """Open the rows of a split that this process's devices hold.
 
     Raises:
       ValueError: the batch does not divide into micro-batches, or those among the mesh's devices; packed documents
@@ -253,14 +253,14 @@ def open_data(
 
 
 def _check_rows(rows: int, parts: int, mesh: Mesh) -> None:
-    """Raises ValueError unless a batch divides into micro-batches, and those among the mesh's devices."""
+    """Raise ValueError unless a batch divides into micro-batches, and those among the mesh's devices."""
     if rows % parts:
         raise ValueError(f"batch_size = {rows} does not divide into train.accumulate = {parts} micro-batches")
     local_rows(batch_sharding(mesh), rows // parts)
 
 
 def entropy_history(recipe: Recipe) -> History | None:
-    """What the entropy model has to know of a document before a row that begins inside it.
+    """Return what the entropy model has to know of a document before a row that begins inside it.
 
     With it, entropies of windows are those of the whole document, wherever the windows begin. None for a recipe whose
     rows are no windows, whose batches bring entropies, or whose entropy model is still open.
@@ -277,7 +277,7 @@ def entropy_history(recipe: Recipe) -> History | None:
 
 
 def to_devices(batch: Batch, mesh: Mesh, batch_size: int, layout: SequenceLayout = CONTIGUOUS) -> Batch:
-    """This process's rows as its part of global arrays, with the bytes of each laid out for the mesh.
+    """Make this process's rows its part of global arrays, with the bytes of each laid out for the mesh.
 
     `batch_size` counts the rows of a full batch; one of fewer rows has as many fewer in every process.
     """

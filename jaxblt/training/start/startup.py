@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 import jax
 
 from jaxblt.remote import user_cache
-
-USER_CACHE = "user"
+from jaxblt.training.train_config import USER_CACHE
 
 
 def keep_compiled(folder: str | None) -> None:
-    """Keeps this process's compiled programs in a folder, and takes from it what another process compiled.
+    """Keep this process's compiled programs in a folder, and take from it what another process compiled.
 
     Args:
       folder: a path, or "user" for jaxblt's folder in the user's cache (`XDG_CACHE_HOME`, else ~/.cache). None changes
@@ -32,11 +31,11 @@ class Startup:
     since: float = field(default_factory=lambda: time.perf_counter())
 
     def done(self, stage: str) -> None:
-        """Ends a stage, and begins the next."""
+        """End a stage, and begin the next."""
         now = time.perf_counter()
         self.stages[stage], self.since = now - self.since, now
 
     def line(self) -> str:
-        """For people: "first step after 51.0 s: data 1.2, calibration and parameters 14.0, ..."."""
+        """Write for people: "first step after 51.0 s: data 1.2, calibration and parameters 14.0, ..."."""
         stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in self.stages.items())
         return f"first step after {sum(self.stages.values()):.1f} s: {stages}"

@@ -51,7 +51,7 @@ def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Contex
 
 
 def list_steps(directory: str | epath.PathLike) -> list[int]:
-    """The finished steps below `directory`, ascending; empty if there is none, or no such directory."""
+    """List the finished steps below `directory`, ascending; empty if there is none, or no such directory."""
     folder = to_local_path(directory)
     if not folder.exists():
         return []
@@ -59,7 +59,7 @@ def list_steps(directory: str | epath.PathLike) -> list[int]:
 
 
 def _agreed_steps(folder: epath.Path) -> list[int]:
-    """The steps that process 0 sees, in every process: another may look while one is being renamed or deleted."""
+    """List the steps that process 0 sees, in every process: another may see one renamed or deleted meanwhile."""
     steps = list_steps(folder)
     if jax.process_count() == 1:
         return steps
@@ -86,7 +86,7 @@ def _inside(tree: Any, path: str, where: epath.Path) -> Any:
 
 
 def _place(abstract: Any) -> Any:
-    """Leaves without a sharding go to the default device."""
+    """Place leaves without a sharding on the default device."""
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def place(leaf: Any) -> Any:
@@ -99,14 +99,14 @@ def _place(abstract: Any) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """The first words of what caused `error`: Orbax wraps it in much else."""
+    """Return the first words of what caused `error`: Orbax wraps it in much else."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip()[:300]}"
 
 
 def _together[T](read: Callable[[], T]) -> T:
-    """`read()`, which must succeed in every process, or CheckpointCorrupt is raised in every process.
+    """Call `read()`, which must succeed in every process, or CheckpointCorrupt is raised in every process.
 
     What another attempt or an older step cannot cure (another state, no memory) is raised as it is.
     """
@@ -129,7 +129,7 @@ def _together[T](read: Callable[[], T]) -> T:
 
 
 class _Request(NamedTuple):
-    """What is asked of a step; see `restore`."""
+    """A request for parts of a step; see `restore`."""
 
     abstract: Any
     subtree: str = ""
@@ -138,7 +138,7 @@ class _Request(NamedTuple):
 
 
 def _stored(where: epath.Path, request: _Request) -> Any:
-    """Names, shapes and dtypes of a step. One process checks its files first, for all see the same ones."""
+    """Read names, shapes and dtypes of a step. One process checks its files first, for all see the same ones."""
     if jax.process_index() == 0:
         integrity.check_files(where)
     stored = ocp.checkpointables_metadata(where).metadata["state"]
@@ -152,7 +152,7 @@ def _stored(where: epath.Path, request: _Request) -> Any:
 
 
 def _fitting(make: Callable[[Any], Any], stored: Any) -> Any:
-    """What `make` asks for, given what is stored; if a model does not fit the names there, under today's names.
+    """Call `make` with what is stored; if a model does not fit the names there, under today's names.
 
     An array where the model looks for a module is an error of another kind than a missing name.
     """
@@ -192,7 +192,7 @@ def restore(
     leave_out: Collection[str] = (),
     check: Callable[[Any, str], None] = lambda tree, where: None,
 ) -> Restored:
-    """Reads the newest step that is whole, or `step`; changes nothing on disk.
+    """Read the newest step that is whole, or `step`; change nothing on disk.
 
     Args:
       directory: holds one folder a step.
@@ -241,7 +241,7 @@ def restore(
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-    """False for what Orbax logs of a failed save, a traceback of a hundred lines: `wait` raises the same error."""
+    """Return False for what Orbax logs of a failed save, a traceback of a hundred lines: `wait` raises it too."""
     return not (record.exc_info and "orbax" in record.pathname)
 
 
@@ -252,7 +252,7 @@ class _Named:
         self.steps = steps
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """One answer for each of the checkpoints."""
+        """Return one answer for each of the checkpoints."""
         named = set(self.steps())
         return [checkpoint.step in named for checkpoint in checkpoints]
 
@@ -303,7 +303,7 @@ class Checkpointer:
         self._manager: ocp.training.Checkpointer | None = None
 
     def _writer(self) -> ocp.training.Checkpointer:
-        """Made by the first save: it makes the directory, and clears it of torn saves in a thread of its own."""
+        """Make the writer at the first save: it makes the directory, and clears it of torn saves in a thread."""
         if self._manager is None:
             self._manager = ocp.training.Checkpointer(
                 self.directory,
@@ -315,7 +315,7 @@ class Checkpointer:
         return self._manager
 
     def _list_files(self) -> None:
-        """Runs once everything is written, before the step gets its final name (or its commit mark)."""
+        """List files once everything is written, before the step gets its final name (or its commit mark)."""
         if jax.process_index() != 0 or self._saving is None:
             return
         name = str(self._saving)
@@ -324,7 +324,7 @@ class Checkpointer:
                 integrity.write_file_list(entry)
 
     def save(self, step: int, state: Any, meta: dict[str, Any] | None = None) -> None:
-        """Starts to save; returns once `state` has been copied, so its buffers may be donated.
+        """Start to save; return once `state` has been copied, so its buffers may be donated.
 
         Waits for the save before it, and raises that one's error if it failed.
 
@@ -347,15 +347,15 @@ class Checkpointer:
         self._response = self._writer().save_checkpointables_async(step, parts, force=True)
 
     def steps(self) -> list[int]:
-        """The finished steps, ascending, as process 0 sees them."""
+        """Return the finished steps, ascending, as process 0 sees them."""
         return _agreed_steps(self.directory)
 
     def latest_step(self) -> int | None:
-        """The newest finished step; whether it can be read is known only after `restore`."""
+        """Return the newest finished step; whether it can be read is known only after `restore`."""
         return max(self.steps(), default=None)
 
     def restore(self, abstract: Any, *, step: int | None = None, leave_out: Collection[str] = ()) -> Restored:
-        """The newest step that is whole, or `step`, from which the run goes on; errors as of `restore`.
+        """Read the newest step that is whole, or `step`, from which the run goes on; errors as of `restore`.
 
         Newer steps, damaged or left behind, are renamed to `<step>.aside`: the run will save them again.
         """

@@ -19,7 +19,7 @@ in the host's memory while a model is traced."""
 
 
 def check_recipe(recipe: Recipe, *, frozen: bool) -> None:
-    """Raises ValueError naming what keeps a run from being loaded, as far as the recipe by itself shows.
+    """Raise ValueError naming what keeps a run from being loaded, as far as the recipe by itself shows.
 
     Args:
       recipe: as stored.
@@ -56,7 +56,7 @@ def _numbers(value: Any, where: str) -> Iterator[tuple[str, int]]:
 
 
 def fitting_shapes(init: Callable[[], Any], apply: Callable[[Any], Any], stored: Any) -> Any:
-    """Shapes of the parameters that `init` makes, unboxed, once `apply` is known to run with the stored ones.
+    """Return shapes of the parameters that `init` makes, unboxed, once `apply` is known to run with the stored ones.
 
     A pass with stored parameters ends at the first one that is missing or of another shape. So it costs no more than
     the checkpoint holds, whatever number of layers the config asks for. Only then is `init` traced.

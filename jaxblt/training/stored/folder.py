@@ -28,7 +28,7 @@ class FolderInUse(RuntimeError):
 
 @contextmanager
 def claimed(run_dir: str | os.PathLike[str], *, is_main: bool) -> Iterator[None]:
-    """Makes the folder and keeps other trainers out of it until the block ends; every process enters.
+    """Make the folder and keep other trainers out of it until the block ends; every process enters.
 
     The lock is the operating system's, so none outlives its process. Folders that were made and are still empty at the
     end are removed. A disk that is full, whoever meets it inside the block, becomes one OSError that names the folder.
@@ -53,7 +53,7 @@ def claimed(run_dir: str | os.PathLike[str], *, is_main: bool) -> Iterator[None]
 
 
 def _raise_together(refused: Exception | None, run_dir: str | os.PathLike[str]) -> None:
-    """Raises in every process what process 0 met, or the others would wait for it for ever."""
+    """Raise in every process what process 0 met, or the others would wait for it for ever."""
     fine = refused is None
     if jax.process_count() > 1:
         fine = bool(multihost_utils.broadcast_one_to_all(np.asarray(fine, np.int32)))
@@ -89,7 +89,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _lock(file: Path) -> int:
-    """The descriptor of the locked file; closing it gives the lock back, as the end of the process does."""
+    """Lock the file and return its descriptor; closing it gives the lock back, as the end of the process does."""
     while True:
         handle = open_own(file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -125,7 +125,7 @@ def _one_error_if_full(run_dir: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came of, says that a disk or a quota is full."""
+    """Return whether an error, or one that it came of, says that a disk or a quota is full."""
     while error is not None:
         if (isinstance(error, OSError) and error.errno in FULL) or "No space left on device" in str(error):
             return True

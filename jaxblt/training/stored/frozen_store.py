@@ -17,12 +17,12 @@ from jaxblt.training.stored.safe_files import one_line
 
 
 def frozen_dir(run_dir: str | os.PathLike[str], content_hash: str = "") -> Path:
-    """Where a run keeps its frozen trees, or the one of this hash."""
+    """Return where a run keeps its frozen trees, or the one of this hash."""
     return Path(run_dir) / FROZEN / content_hash
 
 
 def write_frozen(run_dir: str | os.PathLike[str], frozen: Mapping[str, Frozen]) -> None:
-    """Writes the trees that the folder lacks, and returns once they are on disk; every process calls it."""
+    """Write the trees that the folder lacks, and return once they are on disk; every process calls it."""
     for tree in frozen.values():
         with Checkpointer(frozen_dir(run_dir, tree.content_hash)) as folder:
             if not folder.steps():
@@ -32,7 +32,7 @@ def write_frozen(run_dir: str | os.PathLike[str], frozen: Mapping[str, Frozen]) 
 def read_frozen(
     run_dir: str | os.PathLike[str], name: str, expected: str, abstract: Any, *, step: int | None = None
 ) -> Frozen:
-    """A run's frozen tree, once its content is known to have the `expected` hash; every process calls it.
+    """Read a run's frozen tree, once its content is known to have the `expected` hash; every process calls it.
 
     Args:
       run_dir: of the run.
@@ -67,7 +67,7 @@ def read_frozen(
 
 
 def _from_step(run_dir: Any, name: str, abstract: Any, step: int | None, missing: Exception) -> Frozen:
-    """The tree of a run from before trees had folders: each step holds it, with the threshold beside it.
+    """Read the tree of a run from before trees had folders: each step holds it, with the threshold beside it.
 
     It is hashed anew, for its parameters may have been renamed since. Its bits are checked with the step's.
     """

@@ -34,7 +34,7 @@ class StateMismatch(ValueError):
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """Leaves by path, e.g. `"params/embed/kernel"`."""
+    """Return leaves by path, e.g. `"params/embed/kernel"`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
@@ -44,7 +44,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _as_stored(leaf: Any) -> tuple[tuple[int, ...], np.dtype | None]:
-    """Shape and dtype on disk; typed keys are stored as their uint32 words, Python numbers have no dtype."""
+    """Return shape and dtype on disk; typed keys are stored as uint32 words, Python numbers have no dtype."""
     if _is_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     dtype = getattr(leaf, "dtype", None)
@@ -52,7 +52,7 @@ def _as_stored(leaf: Any) -> tuple[tuple[int, ...], np.dtype | None]:
 
 
 def check_leaves(stored: Any, wanted: Any, *, where: str, cast: bool = False) -> set[str]:
-    """The names of the leaves whose dtypes differ, which only `cast` permits.
+    """Return the names of the leaves whose dtypes differ, which only `cast` permits.
 
     Raises:
       StateMismatch: names, shapes or (without `cast`) dtypes differ; the message lists them.
@@ -78,7 +78,7 @@ def check_leaves(stored: Any, wanted: Any, *, where: str, cast: bool = False) ->
 
 
 def check_types(got: Any, wanted: Any) -> None:
-    """Raises CheckpointCorrupt naming an array that is not of the type asked for, e.g. a key read as plain words."""
+    """Raise CheckpointCorrupt naming an array that is not of the type asked for, e.g. a key read as plain words."""
     for (name, leaf), asked in zip(named_leaves(got).items(), jax.tree.leaves(wanted), strict=True):
         found = getattr(leaf, "dtype", None)
         if found != getattr(asked, "dtype", found):
@@ -111,7 +111,7 @@ def _sum_of_words(leaf: Any) -> Any:
 
 
 def fingerprint(tree: Any) -> dict[str, int]:
-    """Per array, the sum of its words modulo 2^32: exact, so it does not depend on the mesh.
+    """Return per array the sum of its words modulo 2^32: exact, so it does not depend on the mesh.
 
     Words are as wide as the array's items, at most 32 bits. Arrays that are not in this host's memory are summed where
     they are, at the price of a small compilation for each shape.
@@ -122,7 +122,7 @@ def fingerprint(tree: Any) -> dict[str, int]:
 
 
 def check_fingerprint(tree: Any, stored: dict[str, int], *, skip: Set[str] = frozenset()) -> None:
-    """Raises CheckpointCorrupt naming the arrays whose bits are not those that were saved."""
+    """Raise CheckpointCorrupt naming the arrays whose bits are not those that were saved."""
     found = fingerprint(tree)
     changed = sorted(name for name, value in found.items() if name not in skip and stored[name] != value)
     if changed:
@@ -141,14 +141,14 @@ def _files(folder: epath.Path) -> list[epath.Path]:
 
 
 def write_file_list(folder: epath.Path) -> None:
-    """Notes the sizes (and, of small files, the CRC-32) of all files in the folders below `folder`."""
+    """Note the sizes (and, of small files, the CRC-32) of all files in the folders below `folder`."""
     files = [file for part in folder.iterdir() if part.is_dir() for file in _files(part)]
     listing = {str(file.relative_to(folder)): _describe(file) for file in files}
     (folder / FILE_LIST).write_text(json.dumps(listing))
 
 
 def check_room(stored: Any, folder: epath.Path) -> None:
-    """Raises CheckpointCorrupt if the arrays of `stored` would take far more memory than the files of their step."""
+    """Raise CheckpointCorrupt if the arrays of `stored` would take far more memory than the files of their step."""
     arrays, most = named_leaves(stored), EXPANDED_FREELY + EXPANDED * sum(sizes_below(folder))
     total = 0
     for name, leaf in arrays.items():
@@ -178,7 +178,7 @@ def _listing(folder: epath.Path) -> dict[str, list[int]]:
 
 
 def check_files(folder: epath.Path) -> None:
-    """Checks the files of a step, by their sizes before their bytes; without a list it only looks at what they are.
+    """Check the files of a step, by their sizes before their bytes; without a list only what they are.
 
     Raises:
       CheckpointCorrupt: a listed file is missing, cut or changed, or lies outside the folder.

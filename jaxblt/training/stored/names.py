@@ -2,8 +2,8 @@
 
 NAMES = {
     "recipe": "jaxblt.training.recipe:Recipe",
-    "train": "jaxblt.training.recipe:TrainConfig",
-    "reference": "jaxblt.training.start.reference:ReferenceConfig",
+    "train": "jaxblt.training.train_config:TrainConfig",
+    "reference": "jaxblt.training.objectives.reference:ReferenceConfig",
     "hybrid": "jaxblt.training.routing.hybrid:HybridConfig",
     "policy": "jaxblt.training.routing.policy:PolicyConfig",
     "adamw": "jaxblt.training.optimisers.adamw:AdamWConfig",
@@ -91,13 +91,13 @@ _SHORT = {place: name for name, place in NAMES.items()}
 
 
 def stored_name(kind: type) -> str:
-    """The name under which a config's class is stored: a short one, or "module:Name" for classes from elsewhere."""
+    """Return the name that a config's class is stored under: a short one, or "module:Name" for one from elsewhere."""
     place = f"{kind.__module__}:{kind.__qualname__}"
     return _SHORT.get(place, place)
 
 
 def place_of(name: str) -> str:
-    """ "module:Name" of a stored name. Older versions stored that place itself, wherever the class was then."""
+    """Return "module:Name" of a stored name. Older versions stored that place itself, wherever the class was."""
     name = ALIASES.get(name, name)
     if name in NAMES:
         return NAMES[name]

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def readable(run_dir: str | os.PathLike[str], steps: Steps) -> Iterator[Path]:
-    """Give the folder of a run; of a remote one a temporary copy of its config and these checkpoints.
+    """Yield the folder of a run; of a remote one a temporary copy of its config and these checkpoints.
 
     A run that comes with jaxblt is named by its name, such as "english", where no folder is called so.
 
@@ -107,7 +107,7 @@ def _is_left(folder: Path) -> bool:
 
 
 def _wanted(files: Collection[str], steps: Steps, url: str) -> list[str]:
-    """The config, and files of the whole steps asked for."""
+    """Return the config, and files of the whole steps asked for."""
     if steps == "none":
         return [CONFIG]
     found: dict[str, list[str]] = {}
@@ -124,7 +124,7 @@ def _wanted(files: Collection[str], steps: Steps, url: str) -> list[str]:
 
 
 def _step_of(name: str) -> str | None:
-    """The folder of the step that a file belongs to; None of another file."""
+    """Return the folder of the step that a file belongs to; None of another file."""
     found = STEP.fullmatch(name)
     return None if found is None else f"{found[1]}/{found[2]}"
 
@@ -138,7 +138,7 @@ def _fetch(files: dict[str, RemoteFile], names: Collection[str], folder: Path) -
 
 @contextmanager
 def _renamed(folder: str, url: str) -> Iterator[None]:
-    """Has errors name the remote folder: the copy is gone when somebody reads them."""
+    """Have errors name the remote folder: the copy is gone when somebody reads them."""
     try:
         yield
     except Exception as error:
@@ -147,14 +147,14 @@ def _renamed(folder: str, url: str) -> Iterator[None]:
 
 
 def holds_run(run_dir: str | os.PathLike[str]) -> bool:
-    """Whether a folder, here or elsewhere, has the config of a run."""
+    """Return whether a folder, here or elsewhere, has the config of a run."""
     url = url_of(run_dir)
     return (Path(run_dir) / CONFIG).exists() if url is None else CONFIG in list_files(url)
 
 
 @contextmanager
 def trained_in(run_dir: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder to train in: the run's own, or a copy of a remote one, whose changes are carried over.
+    """Yield a folder to train in: the run's own, or a copy of a remote one, whose changes are carried over.
 
     They are uploaded every 30 s and at the end. Where the last upload fails the copy is kept, and the error names it.
     Nothing keeps a second trainer out of a remote folder.
@@ -198,7 +198,7 @@ def _check_writable(url: str) -> None:
 
 @contextmanager
 def _repeated(call: Callable[[], None]) -> Iterator[None]:
-    """Calls every 30 s in a thread until the block ends; a failure is logged, and the next call tries again."""
+    """Call every 30 s in a thread until the block ends; a failure is logged, and the next call tries again."""
     ended = threading.Event()
 
     def repeat() -> None:
@@ -246,7 +246,7 @@ class Mirror:
         self._there: dict[str, tuple[int, int]] = {}
 
     def fetch(self) -> None:
-        """Downloads all but events, profiles, and steps that are not whole or were set aside."""
+        """Download all but events, profiles, and steps that are not whole or were set aside."""
         files = list_files(self.url)
         if CONFIG not in files:
             return
@@ -257,7 +257,7 @@ class Mirror:
         self._there = {name: self._stat(name) for name in names}
 
     def push(self) -> None:
-        """Uploads what is new or changed, steps whole and their lists last; removes what is gone here."""
+        """Upload what is new or changed, steps whole and their lists last; remove what is gone here."""
         for name in sorted(self._names(), key=_upload_order):
             try:
                 stat = self._stat(name)
@@ -276,7 +276,7 @@ class Mirror:
         return found.st_size, found.st_mtime_ns
 
     def _names(self) -> Iterator[str]:
-        """Files of finished steps, and all others but those that are of this machine or half written."""
+        """List files of finished steps, and all others except those that are of this machine or half written."""
         for parent, _, files in os.walk(self.folder):
             for file in files:
                 name = Path(parent, file).relative_to(self.folder).as_posix()

@@ -17,14 +17,14 @@ RENAMED = (
 
 
 def current_name(name: str) -> str:
-    """Today's name of a stored leaf."""
+    """Return today's name of a stored leaf."""
     for old, new in RENAMED:
         name = old.sub(new, name)
     return name
 
 
 def with_current_names(stored: Any) -> Any:
-    """The pytree of what a checkpoint holds under today's names; the same one if it has no old names."""
+    """Put what a checkpoint holds under today's names; the same tree if it has no old names."""
     leaves = named_leaves(stored)
     if all(current_name(name) == name for name in leaves):
         return stored
@@ -32,7 +32,7 @@ def with_current_names(stored: Any) -> Any:
 
 
 def as_stored(stored: Any, wanted: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """`wanted` in the structure of a checkpoint, and a function that gives what was read the structure of `wanted`.
+    """Put `wanted` in the structure of a checkpoint; return a function that gives what was read its structure too.
 
     Both change nothing unless the checkpoint has old names and holds all that is wanted.
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from jaxblt.profiling.provenance import provenance
 from jaxblt.show import show
 from jaxblt.training.packing import forget_promises
-from jaxblt.training.recipe import Recipe, differences
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.state import ENTROPY
 from jaxblt.training.stored.remote_run import CONFIG, readable
 from jaxblt.training.stored.safe_files import one_line, read_json, replace_text
-from jaxblt.training.stored.serialize import decode, encode
+from jaxblt.training.stored.serialize import decode, differences, encode, from_json
 
 FILE = CONFIG
 CHECKPOINTS = "checkpoints"
@@ -70,7 +70,7 @@ class Resolved(NamedTuple):
 
 
 def write_resolved(run_dir: str | os.PathLike[str], resolved: Resolved) -> None:
-    """Writes `config.json`, with versions, git commit and command line; an interrupted write leaves the old file."""
+    """Write `config.json`, with versions, git commit and command line; an interrupted write leaves the old file."""
     content = {
         "recipe": encode(resolved.recipe, "recipe"),
         "frozen": resolved.frozen,
@@ -82,7 +82,7 @@ def write_resolved(run_dir: str | os.PathLike[str], resolved: Resolved) -> None:
 
 
 def keep_earlier(run_dir: str | os.PathLike[str], resolved: Resolved, step: int) -> None:
-    """Copies `config.json` to `configs/000_until_step_60.json` if another recipe takes over at `step` = 60."""
+    """Copy `config.json` to `configs/000_until_step_60.json` if another recipe takes over at `step` = 60."""
     file = Path(run_dir) / FILE
     if step == 0 or read_resolved(run_dir).recipe == resolved.recipe:
         return
@@ -93,7 +93,7 @@ def keep_earlier(run_dir: str | os.PathLike[str], resolved: Resolved, step: int)
 
 
 def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
-    """What `write_resolved` wrote.
+    """Read what `write_resolved` wrote.
 
     Raises:
       FileNotFoundError: the folder holds no run.
@@ -122,8 +122,20 @@ def _read(run_dir: Path) -> Resolved:
     return Resolved(recipe, frozen)
 
 
+def recipe_from_json(text: str) -> Recipe:
+    """Read the recipe that `serialize.to_json` wrote.
+
+    Raises:
+      ValueError: it is not a recipe, or holds a class or field that this version does not know.
+    """
+    recipe = from_json(text)
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"expected a Recipe, got a {type(recipe).__name__}")
+    return recipe
+
+
 def _frozen_hashes(content: dict[str, Any]) -> dict[str, str]:
-    """By name. A hash names a folder, so nothing else than hex digits passes.
+    """Return hashes by name. A hash names a folder, so nothing else than hex digits passes.
 
     Runs from before frozen trees had names say "frozen_hash", of an entropy model or null.
     """
@@ -142,7 +154,7 @@ def _names_a_tree(name: Any, content_hash: Any) -> bool:
 
 
 def continued(run_dir: str | os.PathLike[str]) -> Resolved:
-    """What `write_resolved` wrote in a folder that holds checkpoints.
+    """Read what `write_resolved` wrote in a folder that holds checkpoints.
 
     Raises:
       FileNotFoundError: it is gone, so that nothing tells what the checkpoints are of.
@@ -157,7 +169,7 @@ def continued(run_dir: str | os.PathLike[str]) -> Resolved:
 
 
 def adopt(recipe: Recipe, stored: Resolved, *, resume_with: bool = False) -> Recipe:
-    """`recipe` with what the run in progress has settled already: entropy model, threshold and capacity.
+    """Give `recipe` what the run in progress has settled already: entropy model, threshold and capacity.
 
     Fields of `FREE` may differ from the run's; those of `FIXED` may not. All others decide what is learned (data,
     optimiser, seed, length, batch, precision, what the run began from) and differ only if `resume_with` says that they
@@ -187,7 +199,7 @@ def adopt(recipe: Recipe, stored: Resolved, *, resume_with: bool = False) -> Rec
 
 
 def learned_changes(old: Recipe, new: Recipe) -> list[str]:
-    """The fields in which two recipes learn something else, one "path: old -> new" each: all that are not `FREE`."""
+    """Return the fields in which two recipes learn something else, one "path: old -> new" each: all not `FREE`."""
     names = [field.name for field in dataclasses.fields(Recipe)]
     found = [d for name in names for d in differences(getattr(old, name), getattr(new, name), name)]
     return [change for change in found if not _is_in(change, FREE)]
@@ -199,7 +211,7 @@ def _is_in(change: str, paths: tuple[str, ...]) -> bool:
 
 
 def inherit(recipe: Recipe, run_dir: str | os.PathLike[str]) -> Recipe:
-    """`recipe` with threshold and capacity of the run whose parameters it starts from, where it leaves them open.
+    """Give `recipe` threshold and capacity of the run whose parameters it starts from, where it leaves them open.
 
     Only if both cut by the same rule and the same entropy model: the parameters then go on reading the patches that
     they learned to read, where another sample of the data would calibrate a slightly different threshold.
@@ -224,12 +236,12 @@ def _settle(recipe: Recipe, old: Recipe) -> Recipe:
 
 
 def has_rule_of(recipe: Recipe, old: Recipe) -> bool:
-    """Whether two recipes cut bytes by one rule and one entropy model, whatever was calibrated."""
+    """Return whether two recipes cut bytes by one rule and one entropy model, whatever was calibrated."""
     return _rule(recipe) == _rule(old)
 
 
 def _rule(recipe: Recipe) -> tuple[Any, ...]:
-    """How a recipe's bytes are cut, but for what is calibrated."""
+    """Return how a recipe's bytes are cut, without what is calibrated."""
     patcher = recipe.patcher
     if patcher is not None:
         patcher = dataclasses.replace(patcher, **dict.fromkeys(CALIBRATED))
@@ -242,5 +254,5 @@ def run_files(run_dir: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def checkpoint_dir(run_dir: str | os.PathLike[str]) -> Path:
-    """Where a run keeps its checkpoints."""
+    """Return where a run keeps its checkpoints."""
     return Path(run_dir) / CHECKPOINTS

@@ -20,7 +20,7 @@ class UnsafeFile(ValueError):
 
 
 def one_line(error: BaseException) -> str:
-    """What `error` says, as one line of at most 500 characters."""
+    """Write what `error` says as one line of at most 500 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= MAX_LINE else text[: MAX_LINE - 3] + "..."
 
@@ -39,7 +39,7 @@ def check_inside(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -
 
 
 def size_of(file: str | os.PathLike[str], folder: str | os.PathLike[str], *, most: int | None = None) -> int:
-    """Bytes of a regular file inside `folder`; nothing is opened, as opening a FIFO would wait for ever.
+    """Return the bytes of a regular file inside `folder`, unopened: opening a FIFO would wait for ever.
 
     Raises:
       FileNotFoundError: it is not there.
@@ -61,7 +61,7 @@ def _is_description(file: Path) -> bool:
 
 
 def sizes_below(folder: str | os.PathLike[str]) -> Iterator[int]:
-    """Sizes of all files in a folder of checkpoints and in the folders below it.
+    """Return sizes of all files in a folder of checkpoints and in the folders below it.
 
     Files that vanish meanwhile are left out: a run may be writing.
 

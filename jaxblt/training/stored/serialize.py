@@ -24,7 +24,7 @@ TOO_DEEP = "objects and arrays are nested too deeply for a config"
 
 
 def to_json(config: Any) -> str:
-    """`config` as indented JSON; each dataclass carries the name of its class.
+    """Write `config` as indented JSON; each dataclass carries the name of its class.
 
     Raises:
       TypeError: a field holds something other than a dataclass, tuple, string, number, bool or None.
@@ -34,7 +34,7 @@ def to_json(config: Any) -> str:
 
 
 def from_json(text: str) -> Any:
-    """The inverse of `to_json`; fields that were left out take their defaults.
+    """Read what `to_json` wrote; fields that were left out take their defaults.
 
     Raises:
       ValueError: it is not JSON, or as of `decode`.
@@ -47,7 +47,7 @@ def from_json(text: str) -> Any:
 
 
 def encode(value: Any, where: str = "config") -> Any:
-    """`value` in terms of what JSON knows: dataclasses and tables as objects with a "class", tuples as arrays."""
+    """Write `value` in terms of what JSON knows: dataclasses and tables as objects with a "class", tuples as arrays."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
         fields = {name: encode(item, f"{where}.{name}") for name, item in named.items()}
@@ -66,7 +66,7 @@ def encode(value: Any, where: str = "config") -> Any:
 
 
 def decode(value: Any, where: str = "config") -> Any:
-    """The inverse of `encode`.
+    """Read what `encode` wrote.
 
     Raises:
       ValueError: a class cannot be found; a field is unknown to it, missing, of another type or out of range.
@@ -119,7 +119,7 @@ def _check_types(kind: type, fields: dict[str, Any], where: str) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a decoded value is of an annotated type, as far as JSON can tell types apart."""
+    """Return whether a decoded value is of an annotated type, as far as JSON can tell types apart."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, choice) for choice in inner)
@@ -140,7 +140,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _find(name: str, where: str) -> type:
-    """The dataclass called "module:Name". A file may name classes of this library or ones already imported, no more."""
+    """Find the dataclass called "module:Name".
+
+    A file may name classes of this library or ones that are imported already, no more.
+    """
     module_name, _, qualified = str(name).partition(":")
     if module_name.partition(".")[0] == "jaxblt":
         try:
@@ -164,3 +167,15 @@ def _find(name: str, where: str) -> type:
 
 def _is_frozen(kind: Any) -> bool:
     return kind.__dataclass_params__.frozen
+
+
+def differences(old: Any, new: Any, where: str = "recipe") -> list[str]:
+    """Return what differs between two configs, one "path: old -> new" a field."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
+        return [d for name in old for d in differences(old[name], new[name], f"{where}[{name!r}]")]
+    if type(old) is not type(new) or not dataclasses.is_dataclass(old):
+        return [] if old == new else [f"{where}: {old!r} -> {new!r}"]
+    names = [field.name for field in dataclasses.fields(old)]
+    return [
+        d for name in names for d in differences(getattr(old, name), getattr(new, name), f"{where}.{name}")
+    ]

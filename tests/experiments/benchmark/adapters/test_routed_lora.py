@@ -32,10 +32,11 @@ from jaxblt.data.vocab import OFFSET
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.flops import count_params
-from jaxblt.training.recipe import Recipe, TrainConfig
+from jaxblt.training.recipe import Recipe
 from jaxblt.training.state import start, without_frozen
 from jaxblt.training.stored.checkpoint import Checkpointer
 from jaxblt.training.stored.resolved import Resolved, checkpoint_dir, write_resolved
+from jaxblt.training.train_config import TrainConfig
 from tests.answers.runs import LOCAL, PATCHER, PATCHES, make_run
 from tests.parameters import drawn
 

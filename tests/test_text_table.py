@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxblt.evaluation import format_table
+from jaxblt.text_table import format_table
 
 HEADERS = ["model", "bytes", "bits per byte"]
 ROWS = [["bzip2", 4737688, 2.15834], ["BLT-Hyena", 12, None]]

@@ -22,7 +22,7 @@ from jaxblt.training.stored.resolved import read_resolved
 
 
 def with_experts(recipe: Recipe, params: Any, frozen: dict[str, Frozen], mesh: Mesh) -> Any:
-    """The trained part before step 0, with the LoRAs that `recipe.experts` names in the blocks of its banks.
+    """Put the LoRAs that `recipe.experts` names into the banks of the trained part before step 0.
 
     Args:
       recipe: of the run.
@@ -45,7 +45,7 @@ def with_experts(recipe: Recipe, params: Any, frozen: dict[str, Frozen], mesh: M
 
 
 def base_hashes(model: Any, base: Frozen) -> list[str]:
-    """Content hashes of a base by which runs with its stacks scanned, and with them unrolled, know it.
+    """Return content hashes of a base by which runs with its stacks scanned, and with them unrolled, know it.
 
     The index that a router searches lies with its base, and static adapters have none.
     """
@@ -65,7 +65,7 @@ def _stacked(*layers: np.ndarray) -> np.ndarray:
 def _read(
     folder: str, recipe: Recipe, base_hash: str, hashes: Callable[[], list[str]], mesh: Mesh
 ) -> tuple[Any, Any]:
-    """(config, params) of a static adapter, over the base of this hash or of one of those."""
+    """Read (config, params) of a static adapter, over the base of this hash or of one of those."""
     if (Path(folder) / CONFIG).is_file():
         config, said = _static_config(Path(folder), recipe.model)
         known = said if said in (None, base_hash) or said in hashes() else base_hash
@@ -87,7 +87,7 @@ def _read(
 
 
 def _static_config(folder: Path, model: Any) -> tuple[Any, str | None]:
-    """The model with static adapters of the rank and alpha that PEFT files name, at the sites of its banks.
+    """Return the model with static adapters of PEFT files' rank and alpha, at the sites of its banks.
 
     And the hash of the base that the files name, if they do.
     """

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblt.data.batch import Batch
+from jaxblt.training.objectives.objectives import NextByte
 from jaxblt.validation import check_bounds, check_fields
 
 
 @dataclass(frozen=True)
 class ReferenceConfig:
-    """Adds `weight` times KL(reference || model), in nats a scored byte, to the loss (2.1 of 1503.02531).
+    """A term `weight` times KL(reference || model) of the loss, in nats a scored byte (2.1 of 1503.02531).
 
     The frozen base as reference keeps an adapter close to it; another run's model is imitated, which distils a routed
     adapter into the recipe's model.
@@ -39,10 +40,23 @@ class ReferenceConfig:
                 f"ReferenceConfig.model must be None or a model's config, got {self.model!r:.80}"
             )
 
+    def check(self, recipe: Any) -> None:
+        """Check that a recipe has a model to compare with, and predicts the next byte, which is compared."""
+        if self.run is None and recipe.base_run is None:
+            raise ValueError(
+                "reference.run is None, which stands for the frozen base, and base_run is None: set one of them to the "
+                "folder of a run"
+            )
+        if not isinstance(recipe.objective, NextByte):
+            kind = type(recipe.objective).__name__
+            raise ValueError(
+                f"reference compares predictions of the next byte, and the objective is {kind}: use NextByte"
+            )
+
 
 @dataclass(frozen=True)
 class Reference:
-    """What a step knows of a reference.
+    """A reference as a step knows it.
 
     Attributes:
       model: a `jaxblt.models.LanguageModel`.
@@ -57,7 +71,7 @@ class Reference:
 
 
 def every_nth(tree: Any, every: int) -> Any:
-    """Rows 0, n, 2n, ... of arrays [B, ...]: each device keeps rows that it has.
+    """Return rows 0, n, 2n, ... of arrays [B, ...]: each device keeps rows that it has.
 
     Raises:
       ValueError: the rows do not divide.
@@ -73,7 +87,7 @@ def every_nth(tree: Any, every: int) -> Any:
 def divergence(
     logits: Float[Array, "B T V"], wanted: Float[Array, "B T V"], batch: Batch
 ) -> Float[Array, ""]:
-    """The sum over scored bytes of KL(wanted || logits) in nats, weighted by `batch.loss_mask`."""
+    """Return the sum over scored bytes of KL(wanted || logits) in nats, weighted by `batch.loss_mask`."""
     p, q = (jax.nn.log_softmax(x.astype(jnp.float32), -1) for x in (jax.lax.stop_gradient(wanted), logits))
     nats = jnp.sum(jnp.exp(p) * (p - q), -1)
     return jnp.sum(nats * batch.loss_mask.astype(jnp.float32))

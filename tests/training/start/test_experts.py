@@ -13,7 +13,7 @@ from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.models.stack import stack_periods, unstack_periods
 from jaxblt.training.loop import fit
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.routing.experts import base_hashes, with_experts
+from jaxblt.training.start.experts import base_hashes, with_experts
 from jaxblt.training.start.setup import init_state, make_setup
 from jaxblt.training.state import BASE, Frozen, freeze, whole_params
 from jaxblt.training.stored.resolved import Resolved, read_resolved, write_resolved

@@ -16,8 +16,8 @@ from jaxblt.data import Batch
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.loop import fit
 from jaxblt.training.objectives.objectives import Masked
+from jaxblt.training.objectives.reference import Reference, ReferenceConfig, divergence, every_nth
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.start.reference import Reference, ReferenceConfig, divergence, every_nth
 from jaxblt.training.start.setup import make_task
 from jaxblt.training.state import BASE, REFERENCE, freeze, start
 from jaxblt.training.step import Task, make_train_step

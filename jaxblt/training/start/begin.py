@@ -1,0 +1,140 @@
+"""Where a run begins or goes on: its first state, and what its folder holds before the first step."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jaxblt.adapters import join_params
+from jaxblt.data.dataset import Dataset
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.start.experts import with_experts
+from jaxblt.training.start.frozen import inherited_entropy, load_frozen, resolve
+from jaxblt.training.start.initial_params import take
+from jaxblt.training.start.reference_run import load_reference
+from jaxblt.training.start.setup import Setup, init_state, make_setup
+from jaxblt.training.state import Frozen, TrainState, copied, forgive, without_frozen
+from jaxblt.training.stored.checkpoint import Checkpointer, Restored
+from jaxblt.training.stored.frozen_store import write_frozen
+from jaxblt.training.stored.links import sign_links
+from jaxblt.training.stored.resolved import (
+    Resolved,
+    adopt,
+    continued,
+    inherit,
+    keep_earlier,
+    learned_changes,
+    write_resolved,
+)
+
+
+def begin(
+    recipe: Recipe,
+    run_dir: str | os.PathLike[str],
+    data: Dataset,
+    mesh: Mesh,
+    checkpoints: Checkpointer,
+    *,
+    resume_with: bool = False,
+) -> tuple[Setup, TrainState, int, dict[str, Any]]:
+    """Return setup, first state, its step, and what was noted beside it: seconds of training, the best evaluations.
+
+    1. The folder holds a checkpoint: the run goes on from the newest one that can be read, if the recipe learns what
+       the run does (`adopt`). Log lines of later steps are dropped, for they come again.
+    2. `recipe.init_from` names a run: its newest parameters, with a fresh optimiser, at step 0; and its entropy model,
+       threshold and capacity, if both cut patches by the same rule. Parameters of `recipe.fresh` are drawn.
+       `recipe.base_run` names one: its parameters stay frozen, and threshold and capacity are its own too. Experts of
+       banks start as the LoRAs that `recipe.experts` names.
+    3. Otherwise: parameters drawn from the seed, at step 0.
+    """
+    # as process 0 sees them: processes that disagree would wait for each other for ever
+    if checkpoints.steps():
+        stored = continued(run_dir)
+        recipe = adopt(recipe, stored, resume_with=resume_with)
+        frozen = load_frozen(run_dir, stored, mesh)
+        setup = make_setup(recipe, mesh, frozen)
+        state, meta, step = _restore_state(checkpoints, setup, frozen)
+        _check_steps_left(recipe, stored, step)
+        return setup, forgive(state), step, meta
+    for earlier in filter(None, (recipe.init_from, recipe.base_run)):
+        recipe = inherit(recipe, earlier)
+    recipe, inherited = inherited_entropy(recipe, mesh)
+    recipe, frozen = resolve(recipe, data, mesh, inherited)
+    recipe, reference = load_reference(recipe, mesh)
+    frozen |= reference
+    taken = take(recipe, mesh)
+    frozen |= taken.frozen
+    setup = make_setup(recipe, mesh, frozen, taken.notes)
+    state = init_state(setup, frozen)
+    params = join_params(state.params, taken.params)
+    params = with_experts(recipe, params, frozen, mesh)
+    state = replace(state, params=params, ema=None if state.ema is None else copied(params))
+    return setup, state, 0, {"seconds": 0.0}
+
+
+def _restore_state(checkpoints: Checkpointer, setup: Setup, frozen: dict[str, Frozen]) -> Restored:
+    """Restore the state of the newest whole step, with the frozen trees that no step holds; errors as of `restore`.
+
+    Steps of runs from before frozen trees had folders hold them too; what they hold is not read. An average that the
+    run did not have so far begins at the parameters; one that it no longer has is not read.
+    """
+    wanted = without_frozen(setup.abstract)
+
+    def held(stored: Any) -> dict[str, Any]:
+        return {name: part for name, part in wanted.items() if name != "ema" or name in stored}
+
+    leave_out = ("frozen",) if "ema" in wanted else ("frozen", "ema")
+    restored = checkpoints.restore(held, leave_out=leave_out)
+    state = TrainState(**restored.state, frozen=frozen)
+    if "ema" in wanted and state.ema is None:
+        state = replace(state, ema=copied(state.params))
+    return restored._replace(state=state)
+
+
+def _check_steps_left(recipe: Recipe, stored: Resolved, step: int) -> None:
+    """Raise ValueError if settings were changed for a run that has no steps left to learn by them."""
+    changed = learned_changes(stored.recipe, recipe)
+    if changed and step >= recipe.train.steps:
+        raise ValueError(
+            f"the run is at step {step} already, so that nothing would be trained with {', '.join(changed)}: "
+            f"raise train.steps = {recipe.train.steps}"
+        )
+
+
+def check_same_data(meta: dict[str, Any], data: Dataset, run_dir: str) -> None:
+    """Raise ValueError if the training split has another size, or other bytes, than when the run was saved.
+
+    Files that were added or changed move the borders of splits, so that bytes held out so far would be trained on.
+    """
+    before, now = meta.get("data", {}), data.extent
+    # Compare what both have: older runs noted no sample, and the oldest nothing
+    changed = {name for name in before.keys() & now.keys() if before[name] != now[name]}
+    if not changed:
+        return
+    told = "blocks that were sampled hold other bytes, at the same size"
+    if changed != {"sample"}:
+        sizes = [f"{extent['rows']} rows of {extent['bytes']} bytes" for extent in (before, now)]
+        told = f"its training split held {sizes[0]}, and holds {sizes[1]}"
+    raise ValueError(
+        f"the data of {run_dir} have changed: {told}; put the files back, or use another folder (and init_from), or "
+        "say with --resume-with (of jaxblt train; resume_with=True of fit) that it is meant"
+    )
+
+
+def write_folder(
+    run_dir: str | os.PathLike[str], recipe: Recipe, state: TrainState, first: int, *, is_main: bool
+) -> None:
+    """Write frozen trees and recipe into the folder of a run that goes on from step `first`, and sign its links."""
+    if is_main:
+        sign_links(run_dir)
+    write_frozen(run_dir, state.frozen)
+    if is_main:
+        _write_recipe(run_dir, recipe, state, first)
+
+
+def _write_recipe(run_dir: str | os.PathLike[str], recipe: Recipe, state: TrainState, first: int) -> None:
+    """Write the recipe with the hashes of its frozen trees; the one that held before step `first` is kept aside."""
+    resolved = Resolved(recipe, {name: tree.content_hash for name, tree in state.frozen.items()})
+    keep_earlier(run_dir, resolved, first)
+    write_resolved(run_dir, resolved)
