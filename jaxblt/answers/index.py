@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from jaxblt.run import Run
 
 CHUNKS = 16384
-"""The most chunks of an index, if nothing else is asked for: as many as a `RetrievalConfig` holds."""
+"""The most chunks of an index, if nothing else is asked for: as many as `Neighbours` holds."""
 
 
 def build_index(
@@ -60,7 +60,7 @@ def build_index(
     Args:
       run: the base; its raw parameters, without adapters.
       chunk: steps, as of the `RouterConfig`.
-      neighbours: k, as of the `RetrievalConfig`.
+      neighbours: k, `Neighbours.count`.
       stack: name of the router's stack; None for the model's first.
       data: the documents; None for the run's.
       source: documents to use instead of those that the data names.

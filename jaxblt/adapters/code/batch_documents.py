@@ -10,7 +10,9 @@ from jaxtyping import Array, Int
 from jaxblt.adapters.code.router import Router
 
 
-def owned(documents: Int[Array, "B T"] | None, block_size: int | None = None) -> AbstractContextManager[Any]:
+def tell_documents(
+    documents: Int[Array, "B T"] | None, block_size: int | None = None
+) -> AbstractContextManager[Any]:
     """A context in which routers with an index leave out chunks of the document that a token is of.
 
     Whole rows alone are told: a call with a state decodes text that is no document of the index.

@@ -50,8 +50,8 @@ class Draw:
             )
         if adapter.of_blocks:
             raise ValueError(
-                "Draw's choices have one reward, and RouterConfig.reads = 'block' makes choices in each block: set "
-                "reads='stack'"
+                "Draw's choices have one reward, and RouterConfig.per = 'block' makes choices in each block: set "
+                "per='stack'"
             )
 
     def init_state(self, batch_size: int, numbers: int) -> tuple[()]:

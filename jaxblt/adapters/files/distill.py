@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 from jaxblt.adapters.code.losses import AdapterLosses
 from jaxblt.adapters.code.router import ROUTER
-from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.files.merge import (
     code_at,
     given_code,
@@ -20,6 +19,7 @@ from jaxblt.adapters.files.merge import (
     scale_update,
 )
 from jaxblt.adapters.update.attach import check_sites, stacks_of
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.params import without_routers
 from jaxblt.adapters.update.site import ADAPTER, SCALE
 from jaxblt.models.stack import StackConfig

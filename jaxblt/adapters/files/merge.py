@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.update.attach import detach, stacks_of
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.governor import bounded, grams
 from jaxblt.adapters.update.params import split_params, without_routers
 from jaxblt.adapters.update.products import coded_scale

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxblt.adapters.code.config import RouterConfig
 from jaxblt.adapters.code.draw import Draw
 from jaxblt.adapters.code.levels import levels_of
-from jaxblt.adapters.code.row_adapters import Adapter, choose_adapters
 from jaxblt.adapters.code.sticky import Sticky
 from jaxblt.adapters.code.transforms import Clamp, Confidence, Ema, Sparse, TopK
-from jaxblt.adapters.config import AdapterConfig, RouterConfig
 from jaxblt.adapters.update.attach import stacks_of
+from jaxblt.adapters.update.config import AdapterConfig
+from jaxblt.adapters.update.row_adapters import Adapter, choose_adapters
 from jaxblt.data.vocab import encode
 
 KEEPS_FALLBACK = (Confidence, Ema, Sticky, Draw)
@@ -46,7 +47,7 @@ class SharedPrefixes(NamedTuple):
 
 def first_code(router: RouterConfig) -> int:
     """The step of a document at which a router may give its first code; the fallback stands before it."""
-    steps = {"prefix": router.prefix or 0, "chunk": router.lag * router.chunk, "token": 0}
+    steps = {"prefix": router.prefix, "chunk": router.lag * router.chunk, "token": 0}
     return min(steps[level] for level in levels_of(router))
 
 
@@ -61,7 +62,7 @@ def shared_prefixes(
     Args:
       config: of the model.
       prompts: as for `jaxblt.inference.generate`.
-      adapters: of each prompt, see `jaxblt.adapters.code.row_adapters`; None for the model as it is.
+      adapters: of each prompt, see `jaxblt.adapters.update.row_adapters`; None for the model as it is.
 
     Raises:
       ValueError: there is not one adapter for each prompt, or an adapter that there is not.

@@ -6,11 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.files.distill import truncated
 from jaxblt.adapters.files.merge import limited_code
 from jaxblt.adapters.files.peft import places
 from jaxblt.adapters.update.attach import check_sites, stacks_of
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.site import ADAPTER
 from jaxblt.models.stack import stack_periods, unstack_periods
 

@@ -72,7 +72,7 @@ class Index:
         """
         if len(self) > capacity:
             raise ValueError(
-                f"an index of {len(self)} chunks does not fit RetrievalConfig.capacity = {capacity}: raise it to "
+                f"an index of {len(self)} chunks does not fit Neighbours.capacity = {capacity}: raise it to "
                 f"{len(self)}, or make a smaller index"
             )
         room = ((0, capacity - len(self)), (0, 0))
@@ -83,11 +83,12 @@ class Index:
             "norms": self.norms,
         }
 
-    def check(self, config: Any, *, base: str, stack: str, dim: int) -> None:
-        """Raises ValueError, naming what differs and the fix, unless a router's queries can be compared with it.
+    def check(self, read: Any, *, chunk: int, base: str, stack: str, dim: int) -> None:
+        """Raise ValueError, naming what differs and the fix, unless a router's queries can be compared with it.
 
         Args:
-          config: the `RouterConfig`.
+          read: the router's `Neighbours`.
+          chunk: steps of the router's chunks.
           base: content hash of the base's parameters.
           stack: name of the router's stack.
           dim: its width.
@@ -97,21 +98,19 @@ class Index:
             "stack": (self.stack, stack, f"make the index with stack={stack!r}"),
             "chunk": (
                 self.chunk,
-                config.chunk,
+                chunk,
                 f"set RouterConfig.chunk = {self.chunk}, or make a new index",
             ),
             "width": (self.vectors.shape[1], dim, "make an index of this base"),
             "neighbours": (
                 self.neighbours,
-                config.retrieval.neighbours,
-                f"set RetrievalConfig.neighbours = {self.neighbours}, or make a new index",
+                read.count,
+                f"set Neighbours.count = {self.neighbours}, or make a new index",
             ),
         }
         for name, (have, want, fix) in expected.items():
             if have != want:
-                raise ValueError(
-                    f"index {config.retrieval.index!r} has {name} {have}, expected {want}: {fix}"
-                )
+                raise ValueError(f"index {read.index!r} has {name} {have}, expected {want}: {fix}")
 
 
 def owner_bytes(owners: np.ndarray) -> np.ndarray:

@@ -14,7 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxblt.adapters.config import AdapterConfig
+from jaxblt.adapters.retrieval.neighbours import Neighbours
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.site import is_site
 from jaxblt.layers import Linear, read_equation
 from jaxblt.models.row_layout import RowLayout, promise
@@ -99,11 +100,12 @@ def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = 
 
 
 def retrievals(config: Any) -> dict[str, StackConfig]:
-    """The stacks of a model's config whose routers search an index, by name."""
+    """Return the stacks of a model's config whose routers search an index, by name."""
     if not dataclasses.is_dataclass(config):
         return {}
     routers = {name: getattr(stack.adapter, "router", None) for name, stack in stacks_of(config).items()}
-    return {name: stacks_of(config)[name] for name, r in routers.items() if getattr(r, "retrieval", None)}
+    searching = [name for name, router in routers.items() if router and router.reads_of(Neighbours)]
+    return {name: stacks_of(config)[name] for name in searching}
 
 
 def _check_queries(config: Any) -> None:
@@ -113,7 +115,7 @@ def _check_queries(config: Any) -> None:
         if name != adapted[0]:
             raise ValueError(
                 f"the router of stack {name!r} searches an index of the base, and stack {adapted[0]!r} before it "
-                f"has an adapter, which changes its queries: use stacks=({adapted[0]!r},), or no retrieval"
+                f"has an adapter, which changes its queries: use stacks=({adapted[0]!r},), or leave Neighbours out"
             )
 
 
@@ -123,8 +125,8 @@ def _check_side(config: Any) -> None:
     asked = {name: adapter.router.side for name, adapter in adapters.items() if adapter.router is not None}
     if any(asked.values()) and "side" not in signature(config.build().__call__).parameters:
         raise ValueError(
-            f"RouterConfig.side is {asked} by stack, and the model of {type(config).__name__} takes no side features: "
-            "set side=0, or call a jaxblt.models.Stack, which takes `side`, in a model of your own"
+            f"routers read {asked} side features by stack, and the model of {type(config).__name__} takes none: "
+            "leave Side out, or call a jaxblt.models.Stack, which takes `side`, in a model of your own"
         )
 
 

@@ -69,7 +69,7 @@ def multiply_sites(
     found: dict[int, Array] = {}
     for sites in groups_of(x, layers, weights):
         given: Any = [weights[i] for i in sites]
-        first, name = layers[sites[0]], joined_name(layers[i] for i in sites)
+        first, name = layers[sites[0]], name_of_group(layers[i] for i in sites)
         joined = first.get_variable(PREPARED, name) if first.has_variable(PREPARED, name) else None
         ys = _fused(x, first.dtype, given, channels_first=is_channel_major(first.equation), joined=joined)
         found |= zip(sites, checkpoint_name(ys, PRODUCT), strict=True)
@@ -84,7 +84,7 @@ def multiply_sites(
     return [found[i] for i in range(len(layers))]
 
 
-def joined_name(layers: Iterable[Linear]) -> str:
+def name_of_group(layers: Iterable[Linear]) -> str:
     """What the first of a group's sites calls their joined matrices in the collection "prepared"."""
     return " ".join(layer.path[-1] for layer in layers)
 

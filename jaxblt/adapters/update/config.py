@@ -3,88 +3,27 @@
 import dataclasses
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxblt.adapters.code.config import RouterConfig
 from jaxblt.adapters.code.draw import Draw
 from jaxblt.adapters.code.level_routers import Routers, level_name
-from jaxblt.adapters.code.levels import Level, Mixed, levels_of
+from jaxblt.adapters.code.levels import Level, Mixed
 from jaxblt.adapters.code.losses import AdapterLosses
 from jaxblt.adapters.code.router import Router, RouterState, init_router_state
 from jaxblt.adapters.code.sticky import Sticky
 from jaxblt.adapters.code.transforms import Clamp, Sparse, TopK
-from jaxblt.adapters.retrieval.config import RetrievalConfig
+from jaxblt.adapters.retrieval.neighbours import Neighbours
 from jaxblt.adapters.update.governor import Governor
 from jaxblt.adapters.update.site import adapted
 from jaxblt.validation import check_bounds, check_fields, check_read
 
 Rank = int | tuple[int, ...]
 """Of a site: one number, or one for each layer of its stack."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RouterConfig:
-    """What a router reads, and how often it gives a code; see `jaxblt.adapters.code.router.Router`.
-
-    Attributes:
-      level: one code for a document behind its prefix, one for each chunk, one for each token, or `Mixed`.
-      chunk: steps C of a chunk, in the document's own time.
-      lag: chunks back that a code looks: chunk k reads chunk k - lag. With 2 a code is known a chunk ahead.
-      prefix: steps P that attention pools; None for no pooling of the prefix.
-      hidden: width of the hidden layer.
-      fallback: numbers of the code before the first one: 1 for the static adapter, 0 for the base.
-      memory: "gru" for a memory of all chunks before, which takes a step a chunk; "traces" for decayed sums of what a
-        short convolution makes of the tokens, so that their order counts; None for the last chunk alone.
-      side: side features a token that chunk and token codes read, passed as `side`; known before their token.
-      retrieval: an index whose chunks near the one before give six more features; None for none.
-      packed, segment_alignment: what the data's packing promises of rows, as for mixers; see `RowLayout`.
-      reads: "stack" for one router, which reads the stack's input; "block" for one in each block, which reads that
-        block's input before its norm, and scales that block's sites.
-    """
-
-    level: Level | Mixed = "chunk"
-    chunk: int = 64
-    lag: int = 1
-    prefix: int | None = 128
-    hidden: int = 64
-    fallback: float = 1.0
-    memory: Literal["gru", "traces"] | None = None
-    side: int = 0
-    retrieval: RetrievalConfig | None = None
-    packed: bool = True
-    segment_alignment: int = 1
-    reads: Literal["stack", "block"] = "stack"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_bounds(self, "chunk", "lag", "prefix", "hidden", "segment_alignment", least=1)
-        check_bounds(self, "side", least=0)
-        if self.memory == "traces" and self.lag > 1:
-            raise ValueError(
-                f"RouterConfig.memory = 'traces' reads up to a chunk's first token, and lag = {self.lag} asks for a "
-                "code that is known earlier: set lag=1 or memory='gru'"
-            )
-        if self.reads == "block" and self.retrieval:
-            raise ValueError(
-                f"RouterConfig.reads = 'block' and retrieval = {self.retrieval}: an index holds vectors of the stack's "
-                "input, so set reads='stack' or leave the index out"
-            )
-        if self.fallback not in (0, 1):
-            raise ValueError(
-                f"RouterConfig.fallback must be 1 for the static adapter or 0 for the base, got {self.fallback!r}"
-            )
-        if "prefix" in levels_of(self) and self.prefix is None:
-            raise ValueError(
-                f"RouterConfig.prefix is None and level={self.level!r} pools it: set the number of steps"
-            )
-        if self.level == "prefix" and (self.memory or self.side or self.retrieval):
-            raise ValueError(
-                f"RouterConfig.memory = {self.memory!r}, side = {self.side} and retrieval = {self.retrieval} are of "
-                "chunks and tokens, and level is 'prefix': leave them out"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +136,7 @@ class AdapterConfig:
             transform.check(self)
 
     def _check_levels(self) -> None:
-        if self.levels and (self.router is None or self.router.retrieval is not None):
+        if self.levels and (self.router is None or self.router.reads_of(Neighbours)):
             raise ValueError(
                 f"AdapterConfig.levels = {self.levels} are of a router without an index, and router is {self.router}: "
                 "leave them out"
@@ -235,7 +174,7 @@ class AdapterConfig:
     @property
     def of_blocks(self) -> bool:
         """Whether each block has a router of its own, which reads the block's input."""
-        return self.router is not None and self.router.reads == "block"
+        return self.router is not None and self.router.per == "block"
 
     @property
     def numbers(self) -> int:
@@ -316,7 +255,7 @@ class AdapterConfig:
     ) -> AbstractContextManager[Any]:
         """A context in which every site below the block of this path, a layer's, adds its update.
 
-        `chosen` says that rows have codes of `jaxblt.adapters.code.row_adapters`, such as that of one expert.
+        `chosen` says that rows have codes of `jaxblt.adapters.update.row_adapters`, such as that of one expert.
         """
         return adapted(self, path, layer, code, sparse=chosen or self.is_sparse)
 

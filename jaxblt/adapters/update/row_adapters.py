@@ -1,6 +1,6 @@
 """An adapter for each row of a batch, as values to one program: an expert of a bank, the base, or the router's code.
 
-Contexts such as `override.given` act while a function is traced, so a program that is compiled already
+Contexts such as `override.override_codes` act while a function is traced, so a program that is compiled already
 does not see them. What is chosen here is an argument of the program, as parameters are.
 """
 
@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxblt.adapters.code.router import ROUTER
-from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.update.attach import stacks_of
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.models.stack import StackConfig, block_names
 
 Adapter = int | Literal["base", "static"] | None
