@@ -146,7 +146,10 @@ def adapter(**changes):
             "are of a router without an index",
         ),
         (lambda: adapter(levels=(("mlp/*", "chunk"),)), "names 'chunk', the router's level"),
-        (lambda: adapter(levels=(("mlp/*", "prefix"),)), r"holds nothing that level 'prefix' reads: add Prefix"),
+        (
+            lambda: adapter(levels=(("mlp/*", "prefix"),)),
+            r"holds nothing that level 'prefix' reads: add Prefix",
+        ),
         (
             lambda: attach(BASE, adapter(levels=(("mlp/up", "token"),))),
             r"level pattern 'mlp/up' matches no site; the nearest names are \['mlp/down'",

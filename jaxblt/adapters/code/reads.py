@@ -22,7 +22,7 @@ Features = Mapping[Level, Float[Array, "B T _"]]
 
 @dataclasses.dataclass(frozen=True)
 class RouterInput:
-    """What the reads of a router share in one call.
+    """Input of a router's reads in one call.
 
     Attributes:
       config: the `RouterConfig`.

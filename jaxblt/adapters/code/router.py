@@ -91,7 +91,7 @@ def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:
 
 @flax.struct.dataclass
 class Moment:
-    """What transforms are told of the tokens of a call.
+    """Facts about the tokens of a call that transforms use.
 
     Attributes:
       known: where the router gives a code; elsewhere stands the fallback.

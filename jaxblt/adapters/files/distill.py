@@ -28,7 +28,7 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def mean_codes(side: Mapping[str, Any]) -> dict[str, Float[Array, "*L W"]]:
-    """The mean code over tokens of each routed stack, of all levels, from what a pass sowed.
+    """Return the mean code over tokens of each routed stack, of all levels, from what a pass sowed.
 
     Of a stack with a router in each block it has the mean of each, [layers, W]. `side` is the second result of
     `model.apply({"params": params}, ids, mutable=["metrics"], ...)`.
@@ -40,14 +40,14 @@ def mean_codes(side: Mapping[str, Any]) -> dict[str, Float[Array, "*L W"]]:
 
 
 def _mean_code(tree: Mapping[str, Any]) -> Float[Array, "*N W"]:
-    """Of a router, or of several in the order of their names; an axis in front are periods of a scan."""
+    """Return the mean code of a router, or of several in the order of their names; periods of a scan in front."""
     if "mean_code" in tree:
         return tree["mean_code"][0].value
     return jnp.concatenate([_mean_code(tree[name]) for name in sorted(tree)], -1)
 
 
 def _of_blocks(stack: Any) -> list[Float[Array, "N W"]]:
-    """The mean codes of a stack's blocks, period by period in the order of layers; empty without such routers."""
+    """Return the mean codes of a stack's blocks, in the order of layers; empty without such routers."""
     codes = []
     for name in sorted(stack, key=_period) if isinstance(stack, Mapping) else ():
         blocks = stack[name] if isinstance(stack[name], Mapping) else {}
@@ -60,7 +60,7 @@ def _of_blocks(stack: Any) -> list[Float[Array, "N W"]]:
 
 
 def _period(name: str) -> tuple[bool, int]:
-    """Where a stack's child stands among its periods."""
+    """Return where a stack's child stands among its periods."""
     last = name.split("_")[-1]
     return name == "rest", int(last) if last.isdigit() else 0
 
@@ -72,7 +72,7 @@ def distill[C](
     *,
     rank: int | None = None,
 ) -> tuple[C, Any]:
-    """The config and parameters of the model with static adapters whose update is dW at the mean code.
+    """Return the config and parameters of the model with static adapters whose update is dW at the mean code.
 
     dW is linear in the code, so that its mean is dW at the mean code; a governor bounds it as it bounds that code.
     V diag(c) U is factored by QR and the SVD of an r x r matrix. A smaller rank keeps the largest singular values: the
@@ -140,7 +140,7 @@ def _factored(
     code: Float[Array, "*N E"],
     rank: int | None,
 ) -> dict[str, Array]:
-    """V and U of a site, of all its layers."""
+    """Return V and U of a site, of all its layers."""
     down, up = (tree[ADAPTER][name].astype(jnp.float32) for name in ("v", "u"))
     own = down.shape[-1]
     kept = own if rank is None else rank
@@ -163,7 +163,7 @@ def _factored(
 def truncated(
     v: Float[Array, "K r"], u: Float[Array, "r N"], kept: int
 ) -> tuple[Float[Array, "K k"], Float[Array, "k N"]]:
-    """Factors of the best approximation of V U with `kept` ranks, exact for its own; the first is orthonormal."""
+    """Return factors of the best approximation of V U with `kept` ranks; the first is orthonormal."""
     (left, a), (right, b) = jnp.linalg.qr(v), jnp.linalg.qr(u.T)
     p, sizes, q = jnp.linalg.svd(jnp.matmul(a, b.T, precision=HIGHEST))
     first = jnp.matmul(left, p[:, :kept], precision=HIGHEST)

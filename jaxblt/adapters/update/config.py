@@ -150,7 +150,7 @@ class AdapterConfig:
             self.by_level  # noqa: B018 - a level may not go with the router's settings or a transform
 
     def check(self, stack: Any) -> None:
-        """Raises ValueError where ranks by layer are not those of the layers of a `StackConfig`."""
+        """Raise ValueError where ranks by layer are not those of the layers of a `StackConfig`."""
         for pattern, ranks in self.patterns:
             if isinstance(ranks, int):
                 continue
@@ -173,17 +173,17 @@ class AdapterConfig:
 
     @property
     def of_blocks(self) -> bool:
-        """Whether each block has a router of its own, which reads the block's input."""
+        """True if each block has a router of its own, which reads the block's input."""
         return self.router is not None and self.router.per == "block"
 
     @property
     def numbers(self) -> int:
-        """Of a code: one a block, or one a rank."""
+        """Numbers of a code: one a block, or one a rank."""
         return self.rank if self.blocks is None else self.blocks
 
     @property
     def is_sparse(self) -> bool:
-        """Whether transforms set numbers of a code to 0, and none behind them fills these again."""
+        """True if transforms set numbers of a code to 0, and none behind them fills these again."""
         deciding = [transform for transform in self.code if not isinstance(transform, Clamp)]
         last = deciding[-1] if deciding else None
         if isinstance(last, TopK):
@@ -192,7 +192,7 @@ class AdapterConfig:
 
     @property
     def level_names(self) -> tuple[str, ...]:
-        """Of the routers, in the order of their codes; one for an adapter without levels of sites or without router."""
+        """Names of the routers, in the order of their codes; one for an adapter without `levels`."""
         return tuple(sorted({self._level, *(level for _, level in self.levels)}))
 
     @property
@@ -201,7 +201,7 @@ class AdapterConfig:
 
     @property
     def by_level(self) -> dict[str, "AdapterConfig"]:
-        """The adapter of each router, which makes the code of its level for all sites."""
+        """Adapters by router; each makes the code of its level for all sites."""
         assert self.router is not None
         levels: dict[str, Level | Mixed] = {level: level for _, level in self.levels}
         levels[self._level] = self.router.level
@@ -218,15 +218,15 @@ class AdapterConfig:
         return len(self.level_names) * self.numbers
 
     def levels_at(self, name: str) -> set[str]:
-        """The levels that patterns ask for at the site of a name: none where the code is of the router's level."""
+        """Return the levels that patterns ask for at the site of a name; none for the router's own level."""
         return {level for pattern, level in self.levels if fnmatchcase(name, pattern)}
 
     def place(self, name: str) -> int:
-        """Which of the codes scales the site of a name."""
+        """Return which of the codes scales the site of a name."""
         return self.level_names.index(max(self.levels_at(name), default=self._level))
 
     def split(self, codes: Float[Array | np.ndarray, "... W"] | None) -> list[Any]:
-        """The codes of all levels apart; None for None."""
+        """Return the codes of all levels apart; None for None."""
         count, each = len(self.level_names), self.numbers
         if codes is None or count == 1:
             return [codes]
@@ -234,39 +234,39 @@ class AdapterConfig:
 
     @property
     def start(self) -> float:
-        """The number of every block before training: 1, or an expert's even share."""
+        """Number of every block before training: 1, or an expert's even share."""
         return 1.0 if self.blocks is None else 1.0 / self.blocks
 
     def scale(self, rank: int) -> float:
-        """alpha over the rank of an expert, at a site of this rank."""
+        """Return alpha over the rank of an expert, at a site of this rank."""
         return self.alpha * (self.blocks or 1) / rank
 
     def ranks(self, name: str, layer: int) -> set[int]:
-        """The ranks that patterns ask for at the site of a name in a layer: none where there is no adapter."""
+        """Return the ranks that patterns ask for at the site of a name in a layer: none where there is no adapter."""
         found = [ranks for pattern, ranks in self.patterns if fnmatchcase(name, pattern)]
         return {ranks if isinstance(ranks, int) else ranks[layer] for ranks in found}
 
     def has_gate(self, name: str) -> bool:
-        """Whether the site of a name has a gate."""
+        """Return whether the site of a name has a gate."""
         return any(fnmatchcase(name, pattern) for pattern in self.gates)
 
     def inside(
         self, path: tuple[str, ...], layer: int, code: Float[Array, "B T W"] | None, *, chosen: bool = False
     ) -> AbstractContextManager[Any]:
-        """A context in which every site below the block of this path, a layer's, adds its update.
+        """Make a context in which every site below the block of this path, a layer's, adds its update.
 
         `chosen` says that rows have codes of `jaxblt.adapters.update.row_adapters`, such as that of one expert.
         """
         return adapted(self, path, layer, code, sparse=chosen or self.is_sparse)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Router | Routers | None:
-        """The router's module, which computes in fp32 whatever the `dtype`; None without a router."""
+        """Make the router's module, which computes in fp32 whatever the `dtype`; None without a router."""
         if self.router is None:
             return None
         return Routers(tuple(self.by_level.items()), name=name) if self.levels else Router(self, name=name)
 
     def init_state(self, batch_size: int, dim: int) -> RouterState | dict[str, RouterState] | None:
-        """The router's state before the first token of rows of width `dim`; None without a router."""
+        """Return the router's state before the first token of rows of width `dim`; None without a router."""
         if self.router is None:
             return None
         if not self.levels:

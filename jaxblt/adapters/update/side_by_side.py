@@ -18,7 +18,7 @@ Path = tuple[str, ...]
 
 
 class Matrices(NamedTuple):
-    """The parameters of a site."""
+    """Parameters of a site."""
 
     kernel: Array
     v: Array
@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 def groups_in[T](trace: Callable[[], T]) -> tuple[list[Group], T]:
-    """The groups whose matrices the calls of a trace copy; and its result."""
+    """Return the groups whose matrices the calls of a trace copy; and its result."""
     found: list[Group] = []
 
     def record(call: Any, args: Any, options: Any, context: Any) -> Any:
@@ -66,7 +66,7 @@ def groups_in[T](trace: Callable[[], T]) -> tuple[list[Group], T]:
 
 
 def lay_out_groups(params: Any, groups: list[Group]) -> dict[Path, Joined]:
-    """What the collection "prepared" holds of groups, by path; of parameters whose layers are apart."""
+    """Return the joined matrices of groups by path, for "prepared"; of parameters whose layers are apart."""
     flat: Any = flatten_dict(params)
 
     def matrices(path: Path) -> Matrices:

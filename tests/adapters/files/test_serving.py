@@ -62,7 +62,7 @@ def without_router(params):
     return {"params": {name: below for name, below in params["params"].items() if name != "router"}}
 
 
-def test_a_given_code_meets_its_token_wherever_padding_lies(params):
+def test_an_overriding_code_meets_its_token_wherever_padding_lies(params):
     """In a call with a state tokens move to the front of their row, and so must codes."""
     ids = jnp.asarray(np.array([[1] * 12, [0, 0] + [2] * 10, [3, 0] * 6], np.int32))
     code = jnp.asarray(np.random.default_rng(2).standard_normal((3, 12, 4)).astype(np.float32))
@@ -82,7 +82,7 @@ def test_a_given_code_meets_its_token_wherever_padding_lies(params):
     assert_close(found, expected, n=12 * 8)
 
 
-def test_a_given_code_takes_the_routers_place(params, serve):
+def test_an_overriding_code_takes_the_routers_place(params, serve):
     @jax.jit
     def run(params, x, code):
         with override_codes(code):
@@ -130,7 +130,7 @@ def test_a_row_whose_code_is_not_finite_falls_back(params, serve):
     np.testing.assert_array_equal(count_replaced(state), [9, 9, 9])
 
 
-@pytest.mark.parametrize("context", [given, guarded])
+@pytest.mark.parametrize("context", [override_codes, guarded])
 def test_programs_that_are_kept_are_not_made_inside(context):
     """They would have the context's codes in later calls outside; also where an iterator was made outside."""
     call = partial(generate, None, {}, [b"a"], max_new_bytes=1)
