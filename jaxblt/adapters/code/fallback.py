@@ -28,7 +28,7 @@ def count_replaced(state: Any) -> Int[Array, "B"] | None:
 
 
 def warn_replaced(counts: np.ndarray, params: Any) -> None:
-    """Warns, with rows, tokens and the parameters that hold NaN, if any of `count_replaced` is not 0."""
+    """Warn, with rows, tokens and the parameters that hold NaN, if any of `count_replaced` is not 0."""
     rows = np.flatnonzero(counts)
     if not len(rows):
         return

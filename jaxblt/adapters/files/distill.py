@@ -12,7 +12,7 @@ from jaxblt.adapters.code.losses import AdapterLosses
 from jaxblt.adapters.code.router import ROUTER
 from jaxblt.adapters.files.merge import (
     code_at,
-    given_code,
+    code_to_merge,
     has_adapter,
     limited_code,
     map_sites,
@@ -101,7 +101,7 @@ def distill[C](
         adapter = routed[name].adapter
         if not has_adapter(params[name]):
             raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
-        code = given_code(routed[name], codes.get(name) if isinstance(codes, Mapping) else codes)
+        code = code_to_merge(routed[name], codes.get(name) if isinstance(codes, Mapping) else codes)
         assert code is not None
         least = min((each.rank for each in sites), default=adapter.rank)
         if rank is not None and not 1 <= rank <= least:

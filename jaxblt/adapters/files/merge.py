@@ -40,7 +40,7 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "*L W"] | None = None)
         if stack.adapter is not None:
             if not has_adapter(params[name]):
                 raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
-            trees[name] = merge_stack(params[name], stack, given_code(stack, code))
+            trees[name] = merge_stack(params[name], stack, code_to_merge(stack, code))
     return detach(config), trees
 
 
@@ -95,7 +95,7 @@ def has_adapter(tree: Any) -> bool:
     return isinstance(tree, Mapping) and (ADAPTER in tree or any(map(has_adapter, tree.values())))
 
 
-def given_code(stack: StackConfig, code: Any) -> Float[Array, "*L W"] | None:
+def code_to_merge(stack: StackConfig, code: Any) -> Float[Array, "*L W"] | None:
     """Return the code to merge a stack with, None for 1; raise ValueError where its adapter asks for another."""
     adapter: AdapterConfig = stack.adapter
     if adapter.router is None:

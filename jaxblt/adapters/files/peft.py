@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jaxblt.adapters.files.merge import code_at, given_code, limited_code
+from jaxblt.adapters.files.merge import code_at, code_to_merge, limited_code
 from jaxblt.adapters.update.attach import Site, check_sites, stacks_of
 from jaxblt.adapters.update.site import ADAPTER
 from jaxblt.models.stack import StackConfig, stack_periods, unstack_periods
@@ -111,7 +111,7 @@ def save_peft(
     for place in places(config):
         tree = _at(unrolled, (*place.path, ADAPTER))
         stack = stacks[place.path[0]]
-        numbers = code_at(stack, given_code(stack, code), place.path[1:])
+        numbers = code_at(stack, code_to_merge(stack, code), place.path[1:])
         numbers = jnp.ones((1,), jnp.float32) if numbers is None else numbers.reshape(-1)
         v, u = tree["v"].reshape(-1, place.rank), tree["u"].reshape(place.rank, -1)
         v, u = (x.astype(jnp.float32) for x in (v, u))

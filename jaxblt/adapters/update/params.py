@@ -16,7 +16,7 @@ BLOCK = re.compile(r"(?:.*/)?(?:periods|rest|period_\d+)/block_\d+")
 """Path of a block, by which its router is told."""
 PARTS, OTHERS = ({"u", "v"}, {SCALE}), {"tau"}
 """What an adapter holds: its matrices or a gate's scale, and what it may hold besides."""
-Chosen = Callable[[tuple[str, ...], Any, Mapping[str, Any]], bool]
+Condition = Callable[[tuple[str, ...], Any, Mapping[str, Any]], bool]
 """Whether parameters are meant, by their path, what is below it, and what they lie in."""
 
 
@@ -34,7 +34,7 @@ def split_params(params: Any, also_train: Sequence[str] = ()) -> tuple[Any, Any]
       ValueError: a pattern matches no parameter of the base.
     """
     base = _without(params, _is_added)
-    return base, _joined(_selected(params, _is_added), _matching(base, also_train))
+    return base, _lay_over(_selected(params, _is_added), _matching(base, also_train))
 
 
 def join_params(base: Any, trained: Any) -> Any:
@@ -68,7 +68,7 @@ def _is_router(path: tuple[str, ...], tree: Any, above: Mapping[str, Any]) -> bo
     return path[-1] == ROUTER and (of_stack or BLOCK.fullmatch("/".join(path[:-1])) is not None)
 
 
-def _without(tree: Any, removed: Chosen, path: tuple[str, ...] = (), *, index: bool = True) -> Any:
+def _without(tree: Any, removed: Condition, path: tuple[str, ...] = (), *, index: bool = True) -> Any:
     """Return the tree without what is removed; of a router its index stays."""
     if not isinstance(tree, Mapping):
         return tree
@@ -92,19 +92,19 @@ def without_index(params: Any) -> Any:
     }
 
 
-def _selected(tree: Mapping[str, Any], chosen: Chosen, path: tuple[str, ...] = ()) -> Any:
+def _selected(tree: Mapping[str, Any], is_meant: Condition, path: tuple[str, ...] = ()) -> Any:
     found = {}
     for name, below in tree.items():
         here = (*path, name)
-        if chosen(here, below, tree):
+        if is_meant(here, below, tree):
             own = {n: b for n, b in below.items() if n != INDEX} if name == ROUTER else below
             found |= {name: own} if own else {}
-        elif isinstance(below, Mapping) and (kept := _selected(below, chosen, here)):
+        elif isinstance(below, Mapping) and (kept := _selected(below, is_meant, here)):
             found[name] = kept
     return found
 
 
-def _joined(a: Any, b: Any) -> Any:
+def _lay_over(a: Any, b: Any) -> Any:
     return join_params(a, b) if b else a
 
 

@@ -37,7 +37,7 @@ from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.testing import check_adapter
 from jaxblt.training.stored.serialize import from_json, to_json
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STACK = StackConfig(
     dim=8, num_layers=3, pattern="HA", mixers={"A": AttentionConfig(dim=8, num_heads=2)}, mlp_dim=16
 )
@@ -131,7 +131,7 @@ def adapter(**options):
         ),
         (
             lambda: attach(BLTConfig(), adapter(router=RouterConfig(reads=(ChunkMean(), Side(2)))), "latent"),
-            r"side is \{'latent': 2\} by stack, and the model of BLTConfig takes no .*call a jaxblt.models.Stack",
+            r"routers read \{'latent': 2\} side features by stack, and the model of BLTConfig takes none: .*call a",
         ),
         (lambda: adapter(sites=()), "sites is empty"),
         (lambda: adapter(sites=(("mlp/*", 0),)), "rank of 'mlp/\\*' must be at least 1, got 0"),
