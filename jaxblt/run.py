@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxblt.adapters import join_params, retrievals, split_params, without_index
-from jaxblt.adapters.code.row_adapters import Adapter
+from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.answers import (
     BATCH_SIZE,
     Embeddings,

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jaxblt.adapters.code.row_adapters import Adapter
+from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.answers.protocol import TrainedRun
 from jaxblt.data.letters import letters_of
 from jaxblt.inference.generate import generate

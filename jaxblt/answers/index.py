@@ -32,7 +32,7 @@ from jaxblt.training.step import Task, find_entropies
 from jaxblt.validation import whole as check_whole
 
 CHUNKS = 16384
-"""The most chunks of an index, if nothing else is asked for: as many as a `RetrievalConfig` holds."""
+"""The most chunks of an index, if nothing else is asked for: as many as `Neighbours` holds."""
 
 
 def build_index(
@@ -59,7 +59,7 @@ def build_index(
     Args:
       run: the base; its raw parameters, without adapters.
       chunk: steps, as of the `RouterConfig`.
-      neighbours: k, as of the `RetrievalConfig`.
+      neighbours: k, `Neighbours.count`.
       stack: name of the router's stack; None for the model's first.
       data: the documents; None for the run's.
       source: documents to use instead of those that the data names.

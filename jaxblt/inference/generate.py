@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jaxblt.adapters.code.fallback import count_replaced, warn_replaced
 from jaxblt.adapters.code.override import refuse_inside
-from jaxblt.adapters.code.row_adapters import Adapter, choose_adapters
+from jaxblt.adapters.update.row_adapters import Adapter, choose_adapters
 from jaxblt.data.vocab import EOS, decode
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step
 from jaxblt.inference.narrow import narrow_params
@@ -95,7 +95,7 @@ def generate(
         which each goes on as it would alone.
       stream: yield bytes as they come: lists with the next bytes of each prompt, at most 32, and b"" behind its end.
         Put together they are the bytes that are returned otherwise. Iterate under the mesh of the call.
-      adapters: of a routed model (`code.row_adapters`), for all prompts or for each: the number of an expert of
+      adapters: of a routed model (`update.row_adapters`), for all prompts or for each: the number of an expert of
         its bank, "base", "static", or None for what the router says. Values to one program, unless it is one None.
       alphabet: bytes that may be drawn, such as b"ACGT", for all prompts or for each; EOS may besides. None for all.
 

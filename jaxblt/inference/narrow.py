@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxblt.adapters.update.side_by_side import groups_in, joined_in
+from jaxblt.adapters.update.side_by_side import groups_in, lay_out_groups
 from jaxblt.inference.decode import PREPARED, Decoder, DecoderState
 from jaxblt.models.products import products_in
 
@@ -41,7 +41,7 @@ def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: De
         joined = {"/".join(path) for group in groups for path in group.paths}
         given[name] = _narrowed(params[name], decoder.dtype, products - joined)
         if groups:
-            made = flatten_dict(prepared.get(name, {})) | joined_in(params[name], groups)
+            made = flatten_dict(prepared.get(name, {})) | lay_out_groups(params[name], groups)
             prepared[name] = unflatten_dict(made)
     return {**given, PREPARED: prepared} if prepared else given
 

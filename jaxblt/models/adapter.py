@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 CHOSEN = "chosen"
-"""The collection that may hold rows' codes in the place of a router's; see `jaxblt.adapters.code.row_adapters`."""
+"""The collection that may hold rows' codes in the place of a router's; see `jaxblt.adapters.update.row_adapters`."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from jaxblt.adapters.code.levels import is_known, levels_of
-from jaxblt.adapters.config import AdapterConfig
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.params import join_params, split_params
 from jaxblt.adapters.update.site import ZERO
 from jaxblt.random_keys import make_key
@@ -112,7 +112,7 @@ def check_recovers(subject: Any) -> None:
         blocks=subject.stack.adapter.blocks,
         router=subject.stack.adapter.router,
     )
-    module, size = adapter.build(), max(adapter.router.side if adapter.router else 0, 0)
+    module, size = adapter.build(), adapter.router.side if adapter.router else 0
     assert module is not None
     domains, codes = subject.noise(21, (DOMAINS, subject.config.dim)), _planted(subject, adapter)
     wanted = jnp.asarray(np.resize(codes, (ROWS, codes.shape[1])))[:, None]

@@ -16,16 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxblt.adapters.code.config import RouterConfig
 from jaxblt.adapters.code.draw import Draw
+from jaxblt.adapters.code.prefix import Prefix
 from jaxblt.adapters.code.router import ROUTER
-from jaxblt.adapters.code.row_adapters import choose_codes
 from jaxblt.adapters.code.sticky import Sticky
 from jaxblt.adapters.code.transforms import TopK
-from jaxblt.adapters.config import RouterConfig
 from jaxblt.adapters.files.drift import describe_drift, merge_drift
 from jaxblt.adapters.files.merge import merge_stack
 from jaxblt.adapters.retrieval.neighbours import INDEX
 from jaxblt.adapters.update.params import join_params, routers, split_params, without_routers
+from jaxblt.adapters.update.row_adapters import choose_codes
 from jaxblt.adapters.update.site import ADAPTER, ZERO
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state, unstack_periods
@@ -197,7 +198,7 @@ def with_constant_code(stack: StackConfig, fallback: float) -> StackConfig:
     if adapter.router is None:
         return stack
     still = RouterConfig(
-        reads=adapter.router.reads, level="prefix", prefix=1 << 20, hidden=1, fallback=fallback
+        per=adapter.router.per, level="prefix", reads=(Prefix(1 << 20),), hidden=1, fallback=fallback
     )
     return dataclasses.replace(stack, adapter=dataclasses.replace(adapter, router=still, levels=(), code=()))
 

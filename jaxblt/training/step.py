@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxblt.adapters import next_bounds, owned, with_bounds
+from jaxblt.adapters import next_bounds, tell_documents, with_bounds
 from jaxblt.adapters.code.draw import POLICY
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
@@ -169,7 +169,7 @@ def predict(
     Dropout is on iff `rngs` has its key. A policy takes `experts`, if there are any (`jaxblt.adapters.Draw`).
     """
     given = {} if experts is None else {POLICY: experts}
-    with owned(batch.documents, None if task.patcher is None else task.patcher.block_size):
+    with tell_documents(batch.documents, None if task.patcher is None else task.patcher.block_size):
         (logits, patches), side = task.model.apply(
             {"params": whole_params(params, frozen), **given},
             batch.inputs,
@@ -360,7 +360,7 @@ def _from_reference(
 ) -> Float[Array, ""]:
     """Return the divergence from the reference, summed over the rows that are compared and scaled to all."""
     logits, rows = every_nth((logits, rows), reference.every)
-    with owned(rows.documents, None if task.patcher is None else task.patcher.block_size):
+    with tell_documents(rows.documents, None if task.patcher is None else task.patcher.block_size):
         wanted, _ = reference.model.apply(
             {"params": still(frozen[reference.tree].params)},
             rows.inputs,

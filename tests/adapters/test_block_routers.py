@@ -12,10 +12,13 @@ import pytest
 from jaxblt.adapters import (
     AdapterConfig,
     AdapterLosses,
+    ChunkMean,
     Draw,
     Ema,
-    RetrievalConfig,
+    Neighbours,
+    Prefix,
     RouterConfig,
+    Side,
     attach,
     distill,
     fuse,
@@ -26,12 +29,12 @@ from jaxblt.adapters import (
     split_params,
 )
 from jaxblt.adapters.code.fallback import count_replaced
-from jaxblt.adapters.code.override import given
-from jaxblt.adapters.code.row_adapters import choose_adapters
+from jaxblt.adapters.code.override import override_codes
 from jaxblt.adapters.files.merge import layers_at
 from jaxblt.adapters.files.serving import Telemetry, block_figures, guarded
 from jaxblt.adapters.update.attach import describe_sites
 from jaxblt.adapters.update.params import routers
+from jaxblt.adapters.update.row_adapters import choose_adapters
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.models.stack import Stack, init_stack_state, unstack_periods
@@ -43,9 +46,9 @@ from tests.tolerances import assert_close
 
 MIXERS = {"A": AttentionConfig(dim=8, num_heads=2), "W": AttentionConfig(dim=8, num_heads=2, window=5)}
 BARE = StackConfig(dim=8, num_layers=3, pattern="A", mixers=MIXERS, mlp_dim=12)
-ROUTER = RouterConfig(reads="block", chunk=4, prefix=3, hidden=4, side=2)
+ROUTER = RouterConfig(per="block", chunk=4, reads=(ChunkMean(), Side(2), Prefix(3)), hidden=4)
 OF_BLOCKS = AdapterConfig(rank=2, router=ROUTER, code=(Ema(0.5),), losses=AdapterLosses(entropy=0.1))
-OF_STACK = dataclasses.replace(OF_BLOCKS, router=dataclasses.replace(ROUTER, reads="stack"))
+OF_STACK = dataclasses.replace(OF_BLOCKS, router=dataclasses.replace(ROUTER, per="stack"))
 STACK = dataclasses.replace(BARE, adapter=OF_BLOCKS)
 ROWS, LENGTH = 2, 16
 X = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS, LENGTH, 8)).astype(np.float32))
@@ -157,7 +160,9 @@ def test_a_guard_watches_every_block(params, whole):
     assert telemetry.alarms() == ["2 rows had a code that is not finite"]
 
 
-PLAIN = dataclasses.replace(OF_BLOCKS, router=dataclasses.replace(ROUTER, side=0), losses=AdapterLosses())
+PLAIN = dataclasses.replace(
+    OF_BLOCKS, router=dataclasses.replace(ROUTER, reads=(ChunkMean(), Prefix(3))), losses=AdapterLosses()
+)
 BASE = ByteLMConfig(stack=dataclasses.replace(BARE, pattern="AW"))
 MODEL = attach(BASE, PLAIN)
 TEXT = jnp.asarray(np.random.default_rng(0).integers(4, 260, (ROWS, 12)), jnp.int32)
@@ -187,7 +192,7 @@ def test_codes_from_elsewhere_go_to_all_blocks(whole_model, tmp_path):
     expected = logits_of(BASE, merged)
     assert_close(found[0], logits_of(BASE, base)[0], n=12 * 8)
     assert_close(found[1], expected[1], n=12 * 8)
-    with given(jnp.ones((ROWS, 12, 2))):
+    with override_codes(jnp.ones((ROWS, 12, 2))):
         assert_close(logits_of(MODEL, whole_model), expected, n=12 * 8)
     save_peft(tmp_path / "a", MODEL, whole_model, code=code)
     plain = attach(BASE, AdapterConfig(rank=2))
@@ -302,12 +307,12 @@ WITHIN = dataclasses.replace(BARE, adapter=PLAIN)
     ("build", "words"),
     [
         (
-            lambda: dataclasses.replace(ROUTER, retrieval=RetrievalConfig("i")),
+            lambda: dataclasses.replace(ROUTER, reads=(ChunkMean(), Neighbours("i"))),
             "an index holds vectors of the stack's",
         ),
         (
             lambda: AdapterConfig(rank=2, blocks=2, router=ROUTER, code=(Draw(),)),
-            r"RouterConfig\.reads = 'block' makes choices in each block: set reads='stack'",
+            r"RouterConfig\.per = 'block' makes choices in each block: set per='stack'",
         ),
         (
             lambda: distill(MODEL, ALONE, jnp.ones((2, 2))),

@@ -11,7 +11,9 @@ import pytest
 
 from jaxblt.adapters import (
     AdapterConfig,
+    ChunkMean,
     Governor,
+    Prefix,
     RouterConfig,
     TopK,
     attach,
@@ -21,8 +23,8 @@ from jaxblt.adapters import (
     split_params,
     warm_start,
 )
-from jaxblt.adapters.code.row_adapters import choose_adapters
 from jaxblt.adapters.update.attach import describe_sites
+from jaxblt.adapters.update.row_adapters import choose_adapters
 from jaxblt.layers import Linear
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
@@ -31,7 +33,7 @@ from jaxblt.training.stored.serialize import from_json, to_json
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
-ROUTER = RouterConfig(chunk=4, prefix=3, hidden=8)
+ROUTER = RouterConfig(chunk=4, reads=(ChunkMean(), Prefix(3)), hidden=8)
 GATES = AdapterConfig(sites=(), gates=("mixer/v", "mlp/down"), rank=2, router=ROUTER, code=(TopK(1),))
 STACK = StackConfig(
     dim=8, num_layers=2, pattern="A", mixers={"A": AttentionConfig(dim=8, num_heads=4)}, mlp_dim=12

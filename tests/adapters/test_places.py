@@ -8,7 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Confidence, Mixed, RouterConfig, attach, check_sites
+from jaxblt.adapters import (
+    AdapterConfig,
+    ChunkMean,
+    Confidence,
+    Mixed,
+    Prefix,
+    RecurrentMemory,
+    RouterConfig,
+    Side,
+    attach,
+    check_sites,
+)
 from jaxblt.adapters.code import router
 from jaxblt.adapters.code.levels import EVERY
 from jaxblt.adapters.code.router import Router, init_router_state
@@ -20,7 +31,7 @@ from tests.adapters.routing import DOCUMENTS, LENGTH, WIDTH, inputs, params_of, 
 from tests.tolerances import assert_close
 
 CHUNK, PREFIX = 5, 7
-ROUTER = RouterConfig(level="chunk", chunk=CHUNK, prefix=PREFIX, hidden=4)
+ROUTER = RouterConfig(level="chunk", chunk=CHUNK, reads=(ChunkMean(), Prefix(PREFIX)), hidden=4)
 ADAPTER = AdapterConfig(rank=3, router=ROUTER, code=(Confidence(),))
 ALONE = np.stack([np.repeat([1, 0], [LENGTH - 2, 2]), np.repeat([3, 0], [17, LENGTH - 17])]).astype(np.int32)
 """One document a row."""
@@ -28,7 +39,8 @@ ALIGNED = np.stack([np.repeat([1, 2, 0], [23, 15, 2]), np.repeat([4, 5, 6], [10,
 ALIGNED[0, 23:25] = 0
 """Documents that start where a chunk may."""
 SIDE = np.random.default_rng(3).standard_normal((*ALONE.shape, 2)).astype(np.float32)
-MIXED: Any = {"level": Mixed(("prefix", "chunk"), prices=(0.0, 0.1)), "memory": "gru", "side": 2, "lag": 2}
+MANY = (ChunkMean(), RecurrentMemory(), Side(2), Prefix(PREFIX))
+MIXED: Any = {"level": Mixed(("prefix", "chunk"), prices=(0.0, 0.1)), "reads": MANY, "lag": 2}
 IN_CHUNKS, IN_ROWS = {"segment_alignment": CHUNK}, {"packed": False}
 
 
@@ -62,7 +74,7 @@ CASES = {
     "a prefix": ({"level": "prefix"}, IN_ROWS, ALONE, [1]),
     "prefixes of packed rows": ({"level": "prefix"}, IN_CHUNKS, ALIGNED, [6]),
     "chunks before the prefix ends": (
-        {"level": Mixed(("prefix", "chunk")), "prefix": 12},
+        {"level": Mixed(("prefix", "chunk")), "reads": (ChunkMean(), Prefix(12))},
         IN_ROWS,
         ALONE,
         [1, 8],
@@ -76,7 +88,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_networks_read_a_token_a_chunk_and_codes_stay(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options, promised, ids, expected = CASES[case]
-    given = {"side": jnp.asarray(SIDE)} if options.get("side") else {}
+    given = {"side": jnp.asarray(SIDE)} if options.get("reads") == MANY else {}
     config = dataclasses.replace(ADAPTER, router=dataclasses.replace(ROUTER, **options, **promised))
     params, ids = params_of(config, **given), jnp.asarray(with_holes(ids))
     traced, _ = record(monkeypatch)
@@ -146,7 +158,9 @@ def test_longer_calls_run_it_at_each_edge(level: Any, most: int, monkeypatch: py
 
 
 def test_rows_shorter_than_the_prefix_have_the_fallback() -> None:
-    config = dataclasses.replace(ADAPTER, router=RouterConfig("prefix", prefix=LENGTH, fallback=0.0))
+    config = dataclasses.replace(
+        ADAPTER, router=RouterConfig("prefix", reads=(ChunkMean(), Prefix(LENGTH)), fallback=0.0)
+    )
     code, _ = jax.jit(Router(config).apply)({"params": params_of(config)}, inputs())
     np.testing.assert_array_equal(code, 0.0)
 

@@ -9,16 +9,21 @@ import pytest
 from jaxblt.adapters import (
     AdapterConfig,
     AdapterLosses,
+    ChunkMean,
     Clamp,
     Confidence,
     Ema,
     Governor,
     Mixed,
-    RetrievalConfig,
+    Neighbours,
+    Prefix,
+    RecurrentMemory,
     RouterConfig,
+    Side,
     Sparse,
     Sticky,
     TopK,
+    Traces,
 )
 from jaxblt.adapters.update import products
 from jaxblt.layers import Linear
@@ -34,7 +39,7 @@ MIXERS = {
     "D": GatedDeltaNetConfig(dim=8, num_heads=2, chunk_size=8),
 }
 STACK = StackConfig(dim=8, num_layers=1, pattern="R", mixers=MIXERS, mlp_dim=8)
-ROUTER = RouterConfig(level="chunk", chunk=5, prefix=3, hidden=8)
+ROUTER = RouterConfig(level="chunk", chunk=5, reads=(ChunkMean(), Prefix(3)), hidden=8)
 ADAPTERS = {
     "static": AdapterConfig(rank=2),
     "prefix": AdapterConfig(rank=2, router=dataclasses.replace(ROUTER, level="prefix", fallback=0.0)),
@@ -45,23 +50,28 @@ ADAPTERS = {
     "sticky": AdapterConfig(rank=4, blocks=2, router=ROUTER, code=(Ema(0.5), Sticky(0.1))),
     "mixed": AdapterConfig(
         rank=3,
-        router=dataclasses.replace(ROUTER, level=Mixed(prices=(0.0, 0.1, 0.2)), memory="gru", side=2),
+        router=dataclasses.replace(
+            ROUTER,
+            level=Mixed(prices=(0.0, 0.1, 0.2)),
+            reads=(ChunkMean(), RecurrentMemory(), Side(2), Prefix(3)),
+        ),
         code=(Sparse(0.05),),
         losses=AdapterLosses(entropy=0.1, balance=0.1, flip=0.1, decorrelation=0.1, orthogonality=0.1),
         governor=Governor(start=1.0),
     ),
     "traces": AdapterConfig(
-        rank=4, blocks=2, router=dataclasses.replace(ROUTER, level="token", memory="traces", prefix=None)
+        rank=4, blocks=2, router=dataclasses.replace(ROUTER, level="token", reads=(ChunkMean(), Traces()))
     ),
     "levels": AdapterConfig(rank=2, router=ROUTER, levels=(("mlp/*", "token"),), code=(Ema(0.5),)),
     "blocks": AdapterConfig(
-        rank=2, router=dataclasses.replace(ROUTER, reads="block"), code=(Ema(0.5), Clamp(1.5))
+        rank=2, router=dataclasses.replace(ROUTER, per="block"), code=(Ema(0.5), Clamp(1.5))
     ),
     "gates": AdapterConfig(
         sites=("mlp/down",), gates=("mixer/v", "mixer/out"), rank=2, router=ROUTER, code=(TopK(1),)
     ),
     "retrieval": AdapterConfig(
-        rank=2, router=dataclasses.replace(ROUTER, retrieval=RetrievalConfig(capacity=12, neighbours=3))
+        rank=2,
+        router=dataclasses.replace(ROUTER, reads=(ChunkMean(), Neighbours(capacity=12, count=3), Prefix(3))),
     ),
     "token": AdapterConfig(
         rank=4, blocks=4, router=dataclasses.replace(ROUTER, level="token"), code=(TopK(2),)

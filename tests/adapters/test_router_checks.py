@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, RouterConfig
+from jaxblt.adapters import AdapterConfig, ChunkMean, Prefix, RouterConfig
 from jaxblt.adapters.code.router import Router, init_router_state
 from tests.adapters.routing import DOCUMENTS, inputs, params_of, whole
 
 CHUNK, LEVELS = 5, ("chunk", "prefix", "token")
-ROUTER = RouterConfig(level="chunk", chunk=CHUNK, prefix=3, hidden=4)
+ROUTER = RouterConfig(level="chunk", chunk=CHUNK, reads=(ChunkMean(), Prefix(3)), hidden=4)
 ADAPTER = AdapterConfig(rank=3, router=ROUTER)
 ROW = np.ones((1, 30), np.int32)
 
@@ -70,7 +70,11 @@ def test_a_code_is_known_lag_chunks_before_it_begins(lag):
 
 @pytest.mark.parametrize(
     ("change", "held"),
-    [({"chunk": 4}, "chunk = 4"), ({"prefix": None}, "prefix = None"), ({"level": "token"}, "level = token")],
+    [
+        ({"chunk": 4}, "chunk = 4"),
+        ({"reads": (ChunkMean(), Prefix(4))}, "steps = 4"),
+        ({"level": "token"}, "level = token"),
+    ],
 )
 def test_the_sums_of_another_config_are_refused(change, held):
     """Their shapes may be the same."""

@@ -10,8 +10,10 @@ import pytest
 
 from jaxblt.adapters import (
     AdapterConfig,
+    ChunkMean,
     Ema,
-    RetrievalConfig,
+    Neighbours,
+    Prefix,
     RouterConfig,
     attach,
     distill,
@@ -22,9 +24,9 @@ from jaxblt.adapters import (
     save_peft,
     split_params,
 )
-from jaxblt.adapters.code.row_adapters import choose_adapters
 from jaxblt.adapters.update.attach import describe_sites
 from jaxblt.adapters.update.params import routers
+from jaxblt.adapters.update.row_adapters import choose_adapters
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.stored.serialize import from_json, to_json
@@ -34,7 +36,7 @@ from tests.tolerances import assert_close
 HEADS = AttentionConfig(dim=8, num_heads=2)
 STACK = StackConfig(dim=8, num_layers=1, pattern="A", mixers={"A": HEADS}, mlp_dim=12)
 BASE = ByteLMConfig(stack=STACK)
-ROUTER = RouterConfig(chunk=4, prefix=None, hidden=4)
+ROUTER = RouterConfig(chunk=4, reads=(ChunkMean(),), hidden=4)
 LEVELS = AdapterConfig(
     sites=("mixer/[qkv]", "mlp/down"), rank=2, router=ROUTER, levels=(("mlp/*", "token"),), code=(Ema(0.5),)
 )
@@ -140,11 +142,14 @@ def adapter(**changes):
     [
         (lambda: adapter(router=None, code=()), "are of a router without an index, and router is None"),
         (
-            lambda: adapter(router=dataclasses.replace(ROUTER, retrieval=RetrievalConfig("i"))),
+            lambda: adapter(router=dataclasses.replace(ROUTER, reads=(ChunkMean(), Neighbours("i")))),
             "are of a router without an index",
         ),
         (lambda: adapter(levels=(("mlp/*", "chunk"),)), "names 'chunk', the router's level"),
-        (lambda: adapter(levels=(("mlp/*", "prefix"),)), r"RouterConfig\.prefix is None and level='prefix'"),
+        (
+            lambda: adapter(levels=(("mlp/*", "prefix"),)),
+            r"holds nothing that level 'prefix' reads: add Prefix",
+        ),
         (
             lambda: attach(BASE, adapter(levels=(("mlp/up", "token"),))),
             r"level pattern 'mlp/up' matches no site; the nearest names are \['mlp/down'",
@@ -153,7 +158,7 @@ def adapter(**changes):
             lambda: attach(
                 BASE,
                 adapter(
-                    router=dataclasses.replace(ROUTER, prefix=2),
+                    router=dataclasses.replace(ROUTER, reads=(ChunkMean(), Prefix(2))),
                     code=(),
                     levels=(("mlp/*", "token"), ("*down", "prefix")),
                 ),

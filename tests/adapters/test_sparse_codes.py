@@ -12,6 +12,7 @@ import pytest
 
 from jaxblt.adapters import (
     AdapterConfig,
+    ChunkMean,
     Clamp,
     Confidence,
     Draw,
@@ -23,8 +24,8 @@ from jaxblt.adapters import (
     TopK,
     attach,
 )
-from jaxblt.adapters.code.row_adapters import choose_adapters
 from jaxblt.adapters.update import products
+from jaxblt.adapters.update.row_adapters import choose_adapters
 from jaxblt.layers import Linear, linears
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
@@ -210,7 +211,7 @@ STACK = StackConfig(
     dim=8, num_layers=3, pattern="AA", mixers={"A": AttentionConfig(dim=8, num_heads=2)}, mlp_dim=12
 )
 SERVED = AdapterConfig(
-    sites=("mlp/down", "mixer/out"), rank=4, blocks=2, router=RouterConfig(prefix=None, chunk=4)
+    sites=("mlp/down", "mixer/out"), rank=4, blocks=2, router=RouterConfig(reads=(ChunkMean(),), chunk=4)
 )
 
 
@@ -219,14 +220,14 @@ LEVELS = (("mlp/*", "token"),)
 
 @pytest.mark.slow(weeks=2)
 @pytest.mark.parametrize(
-    ("scan", "reads", "levels"),
+    ("scan", "per", "levels"),
     [(True, "stack", ()), (False, "stack", LEVELS), (True, "block", LEVELS), (False, "block", ())],
     ids=["scanned", "unrolled", "scanned, a router a block", "unrolled, a router a block"],
 )
 def test_adapters_of_rows_are_told_where_they_were_chosen(
-    scan: bool, reads: Any, levels: Any, told: Any
+    scan: bool, per: Any, levels: Any, told: Any
 ) -> None:
-    router = dataclasses.replace(SERVED.router, reads=reads)
+    router = dataclasses.replace(SERVED.router, per=per)
     stack = dataclasses.replace(STACK, scan=scan, remat="full")
     config = attach(ByteLMConfig(stack=stack), dataclasses.replace(SERVED, router=router, levels=levels))
     ids = jnp.zeros((3, 100), jnp.int32)

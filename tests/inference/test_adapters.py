@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse
+from jaxblt.adapters import AdapterConfig, ChunkMean, Ema, Prefix, RouterConfig, attach, fuse
 from jaxblt.adapters.code.fallback import CodeFallbackWarning
-from jaxblt.adapters.code.row_adapters import choose_adapters
+from jaxblt.adapters.update.row_adapters import choose_adapters
 from jaxblt.cli.generate import read_adapter
 from jaxblt.inference import Decoder, SamplingConfig, generate
 from jaxblt.inference.generate import _begin
@@ -24,7 +24,7 @@ from tests.tolerances import assert_close
 SITES = ("mlp/down", "mixer/out")
 HEADS = AttentionConfig(dim=8, num_heads=2)
 BASE = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="A", mixers={"A": HEADS}, mlp_dim=12))
-ROUTER = RouterConfig(prefix=None, chunk=4, hidden=4)
+ROUTER = RouterConfig(reads=(ChunkMean(),), chunk=4, hidden=4)
 BANK = attach(BASE, AdapterConfig(sites=SITES, rank=4, blocks=2, alpha=16.0, router=ROUTER))
 PROMPTS = [b"abc", b"a longer prompt"]
 SEED = 1
@@ -90,7 +90,7 @@ def test_a_patched_model_s_bytes_one_by_one_equal_the_parallel_pass_given_its_pa
     """Chunks of the latent stack count slots, so decoding has to feed it the holes that the parallel pass has."""
     local = dataclasses.replace(BASE.stack, pattern="W", mixers={"W": dataclasses.replace(HEADS, window=6)})
     blt = BLTConfig(local, BASE.stack, local, hash=None, bridge_heads=2)
-    router = dataclasses.replace(ROUTER, chunk=3, prefix=5)
+    router = dataclasses.replace(ROUTER, chunk=3, reads=(ChunkMean(), Prefix(5)))
     config = attach(blt, AdapterConfig(rank=2, router=router, code=(Ema(0.5),)), stacks=("latent", "decoder"))
     patcher = PatcherConfig(mode="space", block_size=16, capacity=8)
     text = (

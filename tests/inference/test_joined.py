@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from jaxblt.adapters import AdapterConfig, Governor, RouterConfig, attach
+from jaxblt.adapters import AdapterConfig, ChunkMean, Governor, Prefix, RouterConfig, attach
 from jaxblt.inference import Decoder, decode_step, init_decoder
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.unroll import unroll_params, unrolled
@@ -26,7 +26,7 @@ ROWS, LAYERS, DIM = 3, 2, 16
 HEADS = AttentionConfig(dim=DIM, num_heads=2)
 STACK = StackConfig(dim=DIM, num_layers=LAYERS, pattern="A", mixers={"A": HEADS}, mlp_dim=24)
 ADAPTER = AdapterConfig(sites=("mixer/*", "mlp/*"), rank=4, alpha=8.0)
-ROUTER = RouterConfig(prefix=2, chunk=4, hidden=8)
+ROUTER = RouterConfig(reads=(ChunkMean(), Prefix(2)), chunk=4, hidden=8)
 GROUPS = {"mixer/q/q k v", "mixer/out/out", "mlp/gate/gate up", "mlp/down/down"}
 ADAPTERS = {
     "static": ADAPTER,

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Mixed, RouterConfig, attach
+from jaxblt.adapters import AdapterConfig, ChunkMean, Mixed, Prefix, RouterConfig, attach
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.parallel import make_mesh
@@ -34,9 +34,17 @@ def set_up(router, **options):
             r"'stack/router' .* 32 steps .* at step 32 .*lag \* chunk = 1 \* 32\): lower",
         ),
         (RouterConfig(chunk=11, lag=3), {}, r"at step 33 \(RouterConfig.lag \* chunk = 3 \* 11\)"),
-        (RouterConfig("prefix", prefix=LENGTH), {}, r"at step 32 \(RouterConfig.prefix = 32\)"),
-        (RouterConfig(Mixed(("prefix", "chunk")), prefix=48), {}, r"at step 48 \(RouterConfig.prefix = 48\)"),
-        (RouterConfig(chunk=64, reads="block"), {}, "router 'stack/.*block_0/router' never gives a code"),
+        (
+            RouterConfig("prefix", reads=(ChunkMean(), Prefix(LENGTH))),
+            {},
+            r"at step 32 \(Prefix.steps = 32\)",
+        ),
+        (
+            RouterConfig(Mixed(("prefix", "chunk")), reads=(ChunkMean(), Prefix(48))),
+            {},
+            r"at step 48 \(Prefix.steps = 48\)",
+        ),
+        (RouterConfig(chunk=64, per="block"), {}, "router 'stack/.*block_0/router' never gives a code"),
         (
             RouterConfig(),
             {"levels": (("mlp/up", "token"),)},
@@ -53,9 +61,9 @@ def test_rows_that_end_before_the_first_code(router, options, words):
     "router",
     [
         RouterConfig(chunk=LENGTH - 1),
-        RouterConfig("prefix", prefix=LENGTH - 1),
+        RouterConfig("prefix", reads=(ChunkMean(), Prefix(LENGTH - 1))),
         RouterConfig("token"),
-        RouterConfig(Mixed(("prefix", "chunk")), prefix=128, chunk=16),
+        RouterConfig(Mixed(("prefix", "chunk")), reads=(ChunkMean(), Prefix(128)), chunk=16),
     ],
 )
 def test_rows_that_hold_a_code_at_their_last_step(router):
@@ -65,7 +73,7 @@ def test_rows_that_hold_a_code_at_their_last_step(router):
 def test_slots_of_patches_are_the_steps_of_a_latent_stack():
     """Rows of 32 bytes have 8 slots: a code at step 8 never comes in the latent stack, and does in the decoder."""
     model = BLTConfig(encoder=STACK, latent=STACK, decoder=STACK)
-    router = RouterConfig(chunk=8, prefix=None)
+    router = RouterConfig(chunk=8, reads=(ChunkMean(),))
     patcher = PatcherConfig(mode="static", patch_size=4, block_size=16, capacity=4)
     for name in ("latent", "decoder"):
         adapter = AdapterConfig(sites=("mlp/*",), rank=2, router=router)

@@ -11,7 +11,8 @@ import pytest
 import jaxblt
 from jaxblt.adapters import (
     AdapterConfig,
-    RetrievalConfig,
+    ChunkMean,
+    Neighbours,
     RouterConfig,
     attach,
     join_params,
@@ -65,10 +66,8 @@ def index(base_run, paths):
 
 
 def recipe_over(base_run, paths, /, *, chunk=CHUNK, **options):
-    retrieval = RetrievalConfig(str(paths[0] / "index"), capacity=128, neighbours=3)
-    adapter = AdapterConfig(
-        rank=2, router=RouterConfig(chunk=chunk, prefix=None, hidden=8, retrieval=retrieval)
-    )
+    reads = (ChunkMean(), Neighbours(str(paths[0] / "index"), capacity=128, count=3))
+    adapter = AdapterConfig(rank=2, router=RouterConfig(chunk=chunk, reads=reads, hidden=8))
     fields = SHORT | {"base_run": str(base_run), "data": paths[1]} | options
     return tiny_recipe(model=attach(MODEL, adapter), **fields)
 
@@ -221,8 +220,8 @@ def test_an_index_of_another_base_is_refused(index, run, base_run, paths, tmp_pa
     save_index(replace(index, base="0" * 64), tmp_path / "other")
     recipe = recipe_over(base_run, (tmp_path, paths[1]))
     router = recipe.model.stack.adapter.router
-    retrieval = replace(router.retrieval, index=str(tmp_path / "other"))
-    adapter = replace(recipe.model.stack.adapter, router=replace(router, retrieval=retrieval))
+    reads = (ChunkMean(), replace(router.reads[1], index=str(tmp_path / "other")))
+    adapter = replace(recipe.model.stack.adapter, router=replace(router, reads=reads))
     with pytest.raises(
         ValueError, match=r"base of content hash 0{64}, expected .*: make an index of this base"
     ):

@@ -85,7 +85,7 @@ def adapter_speed(
 
 def model_of(name: str, setting: Setting) -> "ByteLMConfig":
     """Return the model of an arm."""
-    from jaxblt.adapters import AdapterConfig, Clamp, RouterConfig, attach
+    from jaxblt.adapters import AdapterConfig, ChunkMean, Clamp, Prefix, RouterConfig, attach
     from jaxblt.mixers import AttentionConfig
     from jaxblt.models import ByteLMConfig, StackConfig
     from jaxblt.models.row_layout import RowLayout
@@ -100,7 +100,10 @@ def model_of(name: str, setting: Setting) -> "ByteLMConfig":
         if name != "static":
             level: Any = name
             router = RouterConfig(
-                level=level, chunk=setting.chunk, prefix=setting.prefix, hidden=setting.hidden
+                level=level,
+                chunk=setting.chunk,
+                reads=(ChunkMean(), Prefix(setting.prefix)),
+                hidden=setting.hidden,
             )
             adapter = replace(adapter, router=router, code=(Clamp(3.0),))
         model = attach(model, adapter)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxblt.adapters import AdapterConfig, Clamp, Mixed, RouterConfig
+from jaxblt.adapters import AdapterConfig, ChunkMean, Clamp, Mixed, Prefix, RouterConfig, Traces
 from jaxblt.validation import check_bounds, check_fields
 
 BY_BLOCK = ("chunk_block", "bank_block")
@@ -159,10 +159,9 @@ def _router(name: str, settings: Settings) -> RouterConfig:
     return RouterConfig(
         level=Mixed() if name == "levels" else level,
         chunk=settings.chunk,
-        prefix=None if name in TRACES else settings.prefix,
-        memory="traces" if name in TRACES else None,
+        reads=(ChunkMean(), Traces() if name in TRACES else Prefix(settings.prefix)),
         hidden=max(1, settings.hidden // divisor),
-        reads="block" if name in BY_BLOCK else "stack",
+        per="block" if name in BY_BLOCK else "stack",
     )
 
 

@@ -15,7 +15,7 @@ from experiments.benchmark.adapters.arms import Arm, Settings
 from experiments.benchmark.adapters.mixed_text import Mix, Rows, draw_rows
 from experiments.benchmark.adapters.scored import Scored, count_picks
 from jaxblt.adapters import attach, join_params, split_params
-from jaxblt.adapters.code.override import given, is_router
+from jaxblt.adapters.code.override import is_router, override_codes
 from jaxblt.training.flops import count_params
 from jaxblt.training.routing.policy import is_routers
 
@@ -57,7 +57,7 @@ class Program:
 
     def _start(self, base: Any, key: Any) -> tuple[Any, Any]:
         """Draw the trained part and its moments; what it shares with the base begins as the base has it."""
-        with given(jnp.zeros((1, 2, self.blocks))) if self.arm.labelled else nullcontext():
+        with override_codes(jnp.zeros((1, 2, self.blocks))) if self.arm.labelled else nullcontext():
             drawn = nn.meta.unbox(self.module.init(key, jnp.zeros((1, 2), jnp.int32)))["params"]
         trained = _shared(split_params(drawn, self.arm.also_train)[1], base)
         return trained, self.moments.init(trained)
@@ -66,7 +66,7 @@ class Program:
         """Return logits of each target, with the code, if one router makes it."""
         codes: list[Any] = []
         if self.arm.labelled:
-            context = given(jax.nn.one_hot(rows.domain, self.blocks, dtype=jnp.float32))
+            context = override_codes(jax.nn.one_hot(rows.domain, self.blocks, dtype=jnp.float32))
         else:
             context = nullcontext() if self.arm.of_blocks else _recorded(codes)
         with context:

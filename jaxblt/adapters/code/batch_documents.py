@@ -10,8 +10,10 @@ from jaxtyping import Array, Int
 from jaxblt.adapters.code.router import Router
 
 
-def owned(documents: Int[Array, "B T"] | None, block_size: int | None = None) -> AbstractContextManager[Any]:
-    """A context in which routers with an index leave out chunks of the document that a token is of.
+def tell_documents(
+    documents: Int[Array, "B T"] | None, block_size: int | None = None
+) -> AbstractContextManager[Any]:
+    """Make a context in which routers with an index leave out chunks of the document that a token is of.
 
     Whole rows alone are told: a call with a state decodes text that is no document of the index.
 
@@ -37,7 +39,7 @@ def owned(documents: Int[Array, "B T"] | None, block_size: int | None = None) ->
 
 
 def of_slots(documents: Int[Array, "B T"], slots: int, block_size: int | None) -> Int[Array, "B S"]:
-    """The documents of a row's slots: a document begins at a block's edge, so all slots of a block have one."""
+    """Return the documents of a row's slots: a document begins at a block's edge, so all slots of a block have one."""
     length = documents.shape[1]
     if slots == length or block_size is None:
         return documents

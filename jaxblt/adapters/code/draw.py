@@ -19,7 +19,7 @@ CHOICE = "choice"
 
 @flax.struct.dataclass
 class Choice:
-    """What a policy chose at each token of whole rows.
+    """Choice of a policy at each token of whole rows.
 
     Attributes:
       expert: in force at the token; -1 where there is none yet.
@@ -43,25 +43,25 @@ class Draw:
     """
 
     def check(self, adapter: Any) -> None:
-        """Raises ValueError for a code that is no bank's, or that each block has of its own."""
+        """Raise ValueError for a code that is no bank's, or that each block has of its own."""
         if adapter.blocks is None:
             raise ValueError(
                 "Draw chooses an expert of a bank, and blocks is None: set the number of experts"
             )
         if adapter.of_blocks:
             raise ValueError(
-                "Draw's choices have one reward, and RouterConfig.reads = 'block' makes choices in each block: set "
-                "reads='stack'"
+                "Draw's choices have one reward, and RouterConfig.per = 'block' makes choices in each block: set "
+                "per='stack'"
             )
 
     def init_state(self, batch_size: int, numbers: int) -> tuple[()]:
-        """None is needed: calls with a state take the likeliest expert."""
+        """Return no state: calls with a state take the likeliest expert."""
         return ()
 
     def apply(
         self, router: nn.Module, name: str, code: Float[Array, "B T E"], moment: Any, rows: Any, state: Any
     ) -> tuple[Float[Array, "B T E"], Any]:
-        """The one-hot code; the fallback where there is no code yet.
+        """Return the one-hot code; the fallback where there is no code yet.
 
         Raises:
           ValueError: an rng "policy" is passed to a call with a state.
@@ -92,7 +92,7 @@ class Draw:
 def _drawn(
     key: Array, logs: Float[Array, "B T E"], starts: Bool[Array, "B T"], rows: Any
 ) -> Int[Array, "B T"]:
-    """An expert drawn at each start, held over the tokens behind it."""
+    """Draw an expert at each start, which holds over the tokens behind it."""
     noisy = jax.lax.stop_gradient(logs) + jax.random.gumbel(key, logs.shape, jnp.float32)
     one = jax.nn.one_hot(jnp.argmax(noisy, -1), logs.shape[-1], dtype=jnp.float32)
     keep = jnp.where(starts, 0.0, 1.0)[..., None]
@@ -101,6 +101,6 @@ def _drawn(
 
 
 def choices(side: Any) -> list[Choice]:
-    """The choices of every policy that sowed into `intermediates` in a pass, in a fixed order."""
+    """Return the choices of every policy that sowed into `intermediates` in a pass, in a fixed order."""
     leaves = jax.tree.leaves(side.get("intermediates", {}), is_leaf=lambda node: isinstance(node, Choice))
     return [leaf for leaf in leaves if isinstance(leaf, Choice)]

@@ -12,11 +12,11 @@ from jaxblt.models.finite import explain_nonfinite
 
 
 class CodeFallbackWarning(UserWarning):
-    """A router's code was not finite: its adapter has the fallback there."""
+    """Warning that a router's code was not finite: its adapter has the fallback there."""
 
 
 def count_replaced(state: Any) -> Int[Array, "B"] | None:
-    """Tokens of each row whose code was not finite, of all routers in a state; None without a router."""
+    """Return tokens of each row whose code was not finite, over all routers in a state; None without a router."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, RouterState))
     # Axes in front of rows are layers of a scan
     found = [
@@ -28,7 +28,7 @@ def count_replaced(state: Any) -> Int[Array, "B"] | None:
 
 
 def warn_replaced(counts: np.ndarray, params: Any) -> None:
-    """Warns, with rows, tokens and the parameters that hold NaN, if any of `count_replaced` is not 0."""
+    """Warn, with rows, tokens and the parameters that hold NaN, if any of `count_replaced` is not 0."""
     rows = np.flatnonzero(counts)
     if not len(rows):
         return

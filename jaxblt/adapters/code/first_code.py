@@ -34,9 +34,13 @@ def _check(module: Router, length: int) -> None:
     first = first_step(config, level)
     if first < length:
         return
-    decides = f"prefix = {first}" if level == "prefix" else f"lag * chunk = {config.lag} * {config.chunk}"
+    decides = (
+        f"Prefix.steps = {first}"
+        if level == "prefix"
+        else f"RouterConfig.lag * chunk = {config.lag} * {config.chunk}"
+    )
     raise ValueError(
         f"router {'/'.join(module.path)!r} never gives a code: rows have {length} steps (bytes or slots of patches), "
-        f"and its first code comes at step {first} (RouterConfig.{decides}): lower that, or use longer rows "
+        f"and its first code comes at step {first} ({decides}): lower that, or use longer rows "
         "(data.seq_len)"
     )

@@ -11,7 +11,7 @@ from jaxblt.adapters.code.router import Router
 
 
 def level_name(level: Level | Mixed) -> str:
-    """The name of a level's router among several."""
+    """Return the name of a level's router among several."""
     return "mixed" if isinstance(level, Mixed) else level
 
 
@@ -33,7 +33,7 @@ class Routers(nn.Module):
         state: dict[str, Any] | None = None,
         side: Float[Array, "B T S"] | None = None,
     ) -> tuple[Float[Array, "B T W"], dict[str, Any] | None]:
-        """As a `Router`; the state is one for each name."""
+        """Return codes and states as a `Router` does; the states by name."""
         codes, after = [], {}
         for name, adapter in self.adapters:
             given = None if state is None else state[name]

@@ -66,22 +66,22 @@ class Mixed:
 
 
 def levels_of(config: Any) -> tuple[Level, ...]:
-    """The levels of a `RouterConfig`, the coarsest first."""
+    """Return the levels of a `RouterConfig`, the coarsest first."""
     return config.level.levels if isinstance(config.level, Mixed) else (config.level,)
 
 
 def first_step(config: Any, level: Level) -> int:
-    """The step of a document at which a level has its first code."""
+    """Return the step of a document at which a level has its first code."""
     return {"prefix": config.prefix, "chunk": config.lag * config.chunk, "token": 0}[level]
 
 
 def is_known(config: Any, level: Level, time: Int[Array, "B T"]) -> Bool[Array, "B T"]:
-    """Where a level has a code."""
+    """Return where a level has a code."""
     return jnp.ones(time.shape, bool) if level == "token" else time >= first_step(config, level)
 
 
 class Places(NamedTuple):
-    """The tokens at which f of a level is computed; the tokens around each share it.
+    """Tokens at which f of a level is computed; the tokens around each share it.
 
     Attributes:
       first: of a row.
@@ -92,11 +92,11 @@ class Places(NamedTuple):
     step: int
 
     def taken(self, x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B N ..."]:
-        """x at these tokens."""
+        """Return x at these tokens."""
         return x[:, self.first :: self.step]
 
     def spread(self, x: Float[Array, "B N F"], length: int) -> Float[Array, "B T F"]:
-        """What is computed at these tokens, at each of a row's."""
+        """Return values that were computed at these tokens, at each of a row's."""
         return x if self.step == 1 else jnp.repeat(x, self.step, 1)[:, :length]
 
 
@@ -107,7 +107,7 @@ EVERY = Places(0, 1)
 def places_of(
     config: Any, level: Level, length: int, segment_ids: Int[Array, "B T"] | None, *, whole: bool
 ) -> Places | None:
-    """Where f of a level is computed: once a chunk or a document; None where only a token's time tells.
+    """Return where f of a level is computed, a chunk or a document once; None where only a token's time tells.
 
     Args:
       config: the `RouterConfig`.
@@ -126,31 +126,31 @@ def places_of(
 
 
 def are_aligned(config: Any, segment_ids: Int[Array, "B T"] | None, *, whole: bool) -> bool:
-    """Whether chunks of documents are those of their row; arguments are as in `places_of`."""
+    """Return whether chunks of documents are those of their row; arguments are as in `places_of`."""
     return whole and (_are_single(config, segment_ids) or config.segment_alignment % config.chunk == 0)
 
 
 def _are_single(config: Any, segment_ids: Int[Array, "B T"] | None) -> bool:
-    """Whether a row has one document."""
+    """Return whether a row has one document."""
     return segment_ids is None or not config.packed
 
 
 def is_edge(config: Any, level: Level, time: Int[Array, "B T"]) -> Bool[Array, "B T"]:
-    """Where a level has a new code: at the first token of a chunk with one, or the first behind the prefix."""
+    """Return where a level has a new code: at the first token of a chunk with one, or the first behind the prefix."""
     if level == "prefix":
         return time == config.prefix
     return (time % config.chunk == 0) & is_known(config, level, time)
 
 
 def edge_spacing(config: Any, level: Level) -> int:
-    """Tokens from one edge of a level to the next at least, of whichever documents: all lie so far into theirs."""
+    """Return tokens from one edge of a level to the next at least, of whichever documents."""
     return config.prefix + 1 if level == "prefix" else config.chunk
 
 
 def can_change(
     config: Any, time: Int[Array, "B T"], content: Bool[Array, "B T"] | None
 ) -> Bool[Array, "B T"]:
-    """Where the code may be another one than at the token before.
+    """Return where the code may be another one than at the token before.
 
     At a chunk's edge weights may move on to a level that has no code yet, so any level with one makes it an edge.
     """
@@ -168,7 +168,7 @@ def level_weights(
     gate: Float[Array, "B T L"] | None,
     time: Int[Array, "B T"],
 ) -> Float[Array, "B T L"]:
-    """The weight of each level at each token.
+    """Return the weight of each level at each token.
 
     Args:
       config: the `RouterConfig`, whose level is `Mixed`.
@@ -187,7 +187,7 @@ def level_weights(
 def sow_shares(
     router: nn.Module, config: Any, weights: Float[Array, "B T L"], content: Bool[Array, "B T"] | None
 ) -> None:
-    """Sows the mean weight of each level over tokens as metric "level_shares", and what training pays for them."""
+    """Sow the mean weight of each level over tokens as metric "level_shares", and what training pays for them."""
     tokens = jnp.ones(weights.shape[:2], jnp.float32) if content is None else content.astype(jnp.float32)
     shares = jnp.einsum("btl,bt->l", weights, tokens) / jnp.maximum(jnp.sum(tokens), 1)
     sow_metric(router, "level_shares", shares)
@@ -196,7 +196,7 @@ def sow_shares(
 
 
 def _place(config: Any, scores: Float[Array, "B T E"], time: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """What thresholds are compared with."""
+    """Return the numbers that thresholds are compared with."""
     levels = levels_of(config)
     if config.level.by == "length":
         steps = time if "token" in levels else time // config.chunk * config.chunk

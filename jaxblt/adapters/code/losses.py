@@ -41,7 +41,7 @@ class AdapterLosses:
 
     @property
     def of_codes(self) -> dict[str, float]:
-        """The weights of those that a router's code has, by name."""
+        """Weights of the losses that a router's code has, by name."""
         return {name: w for name, w in dataclasses.asdict(self).items() if name != "orthogonality" and w}
 
 
@@ -53,7 +53,7 @@ def sow_code_losses(
     known: Bool[Array, "B T"],
     changes: Bool[Array, "B T"],
 ) -> None:
-    """Sows the losses of a code.
+    """Sow the losses of a code.
 
     Args:
       router: which sows.
@@ -75,14 +75,14 @@ def sow_code_losses(
 
 
 def mean_entropy(shares: Float[Array, "B T E"], tokens: Float[Array, "B T"]) -> Float[Array, ""]:
-    """Mean entropy in nats of shares that sum to 1, over the tokens with weight."""
+    """Return the mean entropy in nats of shares that sum to 1, over the tokens with weight."""
     # Keep the logarithm finite: a share may be rounded to 0
     entropy = -jnp.sum(shares * jnp.log(jnp.maximum(shares, jnp.finfo(jnp.float32).tiny)), -1)
     return jnp.sum(entropy * tokens) / jnp.maximum(jnp.sum(tokens), 1)
 
 
 def imbalance(shares: Float[Array, "B T E"], tokens: Float[Array, "B T"]) -> Float[Array, ""]:
-    """E sum_e f_e P_e."""
+    """Return E sum_e f_e P_e."""
     count, numbers = jnp.maximum(jnp.sum(tokens), 1), shares.shape[-1]
     largest = jax.nn.one_hot(jnp.argmax(shares, -1), numbers, dtype=jnp.float32)
     used, mean = (jnp.einsum("bte,bt->e", x, tokens) / count for x in (largest, shares))
@@ -92,14 +92,14 @@ def imbalance(shares: Float[Array, "B T E"], tokens: Float[Array, "B T"]) -> Flo
 def mean_flip(
     code: Float[Array, "B T E"], known: Bool[Array, "B T"], changes: Bool[Array, "B T"]
 ) -> Float[Array, ""]:
-    """Mean total variation from a code to the next."""
+    """Return the mean total variation from a code to the next."""
     size = jnp.sum(jnp.abs(code[:, 1:] - code[:, :-1]), -1) / 2
     pairs = (changes[:, 1:] & known[:, 1:] & known[:, :-1]).astype(jnp.float32)
     return jnp.sum(size * pairs) / jnp.maximum(jnp.sum(pairs), 1)
 
 
 def correlation(code: Float[Array, "B T E"], tokens: Float[Array, "B T"]) -> Float[Array, ""]:
-    """Mean square covariance of two different numbers of a code; 0 for a single number or token."""
+    """Return the mean square covariance of two different numbers of a code; 0 for a single number or token."""
     count = jnp.maximum(jnp.sum(tokens), 1)
     mean = jnp.einsum("bte,bt->e", code, tokens) / count
     apart = (code - mean[None, None]) * tokens[..., None]
@@ -108,7 +108,7 @@ def correlation(code: Float[Array, "B T E"], tokens: Float[Array, "B T"]) -> Flo
 
 
 def mean_square_beside(matrix: Float[Array, "E E"]) -> Float[Array, ""]:
-    """Mean square of a matrix beside its diagonal; 0 for one number."""
+    """Return the mean square of a matrix beside its diagonal; 0 for one number."""
     numbers = matrix.shape[0]
     beside = jnp.where(jnp.eye(numbers, dtype=bool), 0.0, matrix)
     return jnp.sum(beside * beside) / max(numbers * (numbers - 1), 1)

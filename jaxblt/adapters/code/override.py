@@ -14,19 +14,19 @@ Code = Float[Array, "B T E"]
 _entered: ContextVar[str | None] = ContextVar("entered", default=None)
 
 
-def given(code: Code) -> AbstractContextManager[Any]:
-    """A context in which modules take this code and no router runs or has parameters; a router's state stays as it is.
+def override_codes(code: Code) -> AbstractContextManager[Any]:
+    """Make a context in which modules take this code, and no router runs or has parameters.
 
-    Where each block has a router, all of them have this code.
+    Where each block has a router, all of them have this code. A router's state stays as it is.
 
     It acts while a function is traced: enter it inside the function that is compiled. `jaxblt.inference.generate` and
-    `jaxblt.answers`, whose programs serve later calls too, refuse inside; `code.row_adapters` is for `generate`.
+    `jaxblt.answers`, whose programs serve later calls too, refuse inside; `update.row_adapters` is for `generate`.
 
     Args:
       code: one number a block of ranks for each token, such as one-hot rows that pick an expert of a bank.
     """
     return intercepted(
-        "given",
+        "override_codes",
         lambda call, args, options, context: (
             (code, options.get("state")) if is_router(context) else call(*args, **options)
         ),
@@ -35,7 +35,7 @@ def given(code: Code) -> AbstractContextManager[Any]:
 
 @contextmanager
 def intercepted(name: str, intercept: Callable[..., Any]) -> Iterator[None]:
-    """The context `name`, in which an interceptor of Flax stands around calls, and `refuse_inside` raises."""
+    """Make the context `name`, in which an interceptor of Flax stands around calls, and `refuse_inside` raises."""
     token = _entered.set(name)
     try:
         with nn.intercept_methods(intercept):
@@ -45,7 +45,7 @@ def intercepted(name: str, intercept: Callable[..., Any]) -> Iterator[None]:
 
 
 def refuse_inside(what: str, fix: str) -> None:
-    """Raises ValueError inside `given` and `guarded`: programs that `what` keeps would have their codes ever after."""
+    """Raise ValueError inside `override_codes` and `guarded`: compiled programs would keep the codes."""
     if name := _entered.get():
         raise ValueError(
             f"{what} was called inside {name}(...), and its compiled programs serve later calls too, which would have "
@@ -54,5 +54,5 @@ def refuse_inside(what: str, fix: str) -> None:
 
 
 def is_router(context: Any) -> bool:
-    """Whether an interceptor of Flax stands around a router's call."""
+    """Return whether an interceptor of Flax stands around a router's call."""
     return isinstance(context.module, Router) and context.method_name == "__call__"

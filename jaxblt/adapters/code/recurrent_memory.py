@@ -1,18 +1,20 @@
-"""A recurrent memory of a router: a GRU that takes one step a chunk, over the means of the chunks before."""
+"""A read: a GRU that takes one step a chunk, over the means of the chunks before."""
 
+import dataclasses
 from math import gcd
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from jaxblt.adapters.code.hold import step_places
+from jaxblt.adapters.code.latest_values import step_places
+from jaxblt.adapters.code.levels import Level
+from jaxblt.adapters.code.reads import Features, Read, RouterInput
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.cells.cells import GRUCore
 from jaxblt.mixers.driver.marks import Marks
-from jaxblt.mixers.driver.sequence import Rows
 from jaxblt.mixers.driver.steps import per_block
 
 HEADS = 8
@@ -21,7 +23,7 @@ HEADS = 8
 
 @flax.struct.dataclass
 class ChunkSteps:
-    """Core of a GRU whose steps are the first tokens of chunks; between them h is held.
+    """Core of a GRU whose steps are the first tokens of chunks; between them h stays.
 
     Streams are the gates' inputs [B, T, H, 3, K], and [B, T, H, 1] where a step is taken and where it is a document's
     first. Steps are at least `size` tokens apart, so that T tokens are T/size steps of the loop.
@@ -37,13 +39,13 @@ class ChunkSteps:
     per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("recurrent", "bias"))
 
     def zero(self, streams: Any) -> Float[Array, "B H K"]:
-        """h before a document's first step."""
+        """Return h before a document's first step."""
         return jnp.zeros_like(streams[0][:, 0, :, 0], jnp.float32)
 
     def run(
         self, streams: Any, marks: Marks, carry: Float[Array, "B H K"] | None
     ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H K"]]:
-        """h at each token, and behind the stretch."""
+        """Return h at each token, and behind the stretch."""
         u, steps, firsts = streams[0], streams[1][:, :, 0, 0], streams[2][:, :, 0, 0]
         if marks.segment_ids is not None:
             steps = steps & (marks.segment_ids != 0)
@@ -56,45 +58,48 @@ class ChunkSteps:
         told = Marks(there.astype(jnp.int32), first)
         start = self.zero(streams) if carry is None else carry
         h, after = GRUCore(self.recurrent, self.bias).run(inputs, told, start)
-        held = jnp.concatenate([start[:, None].astype(h.dtype), h], 1)
-        return jnp.take_along_axis(held, count[:, :, None, None], 1), after
+        steps_with_start = jnp.concatenate([start[:, None].astype(h.dtype), h], 1)
+        return jnp.take_along_axis(steps_with_start, count[:, :, None, None], 1), after
 
 
-def remember(
-    router: nn.Module,
-    config: Any,
-    rows: Rows,
-    mean: Float[Array, "B T D"],
-    time: Int[Array, "B T"],
-    carry: Float[Array, "B H K"] | None,
-) -> tuple[Float[Array, "B T F"], Any]:
-    """The memory at each token: s_k = GRU(s_{k-1}, m_{k - lag}) in chunk k, zero before chunk `lag`.
+@dataclasses.dataclass(frozen=True)
+class RecurrentMemory(Read):
+    """A memory of all chunks before: s_k = GRU(s_{k-1}, m_{k - lag}) in chunk k, zero before chunk `lag`.
 
-    Args:
-      router: whose parameters the GRU's are.
-      config: the `RouterConfig`.
-      rows: of the call.
-      mean: m_{k - lag} at each token.
-      time: of each token in its document.
-      carry: of the state.
+    m are chunk means. s is as wide as `RouterConfig.hidden`.
     """
-    heads, width = memory_shape(config)
-    sizes = {"h": heads, "g": 3, "k": width}
-    names = ("embed", "heads", None, "head_dim")
-    zeros = nn.initializers.zeros
-    u = Linear("btd,dhgk->bthgk", sizes, names, bias=zeros, name="memory", parent=router)(mean)
-    draw = named(per_block(nn.initializers.orthogonal(), 2), "heads", None, "head_dim", None)
-    recurrent = router.param("memory_recurrent", draw, (heads, 3, width, width), jnp.float32)
-    bias = router.param("memory_bias", named(zeros, "heads", "head_dim"), (heads, width), jnp.float32)
-    chunk = time // config.chunk
-    known = (chunk >= config.lag)[..., None, None]
-    steps = jnp.broadcast_to(known & (time % config.chunk == 0)[..., None, None], (*time.shape, heads, 1))
-    firsts = steps & (chunk == config.lag)[..., None, None]
-    h, after = rows.run(ChunkSteps(recurrent, bias, config.chunk), (u, steps, firsts), carry)
-    return jnp.where(known, h, 0.0).reshape(*time.shape, -1), after
+
+    name: ClassVar[str] = "memory"
+
+    def zero(self, config: Any, batch_size: int, dim: int) -> Float[Array, "B H K"]:
+        """Return a memory of nothing."""
+        return jnp.zeros((batch_size, *memory_shape(config)), jnp.float32)
+
+    def width(self, config: Any, dim: int, level: Level) -> int:
+        """Return the width of s, 0 for a prefix."""
+        return 0 if level == "prefix" else config.hidden
+
+    def hear(self, router: nn.Module, call: RouterInput, state: Any) -> tuple[Features, Any]:
+        """Return s of each token's chunk."""
+        heads, width = memory_shape(call.config)
+        sizes, shape = {"h": heads, "g": 3, "k": width}, call.time.shape
+        names = ("embed", "heads", None, "head_dim")
+        zeros = nn.initializers.zeros
+        gates = Linear("btd,dhgk->bthgk", sizes, names, bias=zeros, name="memory", parent=router)
+        draw = named(per_block(nn.initializers.orthogonal(), 2), "heads", None, "head_dim", None)
+        u = gates(call.chunk_mean)
+        recurrent = router.param("memory_recurrent", draw, (heads, 3, width, width), jnp.float32)
+        bias = router.param("memory_bias", named(zeros, "heads", "head_dim"), (heads, width), jnp.float32)
+        known = (call.chunk >= call.config.lag)[..., None, None]
+        steps = jnp.broadcast_to(known & call.starts_chunk[..., None, None], (*shape, heads, 1))
+        firsts = steps & (call.chunk == call.config.lag)[..., None, None]
+        core = ChunkSteps(recurrent, bias, call.config.chunk)
+        h, after = call.rows.run(core, (u, steps, firsts), state)
+        memory = jnp.where(known, h, 0.0).reshape(*shape, -1)
+        return {"chunk": memory, "token": memory}, after
 
 
 def memory_shape(config: Any) -> tuple[int, int]:
-    """Heads of the GRU and the width of each; together as wide as the router's hidden layer."""
+    """Return heads of the GRU and the width of each; together as wide as the router's hidden layer."""
     heads = gcd(HEADS, config.hidden)
     return heads, config.hidden // heads

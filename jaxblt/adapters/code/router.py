@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.adapters.code.hold import Held
+from jaxblt.adapters.code.latest_values import LatestValues
 from jaxblt.adapters.code.levels import (
     EVERY,
     Level,
@@ -27,13 +27,10 @@ from jaxblt.adapters.code.levels import (
     sow_shares,
 )
 from jaxblt.adapters.code.losses import sow_code_losses
-from jaxblt.adapters.code.pools import Pools, Smooth, Sums
-from jaxblt.adapters.code.recurrent_memory import memory_shape, remember
-from jaxblt.adapters.code.traces import init_traces, trace
-from jaxblt.adapters.retrieval.features import FEATURES
-from jaxblt.adapters.retrieval.neighbours import retrieve
+from jaxblt.adapters.code.pools import ChunkState, ChunkSums
+from jaxblt.adapters.code.reads import Features, Read, RouterInput
 from jaxblt.layers import Linear, named
-from jaxblt.mixers.driver.base import Clock, blank, start_clock
+from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.positions import document_positions
@@ -44,65 +41,57 @@ ROUTER = "router"
 """The child of a stack, or of each block, that holds a router."""
 SHARES = "shares"
 """What the router of a bank sows its code before the transforms as, into Flax's `intermediates`."""
-MOST_SCORE = 10.0
-"""Bound of the scores of attention pooling: their exponentials are added up without a running maximum."""
 
 
 @flax.struct.dataclass
 class RouterState:
-    """Where each row stands, the sums of its document so far, and the states of the transforms.
+    """State of a router along the documents of its rows.
 
-    `replaced` counts the tokens so far whose code was not finite. `memory` is the GRU's, [B, H, K], or the traces', a
-    `TraceState`; `side` the side features that the open chunk began with, `neighbours` those of an index; None for a
-    router without. `held` is what `run_network` made last for each level but "token". `level`, `chunk` and `prefix` are
-    the config's, over which `sums` ran.
+    Attributes:
+      clock: where each row stands.
+      chunks: sums over chunks.
+      reads: states of the reads, by name.
+      networks: what `run_network` made last, for each level except "token".
+      code: states of the transforms.
+      replaced: tokens so far whose code was not finite.
+      level, chunk: the config's, which say what the arrays mean.
     """
 
     clock: Clock
-    sums: Sums
+    chunks: ChunkState
+    reads: dict[str, Any]
+    networks: dict[str, Float[Array, "B F"]]
     code: tuple[Any, ...]
     replaced: Int[Array, "B"]
-    held: dict[str, Float[Array, "B F"]]
     level: Level | Mixed = flax.struct.field(pytree_node=False)
     chunk: int = flax.struct.field(pytree_node=False)
-    prefix: int | None = flax.struct.field(pytree_node=False)
-    memory: Any = None
-    side: Float[Array, "B S"] | None = None
-    neighbours: Float[Array, "B F"] | None = None
 
     __repr__ = show
 
 
 def init_router_state(config: Any, batch_size: int, dim: int) -> RouterState:
-    """The state before the first token of rows of width `dim`, for the router of an `AdapterConfig`."""
-    nothing, router = jnp.zeros((batch_size, 1, dim), jnp.float32), config.router
-    memory = None
-    if router.memory == "traces":
-        memory = init_traces(router.hidden, batch_size)
-    elif router.memory:
-        memory = jnp.zeros((batch_size, *memory_shape(router)), jnp.float32)
+    """Return the state before the first token of rows of width `dim`, for the router of an `AdapterConfig`."""
+    router = config.router
+    nothing = jnp.zeros((batch_size, 1, dim + 1), jnp.float32)
     return RouterState(
         clock=start_clock(batch_size),
-        sums=_pools(router).zero((nothing,)),
-        code=tuple(transform.init_state(batch_size, config.numbers) for transform in config.code),
-        replaced=jnp.zeros((batch_size,), jnp.int32),
-        held={
+        chunks=ChunkSums(router.chunk, router.lag).zero((nothing,)),
+        reads={read.name: read.zero(router, batch_size, dim) for read in router.reads},
+        networks={
             level: jnp.zeros((batch_size, router.hidden + config.numbers), jnp.float32)
             for level in levels_of(router)
             if level != "token"
         },
+        code=tuple(transform.init_state(batch_size, config.numbers) for transform in config.code),
+        replaced=jnp.zeros((batch_size,), jnp.int32),
         level=router.level,
         chunk=router.chunk,
-        prefix=router.prefix,
-        memory=memory,
-        side=jnp.zeros((batch_size, router.side), jnp.float32) if router.side else None,
-        neighbours=jnp.zeros((batch_size, len(FEATURES)), jnp.float32) if router.retrieval else None,
     )
 
 
 @flax.struct.dataclass
 class Moment:
-    """What transforms are told of the tokens of a call.
+    """Facts about the tokens of a call that transforms use.
 
     Attributes:
       known: where the router gives a code; elsewhere stands the fallback.
@@ -115,24 +104,6 @@ class Moment:
     changes: Bool[Array, "B T"]
     hidden: Float[Array, "B T H"]
     fallback: float = flax.struct.field(pytree_node=False)
-
-
-@flax.struct.dataclass
-class Heard:
-    """What there is to read at each token: h, m, s and side features, the last two None for a router without.
-
-    `chunk_memory` and `chunk_side` are those that the token's chunk reads, `neighbours` those of an index. `prefix` is
-    p. They are None for a router without.
-    """
-
-    h: Float[Array, "B T D"]
-    mean: Float[Array, "B T D"]
-    memory: Float[Array, "B T F"] | None
-    chunk_memory: Float[Array, "B T F"] | None
-    side: Float[Array, "B T S"] | None
-    chunk_side: Float[Array, "B T S"] | None
-    neighbours: Float[Array, "B T F"] | None
-    prefix: Float[Array, "B T D"] | None
 
 
 class Unscaled(nn.Module):
@@ -157,20 +128,17 @@ class Unscaled(nn.Module):
 class Router(nn.Module):
     """A code for each token from what came before it: [B, T, D] -> [B, T, E], one number a block of ranks; fp32.
 
-    h is the norm of the input, k = t // C the chunk of the token at time t of its document, m_k the mean of h over
-    chunk k, p attention pooling of the first P steps, f = Dense(silu(Dense(.))) with a last kernel of 0:
+    h is the norm of the input, k = t // C the chunk of the token at time t of its document, r the features of
+    `RouterConfig.reads` side by side, and f = Dense(silu(Dense(.))) with a last kernel of 0:
 
-        prefix   f(p) from step P on
-        chunk    f([m_{k - lag}; s; e; r; p]), constant in the chunk, from chunk `lag` on
-        token    f([h_t; m_{k - lag}; s; e; r; p])
+        prefix   f(r) from the prefix's end on
+        chunk    f(r), constant in the chunk, from chunk `lag` on
+        token    f([h_t; r])
 
-    An m or p that is not complete is zero. With a memory s is a GRU over the means up to m_{k - lag}, or traces up to
-    the token, or up to the chunk's first token; see `code.traces`. With side features e are those of the
-    token, or of the chunk's first token, and zero if that is a hole. With an index r are features of the neighbours of
-    m_{k - lag}, taken without the norm's scale; see `jaxblt.adapters.retrieval`. Before the first code stands the
-    fallback. f is computed once a prefix or chunk: at a place that `places_of` knows, or at the token where `is_edge`
-    finds it. Calls of few tokens compute none where no row has such a token. Numbers are 1 + f, or softmax(f) over the
-    blocks of a bank. `Mixed` levels have a network each; a gate between them is computed at each token in such calls.
+    Before the first code stands the fallback. f is computed once a prefix or chunk: at a place that `places_of` knows,
+    or at the token where `is_edge` finds it. Calls of few tokens compute none where no row has such a token. Numbers
+    are 1 + f, or softmax(f) over the blocks of a bank. `Mixed` levels have a network each; a gate between them is
+    computed at each token in such calls.
 
     Attributes:
       adapter: the `AdapterConfig`.
@@ -188,18 +156,19 @@ class Router(nn.Module):
         side: Float[Array, "B T S"] | None = None,
         documents: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T E"], RouterState | None]:
-        """The code, zero at holes and padding, and the state after the tokens (None without one).
+        """Return the code, zero at holes and padding, and the state after the tokens (None without one).
 
         In calls with a state the fallback stands for a code that is not finite, and the state counts its tokens. Whole
         rows keep such codes: a training step has to see them. `documents` are keys of the documents whose own chunks
         are no neighbours; see `jaxblt.adapters.code.batch_documents`.
 
         Raises:
-          ValueError: side features are missing, more or fewer than `RouterConfig.side`; the state is of another config.
+          ValueError: side features are missing, more or fewer than the reads take; the state is of another config; a
+            read of one's own has another width than it says.
         """
         config = self.adapter.router
         check_side(config, side)
-        check_kind(RouterState, state, level=config.level, chunk=config.chunk, prefix=config.prefix)
+        check_state(config, state)
         rows = read(x.astype(jnp.float32), segment_ids, None, None if state is None else state.clock)
         if state is None:
             time = document_positions(jnp.zeros(x.shape[:2], jnp.int32), segment_ids)
@@ -208,12 +177,19 @@ class Router(nn.Module):
             side = None if side is None else jnp.take_along_axis(side, rows.arranged.order[..., None], 1)
         whole = state is None and not rows.split
         aligned = are_aligned(config, segment_ids, whole=whole)
-        heard, after = self._hear(rows, time, side, documents, state, aligned=aligned)
+        passed = {"side": side, "documents": documents}
+        beside = {name: array for name, array in passed.items() if array is not None}
+        call, chunks = self._input(
+            rows, time, beside, None if state is None else state.chunks, aligned=aligned
+        )
+        features, reads = self._hear(call, {} if state is None else state.reads)
         places: dict[Level, Places | None] = {
             level: places_of(config, level, x.shape[1], segment_ids, whole=whole)
             for level in levels_of(config)
         }
-        code, moment, held = self._code(heard, time, rows, places, None if state is None else state.held)
+        code, moment, networks = self._code(
+            features, time, rows, places, None if state is None else state.networks
+        )
         states, first = [], code
         for i, transform in enumerate(self.adapter.code):
             before = None if state is None else state.code[i]
@@ -222,17 +198,24 @@ class Router(nn.Module):
             )
             states.append(left)
         if self.has_variable(CHOSEN, "code"):
-            chosen, taken = (self.get_variable(CHOSEN, name) for name in ("code", "taken"))
-            check_chosen(chosen, code)
-            code = jnp.where(taken[:, None, None], chosen[:, None], code)
-        if after is not None:
-            code, broken = finite_codes(code, moment.fallback, rows.content)
-            after = dataclasses.replace(after, replaced=after.replaced + broken)  # pyright: ignore[reportArgumentType]
+            row_codes, taken = (self.get_variable(CHOSEN, name) for name in ("code", "taken"))
+            check_row_codes(row_codes, code)
+            code = jnp.where(taken[:, None, None], row_codes[:, None], code)
+        if state is None or rows.clock is None:
+            self._sow(first, code, moment, time, rows.content)
+            return rows.restore(code), None
+        code, broken = finite_codes(code, moment.fallback, rows.content)
         self._sow(first, code, moment, time, rows.content)
-        code = rows.restore(code)
-        if rows.clock is None or after is None:
-            return code, None
-        return code, after.replace(clock=rows.clock, code=tuple(states), held=held)  # pyright: ignore[reportAttributeAccessIssue]
+        after = dataclasses.replace(
+            state,
+            clock=rows.clock,
+            chunks=chunks,
+            reads=reads,
+            networks=networks,
+            code=tuple(states),
+            replaced=state.replaced + broken,
+        )
+        return rows.restore(code), after
 
     def _sow(
         self,
@@ -242,7 +225,7 @@ class Router(nn.Module):
         time: Int[Array, "B T"],
         content: Bool[Array, "B T"] | None,
     ) -> None:
-        """The mean code of tokens as a metric, and the losses of a code before its transforms and behind them."""
+        """Sow the mean code of tokens as a metric, and the losses of a code before its transforms and behind them."""
         told = jnp.ones(time.shape, jnp.float32) if content is None else content.astype(jnp.float32)
         if self.adapter.blocks is not None:
             self.sow("intermediates", SHARES, before)
@@ -255,22 +238,19 @@ class Router(nn.Module):
 
     def _code(
         self,
-        heard: Heard,
+        features: Features,
         time: Int[Array, "B T"],
         rows: Rows,
         places: Mapping[Level, Places | None],
-        held: Mapping[str, Float[Array, "B F"]] | None,
+        networks: Mapping[str, Float[Array, "B F"]] | None,
     ) -> tuple[Float[Array, "B T E"], Moment, dict[str, Float[Array, "B F"]]]:
-        """The code before its transforms, and what levels hold behind the call."""
+        """Return the code before its transforms, and what networks of levels made last."""
         config, levels = self.adapter.router, list(places)
         fallback = config.fallback * self.adapter.start
-        read = {
-            level: self._features(level, *jax.tree.map((place or EVERY).taken, (heard, time)))
-            for level, place in places.items()
-        }
+        read = {level: (place or EVERY).taken(features[level]) for level, place in places.items()}
         hidden, scores, after = [], [], {}
         for level, place in places.items():
-            carry = None if held is None else held.get(level)
+            carry = None if networks is None else networks.get(level)
             both, left = self._network(level, place, read[level], time, rows, carry)
             hidden.append(both[..., : config.hidden])
             scores.append(both[..., config.hidden :])
@@ -295,73 +275,42 @@ class Router(nn.Module):
         moment = Moment(some, can_change(config, time, rows.content), shown, fallback)
         return code, moment, after
 
-    def _hear(
+    def _input(
         self,
         rows: Rows,
         time: Int[Array, "B T"],
-        side: Float[Array, "B T S"] | None,
-        documents: Int[Array, "B T"] | None,
-        state: Any,
+        beside: Mapping[str, Array],
+        state: ChunkState | None,
         *,
         aligned: bool,
-    ) -> tuple[Heard, RouterState | None]:
-        """What f may read, and the state after it."""
-        config, dim = self.adapter.router, rows.x.shape[-1]
-        content = jnp.ones(time.shape, bool) if rows.content is None else rows.content
-        bare, root, scale = Unscaled(name="norm")(rows.x)
-        h = bare * scale
-        counts = content[..., None].astype(jnp.float32)
-        pooled = (time < (config.prefix or 0))[..., None].astype(jnp.float32) * counts
-        if config.prefix is not None:
-            query = self.param("query", named(nn.initializers.normal(1.0), "norm"), (dim,), jnp.float32)
-            # Sum over x, not over h: XLA makes this sum and that of x^2 in one kernel
-            weight = scale[0, 0] * query / jnp.float32(dim**0.5)
-            score = jnp.einsum("btd,d->bt", rows.x, weight)[..., None] * root
-            pooled = pooled * jnp.exp(MOST_SCORE * jnp.tanh(score / MOST_SCORE))
-        given = (bare, counts, pooled, time)
-        (chunk, prefix), sums = rows.run(
-            _pools(config, aligned=aligned), given, None if state is None else state.sums
-        )
-        base = chunk[..., :-1] / jnp.maximum(chunk[..., -1:], 1.0)
-        mean = base * scale
-        memory = chunk_memory = memorised = chunk_side = held = near = kept = None
-        before = None if state is None else state.memory
-        if config.memory == "traces":
-            memory, chunk_memory, memorised = trace(self, config, rows, h, time, content, before)
-        elif config.memory:
-            memory, memorised = remember(self, config, rows, mean, time, before)
-            chunk_memory = memory
-        if side is not None:
-            side = blank(side.astype(jnp.float32), content)
-            starts = (time % config.chunk == 0)[..., None]
-            streams = jnp.where(starts, 0.0, 1.0), jnp.where(starts, side, 0.0)
-            chunk_side, held = rows.run(Smooth(), streams, None if state is None else state.side)
-        if config.retrieval:
-            carry = None if state is None else state.neighbours
-            near, kept = retrieve(config, rows, base, time, documents, carry)
-        p = None
-        if config.prefix is not None:
-            weight = jnp.maximum(prefix[..., -1:], jnp.exp(jnp.float32(-2 * MOST_SCORE)))
-            p = prefix[..., :-1] / weight * scale
-        heard = Heard(h, mean, memory, chunk_memory, side, chunk_side, near, p)
-        if state is None:
-            return heard, None
-        kept_of = {"memory": memorised, "side": held, "neighbours": kept}
-        return heard, state.replace(sums=sums, code=(), **kept_of)
-
-    def _features(self, level: Level, heard: Heard, time: Int[Array, "B T"]) -> Float[Array, "B T F"]:
-        """What f of a level reads."""
+    ) -> tuple[RouterInput, ChunkState | None]:
+        """Return what the reads share, and the state of the sums over chunks."""
         config = self.adapter.router
-        parts = {
-            "prefix": [],
-            "chunk": [heard.mean, heard.chunk_memory, heard.chunk_side, heard.neighbours],
-            "token": [heard.h, heard.mean, heard.memory, heard.side, heard.neighbours],
-        }[level]
-        if heard.prefix is not None:
-            chunk = time // config.chunk - config.lag + 1
-            complete = (chunk * config.chunk if level == "chunk" else time) >= config.prefix
-            parts = [*parts, jnp.where(complete[..., None], heard.prefix, 0.0)]
-        return jnp.concatenate([part for part in parts if part is not None], -1)
+        bare, inverse_rms, scale = Unscaled(name="norm")(rows.x)
+        counts = (
+            jnp.ones((*time.shape, 1))
+            if rows.content is None
+            else rows.content[..., None].astype(jnp.float32)
+        )
+        core = ChunkSums(config.chunk, config.lag, aligned)
+        sums, after = rows.run(core, (jnp.concatenate([bare, counts], -1), time), state)
+        base_vector = sums[..., :-1] / jnp.maximum(sums[..., -1:], 1.0)
+        return RouterInput(config, rows, time, bare, inverse_rms, scale, base_vector, beside, aligned), after  # pyright: ignore
+
+    def _hear(self, call: RouterInput, states: Mapping[str, Any]) -> tuple[Features, dict[str, Any]]:
+        """Return the features of each level, and the states of the reads."""
+        heard, after = {}, {}
+        # Hear the last read first: parameters are drawn in the order of calls, which keeps what a seed draws
+        for part in reversed(call.config.reads):
+            heard[part.name], after[part.name] = part.hear(self, call, states.get(part.name))
+        features: dict[Level, Array] = {}
+        for level in levels_of(call.config):
+            parts = [call.normed] if level == "token" else []
+            for part in call.config.reads:
+                check_width(part, level, call, heard[part.name].get(level))
+                parts += [heard[part.name][level]] if level in heard[part.name] else []
+            features[level] = jnp.concatenate(parts, -1)
+        return features, after
 
     def _network(
         self,
@@ -372,7 +321,7 @@ class Router(nn.Module):
         rows: Rows,
         carry: Float[Array, "B W"] | None,
     ) -> tuple[Float[Array, "B T W"], Float[Array, "B W"] | None]:
-        """What `run_network` makes of x, at each token, and behind the call."""
+        """Return what `run_network` makes of x, at each token, and behind the call."""
         hidden, numbers = self.adapter.router.hidden, self.adapter.numbers
         tail = "" if self.adapter.router.level == level else f"_{level}"
         layers = (
@@ -385,7 +334,7 @@ class Router(nn.Module):
         if place is not None:
             return place.spread(run_network(weights, x), time.shape[1]), None
         size = edge_spacing(self.adapter.router, level)
-        core = Held(weights, run_network, hidden + numbers, size)
+        core = LatestValues(weights, run_network, hidden + numbers, size)
         return rows.run(core, (x, is_edge(self.adapter.router, level, time)), carry)
 
     def _layer(
@@ -397,7 +346,7 @@ class Router(nn.Module):
 
 
 def run_network(weights: Any, x: Float[Array, "B N F"]) -> Float[Array, "B N W"]:
-    """The hidden layer, and f behind it, of (kernel, bias) of both layers."""
+    """Return the hidden layer, and f behind it, of (kernel, bias) of both layers."""
     (kernel, bias), (last, shift) = weights
     hidden = jax.nn.silu(jnp.einsum("btd,de->bte", x, kernel) + bias[None, None])
     return jnp.concatenate([hidden, jnp.einsum("btd,de->bte", hidden, last) + shift[None, None]], -1)
@@ -406,31 +355,48 @@ def run_network(weights: Any, x: Float[Array, "B N F"]) -> Float[Array, "B N W"]
 def finite_codes(
     code: Float[Array, "B T E"], fallback: float, content: Bool[Array, "B T"] | None
 ) -> tuple[Float[Array, "B T E"], Int[Array, "B"]]:
-    """Codes with the fallback where a number is not finite, and of how many tokens of each row these are."""
+    """Return codes with the fallback where a number is not finite, and of how many tokens of each row these are."""
     broken = ~jnp.all(jnp.isfinite(code), -1)
     told = broken if content is None else broken & content
     return jnp.where(broken[..., None], jnp.float32(fallback), code), jnp.sum(told, 1, dtype=jnp.int32)
 
 
-def check_chosen(chosen: Float[Array, "R F"], code: Float[Array, "B T E"]) -> None:
-    """Raises ValueError unless codes were chosen for each row: one row's would count for all of them."""
+def check_row_codes(row_codes: Float[Array, "R F"], code: Float[Array, "B T E"]) -> None:
+    """Raise ValueError unless codes were chosen for each row: one row's would count for all of them."""
     own = (code.shape[0], code.shape[2])
-    if chosen.shape != own:
+    if row_codes.shape != own:
         raise ValueError(
-            f"codes were chosen for {chosen.shape[0]} rows of {chosen.shape[1]} numbers, and x has {own[0]} rows of "
-            f"{own[1]}: give choose_adapters an adapter for each row"
+            f"codes were chosen for {row_codes.shape[0]} rows of {row_codes.shape[1]} numbers, and x has {own[0]} rows "
+            f"of {own[1]}: give choose_adapters an adapter for each row"
         )
 
 
-def _pools(config: Any, *, aligned: bool = False) -> Pools:
-    return Pools(size=config.chunk, lag=config.lag, aligned=aligned)
-
-
 def check_side(config: Any, side: Float[Array, "B T S"] | None) -> None:
-    """Raises ValueError unless there are as many side features as a `RouterConfig` reads."""
+    """Raise ValueError unless there are as many side features as a `RouterConfig` reads."""
     count = 0 if side is None else side.shape[-1]
     if count != config.side:
         raise ValueError(
-            f"the router reads RouterConfig.side = {config.side} side features a token, got {count}: pass side with "
-            "as many, or None for 0"
+            f"the router's reads take {config.side} side features a token, got {count}: pass side with as many, or "
+            "None for 0; Side(n) takes n"
+        )
+
+
+def check_state(config: Any, state: RouterState | None) -> None:
+    """Raise ValueError for a state that another `RouterConfig` made."""
+    check_kind(RouterState, state, level=config.level, chunk=config.chunk)
+    names = sorted(read.name for read in config.reads)
+    if state is not None and sorted(state.reads) != names:
+        raise ValueError(
+            f"the state is of reads called {sorted(state.reads)}, and the config of {names}: make it by init_state of "
+            "the same config"
+        )
+
+
+def check_width(read: Read, level: Level, call: RouterInput, features: Float[Array, "B T F"] | None) -> None:
+    """Raise ValueError unless a read hands a level as many features as its `width` says."""
+    width = read.width(call.config, call.bare.shape[-1], level)
+    found = 0 if features is None else features.shape[-1]
+    if found != width:
+        raise ValueError(
+            f"{read} hands level {level!r} {found} features, and its width says {width}: make both the same"
         )

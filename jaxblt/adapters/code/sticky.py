@@ -31,20 +31,20 @@ class Sticky:
         check_bounds(self, "tau", least=0, below=1, why=": it is a difference of two shares")
 
     def check(self, adapter: Any) -> None:
-        """Raises ValueError for a code that is no bank's."""
+        """Raise ValueError for a code that is no bank's."""
         if adapter.blocks is None:
             raise ValueError(
                 "Sticky chooses an expert of a bank, and blocks is None: set the number of experts"
             )
 
     def init_state(self, batch_size: int, numbers: int) -> Int[Array, "B"]:
-        """The expert before the first token: none, which is the number E."""
+        """Return the expert before the first token: none, which is the number E."""
         return jnp.full((batch_size,), numbers, jnp.int32)
 
     def apply(
         self, router: nn.Module, name: str, code: Float[Array, "B T E"], moment: Any, rows: Any, state: Any
     ) -> tuple[Float[Array, "B T E"], Any]:
-        """The one-hot code; the fallback where there is no expert yet."""
+        """Return the one-hot code; the fallback where there is no expert yet."""
         numbers = code.shape[-1]
         scores = jax.lax.stop_gradient(code)
         may = (moment.changes & moment.known)[..., None]
@@ -66,21 +66,21 @@ class Switches:
     tau: float = flax.struct.field(pytree_node=False)
 
     def zero(self, streams: Any) -> Int[Array, "B"]:
-        """No expert."""
+        """Return no expert."""
         scores = streams[0]
         return jnp.full(scores.shape[:1], scores.shape[2], jnp.int32)
 
     def run(
         self, streams: Any, marks: Marks, carry: Int[Array, "B"] | None
     ) -> tuple[Int[Array, "B T"], Int[Array, "B N"]]:
-        """The expert at each token, and the table of the stretch."""
+        """Return the expert at each token, and the table of the stretch."""
         tables = jax.lax.associative_scan(_then, self._tables(streams, marks), axis=1)
         before = self.zero(streams) if carry is None else carry
         before = jnp.broadcast_to(before[:, None, None], (*tables.shape[:2], 1))
         return jnp.take_along_axis(tables, before, -1)[..., 0], tables[:, -1]
 
     def join(self, carry: Int[Array, "B"], summary: Int[Array, "B N"]) -> Int[Array, "B"]:
-        """The expert behind a stretch."""
+        """Return the expert behind a stretch."""
         return jnp.take_along_axis(summary, carry[:, None], 1)[:, 0]
 
     def _tables(self, streams: Any, marks: Marks) -> Int[Array, "B T N"]:

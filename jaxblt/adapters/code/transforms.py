@@ -19,19 +19,19 @@ from jaxblt.validation import check_bounds, check_fields
 
 
 class Stateless:
-    """What transforms without a state share."""
+    """Base of transforms without a state."""
 
     def check(self, adapter: Any) -> None:
-        """Raises ValueError where the adapter's code cannot be transformed so."""
+        """Raise ValueError where the adapter's code cannot be transformed so."""
 
     def init_state(self, batch_size: int, numbers: int) -> tuple[()]:
-        """None is needed."""
+        """Return no state."""
         return ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Confidence(Stateless):
-    """c0 + u (c - c0) with u = sigmoid(g / T): g a product of the router's hidden layer, log T learned.
+    """Code c0 + u (c - c0) with u = sigmoid(g / T): g a product of the router's hidden layer, log T learned.
 
     Attributes:
       start: u before training.
@@ -46,7 +46,7 @@ class Confidence(Stateless):
     def apply(
         self, router: nn.Module, name: str, code: Float[Array, "B T E"], moment: Any, rows: Any, state: Any
     ) -> tuple[Float[Array, "B T E"], Any]:
-        """The code, drawn towards the fallback where the router is not sure."""
+        """Return the code, drawn towards the fallback where the router is not sure."""
         bias = nn.initializers.constant(math.log(self.start / (1 - self.start)))
         sizes, zeros = {"e": 1}, nn.initializers.zeros
         head = Linear(
@@ -59,7 +59,7 @@ class Confidence(Stateless):
 
 @dataclasses.dataclass(frozen=True)
 class Ema:
-    """e_k = d e_{k-1} + (1 - d) c_k over a document's chunks (or tokens), from the fallback on.
+    """Moving average e_k = d e_{k-1} + (1 - d) c_k over a document's chunks or tokens, from the fallback on.
 
     Attributes:
       decay: d.
@@ -72,20 +72,20 @@ class Ema:
         check_bounds(self, "decay", least=0, below=1)
 
     def check(self, adapter: Any) -> None:
-        """Raises ValueError for a level that gives a document one code."""
+        """Raise ValueError for a level that gives a document one code."""
         if adapter.router.level == "prefix":
             raise ValueError(
                 "Ema smooths codes along a document, and level 'prefix' gives it one: leave it out"
             )
 
     def init_state(self, batch_size: int, numbers: int) -> Float[Array, "B E"]:
-        """e - c0 before the first token."""
+        """Return e - c0 before the first token."""
         return jnp.zeros((batch_size, numbers), jnp.float32)
 
     def apply(
         self, router: nn.Module, name: str, code: Float[Array, "B T E"], moment: Any, rows: Any, state: Any
     ) -> tuple[Float[Array, "B T E"], Any]:
-        """The smoothed code."""
+        """Return the smoothed code."""
         moves = moment.changes[..., None]
         keep = jnp.where(moves, jnp.float32(self.decay), 1.0)
         added = jnp.where(moves, jnp.float32(1 - self.decay) * (code - moment.fallback), 0.0)
@@ -95,7 +95,7 @@ class Ema:
 
 @dataclasses.dataclass(frozen=True)
 class Clamp(Stateless):
-    """c min(1, most / RMS(c)), the root mean square over the numbers of a code: it does not depend on the rank.
+    """Code c min(1, most / RMS(c)), the root mean square over the numbers of a code: it does not depend on the rank.
 
     Attributes:
       most: bound of the RMS.
@@ -110,7 +110,7 @@ class Clamp(Stateless):
     def apply(
         self, router: nn.Module, name: str, code: Float[Array, "B T E"], moment: Any, rows: Any, state: Any
     ) -> tuple[Float[Array, "B T E"], Any]:
-        """The code within the bound; the gradient at a code of 0 is finite."""
+        """Return the code within the bound; the gradient at a code of 0 is finite."""
         square = jnp.mean(code * code, -1, keepdims=True)
         # Keep the root away from 0, where its derivative is infinite
         inside = square <= self.most**2
@@ -120,7 +120,7 @@ class Clamp(Stateless):
 
 @dataclasses.dataclass(frozen=True)
 class Sparse(Stateless):
-    """0 for numbers below theta in size, the others as they are: a kernel may skip blocks whose number is 0.
+    """Code with 0 for numbers below theta in size: a kernel may skip blocks whose number is 0.
 
     Attributes:
       theta: threshold.
@@ -135,13 +135,13 @@ class Sparse(Stateless):
     def apply(
         self, router: nn.Module, name: str, code: Float[Array, "B T E"], moment: Any, rows: Any, state: Any
     ) -> tuple[Float[Array, "B T E"], Any]:
-        """The code; a number that is cut has no gradient."""
+        """Return the code; a number that is cut has no gradient."""
         return jnp.where(jnp.abs(code) < jnp.float32(self.theta), 0.0, code), state
 
 
 @dataclasses.dataclass(frozen=True)
 class TopK(Stateless):
-    """The k largest numbers of a bank, made to sum to 1 again; the largest in size of a free code. Others are 0.
+    """Code of the k largest numbers of a bank, which sum to 1 again; of a free code the largest in size. Others are 0.
 
     Attributes:
       k: numbers that are kept; all of them leave the code as it is.
@@ -154,7 +154,7 @@ class TopK(Stateless):
         check_bounds(self, "k", least=1)
 
     def check(self, adapter: Any) -> None:
-        """Raises ValueError for more numbers than the code has."""
+        """Raise ValueError for more numbers than the code has."""
         if self.k > adapter.numbers:
             raise ValueError(
                 f"TopK.k = {self.k} numbers of a code that has {adapter.numbers}: use a smaller k"
@@ -163,7 +163,7 @@ class TopK(Stateless):
     def apply(
         self, router: nn.Module, name: str, code: Float[Array, "B T E"], moment: Any, rows: Any, state: Any
     ) -> tuple[Float[Array, "B T E"], Any]:
-        """The code with exactly k numbers that may differ from 0."""
+        """Return the code with exactly k numbers that may differ from 0."""
         # Compare by pairs: the partitioner would gather the batch for a sort
         size, index = jnp.abs(code), jnp.arange(code.shape[-1])
         one, other = size[..., :, None], size[..., None, :]

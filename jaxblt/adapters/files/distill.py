@@ -10,16 +10,16 @@ from jaxtyping import Array, Float
 
 from jaxblt.adapters.code.losses import AdapterLosses
 from jaxblt.adapters.code.router import ROUTER
-from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.files.merge import (
     code_at,
-    given_code,
+    code_to_merge,
     has_adapter,
     limited_code,
     map_sites,
     scale_update,
 )
 from jaxblt.adapters.update.attach import check_sites, stacks_of
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.params import without_routers
 from jaxblt.adapters.update.site import ADAPTER, SCALE
 from jaxblt.models.stack import StackConfig
@@ -28,7 +28,7 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def mean_codes(side: Mapping[str, Any]) -> dict[str, Float[Array, "*L W"]]:
-    """The mean code over tokens of each routed stack, of all levels, from what a pass sowed.
+    """Return the mean code over tokens of each routed stack, of all levels, from what a pass sowed.
 
     Of a stack with a router in each block it has the mean of each, [layers, W]. `side` is the second result of
     `model.apply({"params": params}, ids, mutable=["metrics"], ...)`.
@@ -40,14 +40,14 @@ def mean_codes(side: Mapping[str, Any]) -> dict[str, Float[Array, "*L W"]]:
 
 
 def _mean_code(tree: Mapping[str, Any]) -> Float[Array, "*N W"]:
-    """Of a router, or of several in the order of their names; an axis in front are periods of a scan."""
+    """Return the mean code of a router, or of several in the order of their names; periods of a scan in front."""
     if "mean_code" in tree:
         return tree["mean_code"][0].value
     return jnp.concatenate([_mean_code(tree[name]) for name in sorted(tree)], -1)
 
 
 def _of_blocks(stack: Any) -> list[Float[Array, "N W"]]:
-    """The mean codes of a stack's blocks, period by period in the order of layers; empty without such routers."""
+    """Return the mean codes of a stack's blocks, in the order of layers; empty without such routers."""
     codes = []
     for name in sorted(stack, key=_period) if isinstance(stack, Mapping) else ():
         blocks = stack[name] if isinstance(stack[name], Mapping) else {}
@@ -60,7 +60,7 @@ def _of_blocks(stack: Any) -> list[Float[Array, "N W"]]:
 
 
 def _period(name: str) -> tuple[bool, int]:
-    """Where a stack's child stands among its periods."""
+    """Return where a stack's child stands among its periods."""
     last = name.split("_")[-1]
     return name == "rest", int(last) if last.isdigit() else 0
 
@@ -72,7 +72,7 @@ def distill[C](
     *,
     rank: int | None = None,
 ) -> tuple[C, Any]:
-    """The config and parameters of the model with static adapters whose update is dW at the mean code.
+    """Return the config and parameters of the model with static adapters whose update is dW at the mean code.
 
     dW is linear in the code, so that its mean is dW at the mean code; a governor bounds it as it bounds that code.
     V diag(c) U is factored by QR and the SVD of an r x r matrix. A smaller rank keeps the largest singular values: the
@@ -101,7 +101,7 @@ def distill[C](
         adapter = routed[name].adapter
         if not has_adapter(params[name]):
             raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
-        code = given_code(routed[name], codes.get(name) if isinstance(codes, Mapping) else codes)
+        code = code_to_merge(routed[name], codes.get(name) if isinstance(codes, Mapping) else codes)
         assert code is not None
         least = min((each.rank for each in sites), default=adapter.rank)
         if rank is not None and not 1 <= rank <= least:
@@ -140,7 +140,7 @@ def _factored(
     code: Float[Array, "*N E"],
     rank: int | None,
 ) -> dict[str, Array]:
-    """V and U of a site, of all its layers."""
+    """Return V and U of a site, of all its layers."""
     down, up = (tree[ADAPTER][name].astype(jnp.float32) for name in ("v", "u"))
     own = down.shape[-1]
     kept = own if rank is None else rank
@@ -163,7 +163,7 @@ def _factored(
 def truncated(
     v: Float[Array, "K r"], u: Float[Array, "r N"], kept: int
 ) -> tuple[Float[Array, "K k"], Float[Array, "k N"]]:
-    """Factors of the best approximation of V U with `kept` ranks, exact for its own; the first is orthonormal."""
+    """Return factors of the best approximation of V U with `kept` ranks; the first is orthonormal."""
     (left, a), (right, b) = jnp.linalg.qr(v), jnp.linalg.qr(u.T)
     p, sizes, q = jnp.linalg.svd(jnp.matmul(a, b.T, precision=HIGHEST))
     first = jnp.matmul(left, p[:, :kept], precision=HIGHEST)

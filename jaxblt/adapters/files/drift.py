@@ -13,7 +13,7 @@ ROUNDED = jnp.bfloat16
 
 
 def merge_drift(params: Any, merged: Any) -> dict[str, float]:
-    """How far off each update is where a merged kernel is rounded to bfloat16, as a share of the update's norm.
+    """Return how far off each update is where a merged kernel is rounded to bfloat16, as a share of its norm.
 
     |round(W + dW) - round(W) - dW| / |dW| in the Frobenius norm, of all layers of a scan at once: 1 where rounding
     takes the whole update away, 0 where there is none.
@@ -30,7 +30,7 @@ def merge_drift(params: Any, merged: Any) -> dict[str, float]:
 
 
 def describe_drift(drift: Mapping[str, float]) -> str:
-    """One line of `merge_drift` for who merges: the mean over products, and the worst of them."""
+    """Return one line of `merge_drift` for who merges: the mean over products, and the worst of them."""
     mean, worst = sum(drift.values()) / len(drift), max(drift, key=lambda path: drift[path])
     return (
         f"updates of {len(drift)} products, merged and rounded to bfloat16: {mean:.2%} off in the mean, "
@@ -39,7 +39,7 @@ def describe_drift(drift: Mapping[str, float]) -> str:
 
 
 def _pairs(tree: Any, merged: Any, above: str) -> dict[str, tuple[Array, Array]]:
-    """Kernels of sites before and after."""
+    """Return kernels of sites before and after."""
     if not isinstance(tree, Mapping):
         return {}
     if ADAPTER in tree:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.update.attach import detach, stacks_of
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.governor import bounded, grams
 from jaxblt.adapters.update.params import split_params, without_routers
 from jaxblt.adapters.update.products import coded_scale
@@ -18,7 +18,7 @@ from jaxblt.models.stack import StackConfig
 
 
 def fuse[C](config: C, params: Any, *, code: Float[Array, "*L W"] | None = None) -> tuple[C, Any]:
-    """The config and parameters of a model without adapters that computes the same: W + (alpha/r) V diag(c) U.
+    """Return config and parameters of a model without adapters that computes the same: W + (alpha/r) V diag(c) U.
 
     Where there is a gate, W + W diag(c s).
 
@@ -40,12 +40,12 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "*L W"] | None = None)
         if stack.adapter is not None:
             if not has_adapter(params[name]):
                 raise ValueError(f"stack {name!r} has an adapter and no parameters of it: load them first")
-            trees[name] = merge_stack(params[name], stack, given_code(stack, code))
+            trees[name] = merge_stack(params[name], stack, code_to_merge(stack, code))
     return detach(config), trees
 
 
 def merge_stack(params: Any, stack: StackConfig, code: Float[Array, "*L W"] | None) -> Any:
-    """A stack's parameters with its adapter merged in at a code, None for c = 1, and without router."""
+    """Return a stack's parameters with its adapter merged in at a code, None for c = 1, and without router."""
 
     def merged(path: tuple[str, ...], tree: Mapping[str, Any]) -> Any:
         kernel = tree["kernel"].astype(jnp.float32)
@@ -60,7 +60,7 @@ def merge_stack(params: Any, stack: StackConfig, code: Float[Array, "*L W"] | No
 
 
 def map_sites(change: Callable[[tuple[str, ...], Any], Any], tree: Any, path: tuple[str, ...] = ()) -> Any:
-    """A stack's parameters, with `change(path, those of a site)` in the place of each site's."""
+    """Return a stack's parameters, with `change(path, those of a site)` in the place of each site's."""
     if not isinstance(tree, Mapping):
         return tree
     if ADAPTER in tree:
@@ -69,20 +69,20 @@ def map_sites(change: Callable[[tuple[str, ...], Any], Any], tree: Any, path: tu
 
 
 def site_name(path: tuple[str, ...]) -> str:
-    """The name of a site below its block, from its path below its stack: behind that of a period and of a block."""
+    """Return the name of a site below its block, from its path below its stack."""
     return "/".join(path[2:])
 
 
 def code_at(
     stack: StackConfig, code: Float[Array, "*L W"] | None, path: tuple[str, ...]
 ) -> Float[Array, "*N E"] | None:
-    """The code of a site's level, by its path below its stack; of each of its layers, if these have their own."""
+    """Return the code of a site's level, by its path below its stack; of each layer, if these have their own."""
     own = stack.adapter.split(code)[stack.adapter.place(site_name(path))]
     return own if own is None or own.ndim == 1 else own[jnp.asarray(layers_at(stack, path))]
 
 
 def layers_at(stack: StackConfig, path: tuple[str, ...]) -> list[int]:
-    """The layers whose parameters lie at a path below a stack: of a scan one in each period."""
+    """Return the layers whose parameters lie at a path below a stack: of a scan one in each period."""
     period, block = path[0], int(path[1].removeprefix("block_"))
     size, repeats = len(stack.pattern), stack.repeats
     if period == "periods":
@@ -91,12 +91,12 @@ def layers_at(stack: StackConfig, path: tuple[str, ...]) -> list[int]:
 
 
 def has_adapter(tree: Any) -> bool:
-    """Whether a tree of parameters holds an adapter's."""
+    """Return whether a tree of parameters holds an adapter's."""
     return isinstance(tree, Mapping) and (ADAPTER in tree or any(map(has_adapter, tree.values())))
 
 
-def given_code(stack: StackConfig, code: Any) -> Float[Array, "*L W"] | None:
-    """The code to merge a stack with, None for 1; raises ValueError where its adapter asks for another."""
+def code_to_merge(stack: StackConfig, code: Any) -> Float[Array, "*L W"] | None:
+    """Return the code to merge a stack with, None for 1; raise ValueError where its adapter asks for another."""
     adapter: AdapterConfig = stack.adapter
     if adapter.router is None:
         if code is not None:
@@ -122,7 +122,7 @@ def given_code(stack: StackConfig, code: Any) -> Float[Array, "*L W"] | None:
 def weight_update(
     tree: Mapping[str, Any], adapter: AdapterConfig, code: Float[Array, "*N E"] | None
 ) -> Float[Array, "..."]:
-    """(alpha/r) V diag(c) U of a `Linear`'s parameters, in the kernel's shape; axes in front are layers of a scan.
+    """Return (alpha/r) V diag(c) U of a `Linear`'s parameters, in the kernel's shape; layers of a scan in front.
 
     The code is one for all of them, or one for each.
     """
@@ -144,20 +144,20 @@ def weight_update(
 def scale_update(
     tree: Mapping[str, Any], stack: StackConfig, code: Float[Array, "*L E"] | None, path: tuple[str, ...]
 ) -> Float[Array, "..."]:
-    """c s of a site with a gate, of all layers at its path."""
+    """Return c s of a site with a gate, of all layers at its path."""
     scale, layers = tree[ADAPTER][SCALE].astype(jnp.float32), len(layers_at(stack, path))
     codes = None if code is None else jnp.broadcast_to(code, (layers, code.shape[-1]))
     return coded_scale(scale.reshape(layers, -1), codes).reshape(scale.shape)
 
 
 def _aligned(scale: Float[Array, "..."], axes: int, path: tuple[str, ...]) -> Float[Array, "..."]:
-    """Scales of outputs, with axes for those that a kernel of so many axes sums over."""
+    """Return scales of outputs, with axes for those that a kernel of so many axes sums over."""
     lead = _is_scanned(path)
     return scale.reshape(*scale.shape[:lead], *(1,) * (axes - scale.ndim), *scale.shape[lead:])
 
 
 def _is_scanned(path: tuple[str, ...]) -> bool:
-    """Whether parameters at a path below a stack have an axis of layers in front."""
+    """Return whether parameters at a path below a stack have an axis of layers in front."""
     return path[0] == "periods"
 
 
@@ -168,7 +168,7 @@ def limited_code(
     u: Float[Array, "L r N"],
     code: Float[Array, "*N E"],
 ) -> Float[Array, "L E"]:
-    """The code of each layer of a site within the bound of the adapter's governor, if it has one."""
+    """Return the code of each layer of a site within the bound of the adapter's governor, if it has one."""
     codes = jnp.broadcast_to(code.reshape(-1, code.shape[-1]), (len(v), code.shape[-1]))
     governor = adapter.governor
     if governor is None:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jaxblt.adapters.files.merge import code_at, given_code, limited_code
+from jaxblt.adapters.files.merge import code_at, code_to_merge, limited_code
 from jaxblt.adapters.update.attach import Site, check_sites, stacks_of
 from jaxblt.adapters.update.site import ADAPTER
 from jaxblt.models.stack import StackConfig, stack_periods, unstack_periods
@@ -59,13 +59,13 @@ class Place(NamedTuple):
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of the entries for V and U."""
+        """Names of the entries for V and U."""
         stem = PREFIX + ".".join(self.path)
         return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
 
 
 def places(config: Any) -> Iterator[Place]:
-    """The sites of every block of a model's config, by the names of unrolled stacks."""
+    """Return the sites of every block of a model's config, by the names of unrolled stacks."""
     stacks = stacks_of(config)
     for name, sites in check_sites(config).items():
         for site, layer, rank in sites:
@@ -86,7 +86,7 @@ def save_peft(
     base_name: str = "",
     base_hash: str | None = None,
 ) -> None:
-    """Writes a model's adapters; nothing is overwritten.
+    """Write a model's adapters; nothing is overwritten.
 
     Args:
       folder: made if it is not there.
@@ -111,7 +111,7 @@ def save_peft(
     for place in places(config):
         tree = _at(unrolled, (*place.path, ADAPTER))
         stack = stacks[place.path[0]]
-        numbers = code_at(stack, given_code(stack, code), place.path[1:])
+        numbers = code_at(stack, code_to_merge(stack, code), place.path[1:])
         numbers = jnp.ones((1,), jnp.float32) if numbers is None else numbers.reshape(-1)
         v, u = tree["v"].reshape(-1, place.rank), tree["u"].reshape(place.rank, -1)
         v, u = (x.astype(jnp.float32) for x in (v, u))
@@ -133,7 +133,7 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def _described(config: Any) -> dict[str, Any]:
-    """The contents of `adapter_config.json`; PEFT scales by alpha over the rank of a site."""
+    """Return the contents of `adapter_config.json`; PEFT scales by alpha over the rank of a site."""
     found = [(place, stacks_of(config)[place.path[0]].adapter) for place in places(config)]
     adapters = [stack.adapter for stack in stacks_of(config).values() if stack.adapter is not None]
     if gates := [adapter.gates for adapter in adapters if adapter.gates]:
@@ -160,7 +160,7 @@ def _described(config: Any) -> dict[str, Any]:
 
 
 def _rank_pattern(found: Sequence[Place], rank: int) -> dict[str, int]:
-    """The ranks that are not `rank`, by the names of products; by paths where these have several."""
+    """Return the ranks that are not `rank`, by the names of products; by paths where these have several."""
     ranks: dict[str, set[int]] = defaultdict(set)
     for place in found:
         ranks[place.site.name].add(place.rank)
@@ -176,7 +176,7 @@ def _dotted(name: str) -> str:
 
 
 def load_peft(folder: str | os.PathLike[str], config: Any, *, base_hash: str | None = None) -> dict[str, Any]:
-    """The adapters of a model's config from files, to lay over the base with `join_params`; fp32.
+    """Return the adapters of a model's config from files, to lay over the base with `join_params`; fp32.
 
     Args:
       folder: that `save_peft` or PEFT wrote.
@@ -254,7 +254,7 @@ def _read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.
 
 @contextmanager
 def _readable(folder: str | os.PathLike[str], name: str) -> Iterator[Path]:
-    """The path of a file of an adapter; what stops its reader is told in one line."""
+    """Return the path of a file of an adapter inside a context that tells in one line what stops its reader."""
     path = Path(folder) / name
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no adapter: {name} is missing")

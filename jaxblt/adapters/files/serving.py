@@ -31,7 +31,7 @@ FIGURES = "code_figures"
 
 @flax.struct.dataclass
 class CodeFigures:
-    """Of the codes of one call, as scalars; holes and padding do not count.
+    """Figures of the codes of one call, as scalars; holes and padding do not count.
 
     Attributes:
       entropy: of the sizes of a code's numbers as shares, mean over tokens, in nats.
@@ -53,7 +53,7 @@ class CodeFigures:
 def code_figures(
     code: Float[Array, "B T E"], replaced: Bool[Array, "B"], segment_ids: Int[Array, "B T"] | None = None
 ) -> CodeFigures:
-    """What is watched of codes.
+    """Return the figures of codes that `Telemetry` watches.
 
     Args:
       code: of each token.
@@ -78,14 +78,14 @@ def code_figures(
 
 
 def _mean(x: Array, told: Bool[Array, "B T"]) -> Float[Array, ""]:
-    """Of the places that are told; 0 without any."""
+    """Return the mean over the places that are told; 0 without any."""
     return jnp.sum(x, where=told, dtype=jnp.float32) / jnp.maximum(jnp.sum(told, dtype=jnp.float32), 1)
 
 
 def guarded(
     fall_back: Bool[Array, ""], fallback: float, figures: list[CodeFigures]
 ) -> AbstractContextManager[Any]:
-    """A context in which codes are the fallback while a guard says so, and in rows whose code is not finite.
+    """Make a context in which codes are the fallback while a guard says so, and in rows whose code is not finite.
 
     Figures of routers in blocks leave scan and remat as metrics: `apply(..., mutable=["metrics"])`, and `block_figures`
     of what it sows.
@@ -124,7 +124,7 @@ def guarded(
 
 
 def block_figures(side: Mapping[str, Any]) -> list[CodeFigures]:
-    """Those of each router in a block, from what a guarded pass sowed; a list for `Telemetry.record`."""
+    """Return the figures of each router in a block, from what a guarded pass sowed; for `Telemetry.record`."""
     found: list[CodeFigures] = []
     for sown in _sown(side, FIGURES):
         each = np.asarray(sown.value).reshape(-1, sown.value.shape[-1])
@@ -133,13 +133,13 @@ def block_figures(side: Mapping[str, Any]) -> list[CodeFigures]:
 
 
 def mean_violations(side: Mapping[str, Any]) -> float | None:
-    """The share of tokens over a governor's bound, mean over sites, from what a pass sowed; None without a governor."""
+    """Return the share of tokens over a governor's bound, mean over sites; None without a governor."""
     rates = [np.mean(sown.value) for sown in _sown(side, "violations")]
     return float(np.mean(rates)) if rates else None
 
 
 def _sown(side: Mapping[str, Any], name: str) -> list[Sown]:
-    """The metrics of a name."""
+    """Return the metrics of a name."""
     leaves = jax.tree_util.tree_leaves_with_path(
         side.get("metrics", {}), is_leaf=lambda x: isinstance(x, Sown)
     )
@@ -182,7 +182,7 @@ class Guard:
         check_bounds(self, "patience", least=1)
 
     def serve[T](self, call: Callable[[bool], T]) -> T:
-        """What `call(falls back)` returns, timed and recorded; where it raises, what it returns with the fallback.
+        """Return what `call(falls back)` returns, timed; where it raises, what it returns with the fallback.
 
         An error that the fallback raises too is no fault of the adapter: it is raised, and changes nothing.
         """
@@ -203,13 +203,13 @@ class Guard:
         return result
 
     def falls_back(self) -> bool:
-        """Whether the next call is to use the fallback; ask once a call, before it."""
+        """Return whether the next call is to use the fallback; ask once a call, before it."""
         if self.state == "open" and self.clock() - self._since >= self.cool_down:
             self.state = "half-open"
         return self.state == "open"
 
     def record(self, seconds: float) -> None:
-        """Says how long the call took; calls with the fallback change nothing.
+        """Record how long the call took; calls with the fallback change nothing.
 
         Raises:
           ValueError: the seconds are negative or NaN.
@@ -229,7 +229,7 @@ class Guard:
 
 
 def _check_seconds(seconds: float) -> None:
-    """Raises ValueError for what is no duration: NaN is not above any limit, and would pass for fast."""
+    """Raise ValueError for what is no duration: NaN is not above any limit, and would pass for fast."""
     if not seconds >= 0:
         raise ValueError(
             f"seconds must be 0 or more, got {seconds!r}: give what a call took by one clock, end minus start"
@@ -238,7 +238,7 @@ def _check_seconds(seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """What raises an alarm; None watches nothing.
+    """Limits of figures, beyond which there is an alarm; None watches nothing.
 
     Attributes:
       least_entropy: of codes in nats: below it the router has settled on one block.
@@ -287,7 +287,7 @@ class Telemetry:
         hits: float | None = None,
         violations: float | None = None,
     ) -> None:
-        """Keeps what is known of a call (waits for its figures; those of no tokens are left out).
+        """Keep what is known of a call (waits for its figures; those of no tokens are left out).
 
         Args:
           seconds: that it took.
@@ -311,7 +311,7 @@ class Telemetry:
         self._calls.append((seconds, means))
 
     def report(self) -> dict[str, float]:
-        """Means over the calls that have a figure, percentiles of seconds, and rows replaced since the start.
+        """Return means over the calls that have a figure, percentiles of seconds, and rows replaced since the start.
 
         {} before a call.
         """
@@ -325,7 +325,7 @@ class Telemetry:
         return found | {"replaced": float(self.replaced), "calls": float(len(seconds))}
 
     def alarms(self) -> list[str]:
-        """One line each: a figure, its value and its limit. What no call has raises none."""
+        """Return a line for each alarm: a figure, its value and its limit. What no call has raises none."""
         found, limits = self.report(), self.limits
         most = {
             "rms": limits.most_rms,

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxblt.adapters.code.config import RouterConfig
 from jaxblt.adapters.code.draw import Draw
 from jaxblt.adapters.code.levels import levels_of
-from jaxblt.adapters.code.row_adapters import Adapter, choose_adapters
 from jaxblt.adapters.code.sticky import Sticky
 from jaxblt.adapters.code.transforms import Clamp, Confidence, Ema, Sparse, TopK
-from jaxblt.adapters.config import AdapterConfig, RouterConfig
 from jaxblt.adapters.update.attach import stacks_of
+from jaxblt.adapters.update.config import AdapterConfig
+from jaxblt.adapters.update.row_adapters import Adapter, choose_adapters
 from jaxblt.data.vocab import encode
 
 KEEPS_FALLBACK = (Confidence, Ema, Sticky, Draw)
@@ -28,7 +29,7 @@ KEEPS_ZERO = (*KEEPS_FALLBACK, Clamp, Sparse, TopK)
 
 
 class SharedPrefixes(NamedTuple):
-    """What earlier prompts of a list left in caches for each prompt.
+    """Tokens that earlier prompts of a list left in caches for each prompt.
 
     Attributes:
       shared: leading tokens of a prompt, its BOS included, whose caches an earlier prompt has made; 0 for the first.
@@ -40,20 +41,20 @@ class SharedPrefixes(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The share of all tokens that a cache of prefixes would not read again."""
+        """Share of all tokens that a cache of prefixes would not read again."""
         return sum(self.shared) / max(sum(self.lengths), 1)
 
 
 def first_code(router: RouterConfig) -> int:
-    """The step of a document at which a router may give its first code; the fallback stands before it."""
-    steps = {"prefix": router.prefix or 0, "chunk": router.lag * router.chunk, "token": 0}
+    """Return the step of a document at which a router may give its first code; the fallback stands before it."""
+    steps = {"prefix": router.prefix, "chunk": router.lag * router.chunk, "token": 0}
     return min(steps[level] for level in levels_of(router))
 
 
 def shared_prefixes(
     config: Any, prompts: Sequence[bytes], adapters: Sequence[Adapter] | None = None
 ) -> SharedPrefixes:
-    """Counts the tokens of each prompt whose caches an earlier one of the list has made.
+    """Count the tokens of each prompt whose caches an earlier one of the list has made.
 
     Of a model with patches the tokens are bytes, too: a stack of patches comes to its first code no sooner than in as
     many bytes. Where a transform may change the fallback, rows of the router and of a fixed code share nothing.
@@ -61,7 +62,7 @@ def shared_prefixes(
     Args:
       config: of the model.
       prompts: as for `jaxblt.inference.generate`.
-      adapters: of each prompt, see `jaxblt.adapters.code.row_adapters`; None for the model as it is.
+      adapters: of each prompt, see `jaxblt.adapters.update.row_adapters`; None for the model as it is.
 
     Raises:
       ValueError: there is not one adapter for each prompt, or an adapter that there is not.
@@ -82,14 +83,14 @@ def shared_prefixes(
 
 
 def equal_tokens(one: np.ndarray, other: np.ndarray) -> int:
-    """Leading tokens that two rows have in common."""
+    """Return the number of leading tokens that two rows have in common."""
     least = min(len(one), len(other))
     differ = np.flatnonzero(one[:least] != other[:least])
     return int(differ[0]) if len(differ) else least
 
 
 def _first_differences(config: Any, adapters: list[Adapter]) -> dict[tuple[Adapter, Adapter], int | None]:
-    """The step of a document from which codes of two adapters may differ, for each pair; None for never."""
+    """Return the step of a document from which codes of two adapters may differ, for each pair; None for never."""
     found: dict[tuple[Adapter, Adapter], int | None] = {(each, each): None for each in adapters}
     if adapters == [None]:
         return found
@@ -104,7 +105,7 @@ def _first_differences(config: Any, adapters: list[Adapter]) -> dict[tuple[Adapt
 
 
 def _codes(chosen: Any, *rows: int) -> list[np.ndarray]:
-    """The numbers that rows were given, of all routers of a stack."""
+    """Return the numbers that rows were given, of all routers of a stack."""
     leaves = jax.tree_util.tree_leaves_with_path(chosen)
     codes = [leaf for path, leaf in leaves if path[-1].key == "code"]
     return [np.concatenate([code[row] for code in codes]) for row in rows]
@@ -113,7 +114,7 @@ def _codes(chosen: Any, *rows: int) -> list[np.ndarray]:
 def _differ_from(
     adapter: AdapterConfig, pair: tuple[Adapter, Adapter], codes: Sequence[np.ndarray]
 ) -> int | None:
-    """The step from which rows with these codes may differ in one stack, or in the router's place of one."""
+    """Return the step from which rows with these codes may differ in one stack, or in the router's place of one."""
     fixed = [code for each, code in zip(pair, codes, strict=True) if each is not None]
     if len(fixed) == len(pair):
         return None if np.array_equal(fixed[0], fixed[1]) else 0

@@ -6,17 +6,17 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.files.distill import truncated
 from jaxblt.adapters.files.merge import limited_code
 from jaxblt.adapters.files.peft import places
 from jaxblt.adapters.update.attach import check_sites, stacks_of
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.site import ADAPTER
 from jaxblt.models.stack import stack_periods, unstack_periods
 
 
 def warm_start(config: Any, params: Any, loras: Sequence[tuple[Any, Any]]) -> Any:
-    """The parameters of a model whose bank has the given LoRAs for experts: a one-hot code gives the update of one.
+    """Return parameters of a model whose bank has the given LoRAs for experts: a one-hot code gives the update of one.
 
     The update dW_e = s_e V_e U_e of a site is factored by SVD, which QR of its factors makes one of r x r. Its largest
     r/E singular values go into the block of expert e: exact for LoRAs of rank r/E or less, else the best approximation
@@ -85,7 +85,7 @@ def _check_lora(number: int, config: Any, banks: Mapping[str, AdapterConfig]) ->
 def _factors(
     tree: Mapping[str, Any], static: AdapterConfig, scale: float, most: int
 ) -> tuple[Float[Array, "K k"], Float[Array, "k N"]]:
-    """V and U of `most` ranks or fewer with scale V U = dW of a LoRA, or as near to it as they come."""
+    """Return V and U of `most` ranks or fewer with scale V U = dW of a LoRA, or as near to it as they come."""
     rank = tree["v"].shape[-1]
     v, u = tree["v"].astype(jnp.float32).reshape(-1, rank), tree["u"].astype(jnp.float32).reshape(rank, -1)
     code = limited_code(tree, static, v[None], u[None], jnp.ones((1,), jnp.float32))[0, 0]
@@ -102,5 +102,5 @@ def _at(tree: Any, path: tuple[str, ...], whose: str) -> Any:
 
 
 def _with(tree: Any, path: tuple[str, ...], new: Any) -> Any:
-    """The tree with another subtree at a path."""
+    """Return the tree with another subtree at a path."""
     return new if not path else {**tree, path[0]: _with(tree[path[0]], path[1:], new)}

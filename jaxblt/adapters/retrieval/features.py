@@ -25,7 +25,7 @@ Feature = Float[Array, "*Q"]
 
 
 def neighbour_features(similar: Similar, pairs: Pairs, present: Present) -> Float[Array, "*Q F"]:
-    """The six features in the order of `FEATURES`.
+    """Return the six features in the order of `FEATURES`.
 
     Args:
       similar: s_j; anything finite or -inf where there is no neighbour.
@@ -44,7 +44,7 @@ def neighbour_features(similar: Similar, pairs: Pairs, present: Present) -> Floa
 
 
 def coverage(similar: Similar, present: Present) -> Feature:
-    """sum w_j a_j [s_j > .3] / sum w_j a_j in [0, 1], with a = softmax(s) and w_j = exp(-.1 rank_j).
+    """Return sum w_j a_j [s_j > .3] / sum w_j a_j in [0, 1], with a = softmax(s) and w_j = exp(-.1 rank_j).
 
     The most similar neighbour has rank 0. Equal neighbours may swap ranks, which changes no sum.
     """
@@ -58,7 +58,7 @@ def coverage(similar: Similar, present: Present) -> Feature:
 
 
 def diversity(similar: Similar, pairs: Pairs, present: Present) -> Feature:
-    """.7 (1 - c) + .3 (max s - min s): how far neighbours lie apart, and how unequal their similarities are."""
+    """Return .7 (1 - c) + .3 (max s - min s): how far neighbours lie apart, and how unequal similarities are."""
     most = jnp.max(jnp.where(present, similar, -jnp.inf), -1)
     least = jnp.min(jnp.where(present, similar, jnp.inf), -1)
     some = jnp.any(present, -1)
@@ -66,7 +66,7 @@ def diversity(similar: Similar, pairs: Pairs, present: Present) -> Feature:
 
 
 def consistency(pairs: Pairs, present: Present) -> Feature:
-    """c, the mean cosine of pairs of neighbours, in [-1, 1]; 1 for a single neighbour."""
+    """Return c, the mean cosine of pairs of neighbours, in [-1, 1]; 1 for a single neighbour."""
     other = jnp.broadcast_to(~jnp.eye(present.shape[-1], dtype=bool), pairs.shape)
     both = present[..., :, None] & present[..., None, :] & other
     count = jnp.sum(both, (-2, -1))
@@ -76,25 +76,25 @@ def consistency(pairs: Pairs, present: Present) -> Feature:
 
 
 def coherence(similar: Similar, present: Present) -> Feature:
-    """exp(-var s) in (0, 1]; the variance divides by n."""
+    """Return exp(-var s) in (0, 1]; the variance divides by n."""
     return jnp.where(jnp.any(present, -1), jnp.exp(-_moments(similar, present)[1]), 0.0)
 
 
 def confidence(similar: Similar, present: Present) -> Feature:
-    """max s exp(-std s), in [-1, 1]."""
+    """Return max s exp(-std s), in [-1, 1]."""
     most = jnp.max(jnp.where(present, similar, -jnp.inf), -1)
     found = most * jnp.exp(-jnp.sqrt(_moments(similar, present)[1]))
     return jnp.where(jnp.any(present, -1), found, 0.0)
 
 
 def density(similar: Similar, present: Present) -> Feature:
-    """(n / k) exp(-(1 - mean s)) in [0, 1]: 1 - s is half the squared distance, and missing neighbours count."""
+    """Return (n / k) exp(-(1 - mean s)) in [0, 1]: 1 - s is half the squared distance, missing neighbours count."""
     share = jnp.mean(present.astype(similar.dtype), -1)
     return share * jnp.exp(_moments(similar, present)[0] - 1)
 
 
 def _moments(similar: Similar, present: Present) -> tuple[Feature, Feature]:
-    """Mean and variance of the similarities that are there; zeros without one."""
+    """Return mean and variance of the similarities that are there; zeros without one."""
     count = jnp.maximum(jnp.sum(present, -1, keepdims=True), 1).astype(similar.dtype)
     mean = jnp.sum(jnp.where(present, similar, 0.0), -1, keepdims=True) / count
     square = jnp.where(present, (jnp.where(present, similar, 0.0) - mean) ** 2, 0.0)

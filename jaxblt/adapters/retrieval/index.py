@@ -65,14 +65,14 @@ class Index:
         return len(self.vectors)
 
     def params(self, capacity: int) -> dict[str, np.ndarray]:
-        """What the router's child "index" holds: arrays of `capacity` places, the last ones empty.
+        """Return the arrays of the router's child "index", of `capacity` places, the last ones empty.
 
         Raises:
           ValueError: there are more chunks.
         """
         if len(self) > capacity:
             raise ValueError(
-                f"an index of {len(self)} chunks does not fit RetrievalConfig.capacity = {capacity}: raise it to "
+                f"an index of {len(self)} chunks does not fit Neighbours.capacity = {capacity}: raise it to "
                 f"{len(self)}, or make a smaller index"
             )
         room = ((0, capacity - len(self)), (0, 0))
@@ -83,11 +83,12 @@ class Index:
             "norms": self.norms,
         }
 
-    def check(self, config: Any, *, base: str, stack: str, dim: int) -> None:
-        """Raises ValueError, naming what differs and the fix, unless a router's queries can be compared with it.
+    def check(self, read: Any, *, chunk: int, base: str, stack: str, dim: int) -> None:
+        """Raise ValueError, naming what differs and the fix, unless a router's queries can be compared with it.
 
         Args:
-          config: the `RouterConfig`.
+          read: the router's `Neighbours`.
+          chunk: steps of the router's chunks.
           base: content hash of the base's parameters.
           stack: name of the router's stack.
           dim: its width.
@@ -97,43 +98,41 @@ class Index:
             "stack": (self.stack, stack, f"make the index with stack={stack!r}"),
             "chunk": (
                 self.chunk,
-                config.chunk,
+                chunk,
                 f"set RouterConfig.chunk = {self.chunk}, or make a new index",
             ),
             "width": (self.vectors.shape[1], dim, "make an index of this base"),
             "neighbours": (
                 self.neighbours,
-                config.retrieval.neighbours,
-                f"set RetrievalConfig.neighbours = {self.neighbours}, or make a new index",
+                read.count,
+                f"set Neighbours.count = {self.neighbours}, or make a new index",
             ),
         }
         for name, (have, want, fix) in expected.items():
             if have != want:
-                raise ValueError(
-                    f"index {config.retrieval.index!r} has {name} {have}, expected {want}: {fix}"
-                )
+                raise ValueError(f"index {read.index!r} has {name} {have}, expected {want}: {fix}")
 
 
 def owner_bytes(owners: np.ndarray) -> np.ndarray:
-    """Float32[N, 4], the bytes of keys, the lowest first."""
+    """Return the bytes of keys, the lowest first, Float32[N, 4]."""
     return np.ascontiguousarray(owners, "<i4").view(np.uint8).reshape(-1, OWNER_BYTES).astype(np.float32)
 
 
 def owner_keys(parts: Float[Array, "N P"]) -> Array:
-    """The inverse of `owner_bytes`, Int32[N]."""
+    """Return the inverse of `owner_bytes`, Int32[N]."""
     places = jnp.left_shift(1, 8 * jnp.arange(OWNER_BYTES, dtype=jnp.int32))[None]
     return jnp.sum(parts.astype(jnp.int32) * places, -1, dtype=jnp.int32)
 
 
 def unit(base: Float[Array, "... D"], center: Float[Array, "D"]) -> Float[Array, "... D"]:
-    """Base vectors as they are compared: centred, of length 1; zero where nothing is left."""
+    """Return base vectors as they are compared: centred, of length 1; zero where nothing is left."""
     apart = base - center.reshape((1,) * (base.ndim - 1) + (-1,))
     length = jnp.sqrt(jnp.sum(apart * apart, -1, keepdims=True))
     return apart / jnp.where(length > 0, length, 1.0)
 
 
 def features_of(found: Found, vectors: Float[Array, "N D"]) -> Float[Array, "Q F"]:
-    """The features of each query's neighbours, before norms."""
+    """Return the features of each query's neighbours, before norms."""
     there = vectors[found.place]
     pairs = jnp.einsum("qid,qjd->qij", there, there, precision=jax.lax.Precision.HIGHEST)
     return neighbour_features(found.similar, pairs, found.present)
@@ -142,7 +141,7 @@ def features_of(found: Found, vectors: Float[Array, "N D"]) -> Float[Array, "Q F
 def make_index(
     base_vectors: np.ndarray, owners: np.ndarray, *, base: str, stack: str, chunk: int, neighbours: int
 ) -> Index:
-    """An index of chunks. Its norms are those of at most 1,024 of them as queries, their own documents left out.
+    """Make an index of chunks, with norms of at most 1,024 of them as queries, their own documents left out.
 
     Args:
       base_vectors: Float[N, D], of each chunk.
@@ -179,7 +178,7 @@ def make_index(
 def _compared(
     base: Float[Array, "N D"], center: Float[Array, "D"], keys: Int[Array, "N"], some: Int[Array, "Q"], k: int
 ) -> tuple[Float[Array, "N D"], Float[Array, "Q F"]]:
-    """Unit vectors of all chunks, and the features of some of them as queries."""
+    """Return unit vectors of all chunks, and the features of some of them as queries."""
     vectors = unit(base, center)
     found = nearest(vectors[some], vectors, k, owners=keys, own=keys[some])
     return vectors, features_of(found, vectors)
@@ -212,7 +211,7 @@ def save_index(index: Index, folder: str | os.PathLike[str], *, overwrite: bool 
 
 
 def load_index(folder: str | os.PathLike[str]) -> Index:
-    """An index that `save_index` wrote; nothing in the file is taken on trust.
+    """Read an index that `save_index` wrote; nothing in the file is taken on trust.
 
     Raises:
       FileNotFoundError: there is none.

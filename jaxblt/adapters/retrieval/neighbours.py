@@ -1,24 +1,27 @@
-"""The router's part of retrieval: it looks neighbours up where a chunk begins, and holds their features until the next.
+"""A read: it looks neighbours up where a chunk begins, and keeps their features until the next chunk.
 
 The query of chunk k is the base vector of chunk k - lag, which is complete when chunk k begins: no byte of chunk k is
 in it. A chunk of holes has no neighbours. There is one query a chunk. A row costs T/C searches, and a decoded byte one
 where a chunk of some row begins.
 """
 
+import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.adapters.code.hold import Held
+from jaxblt.adapters.code.latest_values import LatestValues
+from jaxblt.adapters.code.levels import Level
+from jaxblt.adapters.code.reads import Features, Read, RouterInput
 from jaxblt.adapters.retrieval.features import FEATURES
 from jaxblt.adapters.retrieval.index import OWNER_BYTES, features_of, owner_keys, unit
 from jaxblt.adapters.retrieval.search import nearest
 from jaxblt.layers import named
-from jaxblt.mixers.driver.sequence import Rows
+from jaxblt.validation import check_bounds, check_fields
 
 INDEX = "index"
 """The child of a router that holds an index."""
@@ -27,7 +30,7 @@ MOST = 3.0
 
 
 class IndexArrays(nn.Module):
-    """The arrays of an index as parameters; a frozen base holds them, and a new model's index is empty."""
+    """Arrays of an index as parameters; a frozen base holds them, and a new model's index is empty."""
 
     capacity: int
     dim: int
@@ -54,7 +57,7 @@ class IndexArrays(nn.Module):
 def search_index(
     index: dict[str, Array], read: tuple[Float[Array, "B N D"], Int[Array, "B N"] | None], *, count: int
 ) -> Float[Array, "B N F"]:
-    """Normed features of the neighbours of base vectors, which documents of these keys do not give.
+    """Return normed features of the neighbours of base vectors, which documents of these keys do not give.
 
     Args:
       index: the arrays of `IndexArrays`.
@@ -71,31 +74,63 @@ def search_index(
     return features.reshape(*base.shape[:2], -1)
 
 
-def retrieve(
-    config: Any,
-    rows: Rows,
-    base: Float[Array, "B T D"],
-    time: Int[Array, "B T"],
-    documents: Int[Array, "B T"] | None,
-    carry: Float[Array, "B F"] | None,
-) -> tuple[Float[Array, "B T F"], Any]:
-    """The features at each token, of its chunk's neighbours; zero before chunk `lag`. No gradient flows to queries.
+@dataclasses.dataclass(frozen=True)
+class Neighbours(Read):
+    """Six features of the chunks of an index that are nearest to the chunk that lies `lag` before the token's.
 
-    Called inside the router's compact call: the index becomes its child "index".
+    The index lies among the parameters of the frozen base, so a run keeps it and nothing trains it. Another index takes
+    its place without a new program, as long as `capacity` holds its chunks. No gradient flows to queries.
 
-    Args:
-      config: the `RouterConfig`.
-      rows: of the call.
-      base: base vector of the chunk `lag` before at each token.
-      time: of each token in its document.
-      documents: key of each token's document; None leaves nothing out.
-      carry: of the state.
+    Attributes:
+      index: folder of the index, read once, when a run over its `base_run` starts.
+      capacity: the most chunks of an index; places without a chunk are empty and cost as much as others. Above 1,024
+        each search copies the index, unless this is a multiple of 1,024.
+      count: k, chunks that are looked at; there may be fewer.
     """
-    told = config.retrieval
-    index = IndexArrays(told.capacity, base.shape[-1], name=INDEX)()
-    known = time // config.chunk >= config.lag
-    steps = known & (time % config.chunk == 0)
-    search = partial(search_index, count=told.neighbours)
-    core = Held(jax.lax.stop_gradient(index), search, len(FEATURES), config.chunk)
-    found, after = rows.run(core, ((jax.lax.stop_gradient(base), documents), steps), carry)
-    return jnp.where(known[..., None], found, 0.0), after
+
+    index: str = "index"
+    capacity: int = 16384
+    count: int = 8
+    name: ClassVar[str] = "neighbours"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "capacity", "count", least=1)
+        if self.count > self.capacity:
+            raise ValueError(
+                f"Neighbours.count = {self.count} is more than capacity = {self.capacity} chunks: use fewer"
+            )
+
+    @classmethod
+    def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return fields as an earlier version stored them: `neighbours` for `count`."""
+        return {"count" if name == "neighbours" else name: value for name, value in stored.items()}
+
+    def check(self, config: Any) -> None:
+        """Raise ValueError for a router that does not read the input of a stack."""
+        super().check(config)
+        if config.per == "block":
+            raise ValueError(
+                f"RouterConfig.per = 'block' and reads = {config.reads}: an index holds vectors of the stack's input, "
+                "so set per='stack' or leave Neighbours out"
+            )
+
+    def zero(self, config: Any, batch_size: int, dim: int) -> Float[Array, "B F"]:
+        """Return features of no neighbours."""
+        return jnp.zeros((batch_size, len(FEATURES)), jnp.float32)
+
+    def width(self, config: Any, dim: int, level: Level) -> int:
+        """Return the number of features, 0 for a prefix."""
+        return 0 if level == "prefix" else len(FEATURES)
+
+    def hear(self, router: nn.Module, call: RouterInput, state: Any) -> tuple[Features, Any]:
+        """Return the features of the neighbours of each token's chunk; zero before chunk `lag`."""
+        base = jax.lax.stop_gradient(call.base_vector)
+        index = IndexArrays(self.capacity, base.shape[-1], name=INDEX, parent=router)()
+        known = call.chunk >= call.config.lag
+        search = partial(search_index, count=self.count)
+        core = LatestValues(jax.lax.stop_gradient(index), search, len(FEATURES), call.config.chunk)
+        read = (base, call.beside.get("documents"))
+        found, after = call.rows.run(core, (read, known & call.starts_chunk), state)
+        found = jnp.where(known[..., None], found, 0.0)
+        return {"chunk": found, "token": found}, after

@@ -35,7 +35,7 @@ def nearest(
     own: Int[Array, "Q"] | None = None,
     tile: int = TILE,
 ) -> Found:
-    """The k vectors with the largest inner products, found by comparing all of them in fp32.
+    """Return the k vectors with the largest inner products, found by comparing all of them in fp32.
 
     A vector of zeros is an empty place and no neighbour.
 
@@ -84,7 +84,7 @@ def nearest(
 
 
 def _in_tiles(x: Shaped[Array, "N ..."], size: int) -> Shaped[Array, "M N2 ..."]:
-    """Of so many rows each; zeros fill the last one up."""
+    """Return x in tiles of so many rows each; zeros fill the last one up."""
     whole = jnp.pad(x, ((0, -len(x) % size), *((0, 0),) * (x.ndim - 1)))
     return whole.reshape(-1, size, *x.shape[1:])
 

@@ -14,7 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxblt.adapters.config import AdapterConfig
+from jaxblt.adapters.retrieval.neighbours import Neighbours
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.site import is_site
 from jaxblt.layers import Linear, read_equation
 from jaxblt.models.row_layout import RowLayout, promise
@@ -34,7 +35,7 @@ ANY_DEVICE = Device("gpu", (9, 0), "NVIDIA H200")
 
 
 class Site(NamedTuple):
-    """Where an adapter may go: a product of a block of one kind.
+    """Place where an adapter may go: a product of a block of one kind.
 
     Attributes:
       kind: of the block, a name of the stack's pattern.
@@ -49,12 +50,12 @@ class Site(NamedTuple):
 
     @property
     def inputs(self) -> int:
-        """K."""
+        """Number of inputs, K."""
         return prod(self.into)
 
     @property
     def outputs(self) -> int:
-        """N."""
+        """Number of outputs, N."""
         return prod(self.out)
 
 
@@ -73,7 +74,7 @@ class Adapted(NamedTuple):
 
 
 def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = None) -> C:
-    """A model's config whose stacks have the adapter; parameters of the base keep their names.
+    """Return a model's config whose stacks have the adapter; parameters of the base keep their names.
 
     Args:
       config: of the model.
@@ -99,49 +100,50 @@ def attach[C](config: C, adapter: AdapterConfig, stacks: Sequence[str] | None = 
 
 
 def retrievals(config: Any) -> dict[str, StackConfig]:
-    """The stacks of a model's config whose routers search an index, by name."""
+    """Return the stacks of a model's config whose routers search an index, by name."""
     if not dataclasses.is_dataclass(config):
         return {}
     routers = {name: getattr(stack.adapter, "router", None) for name, stack in stacks_of(config).items()}
-    return {name: stacks_of(config)[name] for name, r in routers.items() if getattr(r, "retrieval", None)}
+    searching = [name for name, router in routers.items() if router and router.reads_of(Neighbours)]
+    return {name: stacks_of(config)[name] for name in searching}
 
 
 def _check_queries(config: Any) -> None:
-    """Queries are vectors of the base, so what comes before their stack has no adapter."""
+    """Check that no stack before a router with an index has an adapter: queries are vectors of the base."""
     adapted = [name for name, stack in stacks_of(config).items() if stack.adapter is not None]
     for name in retrievals(config):
         if name != adapted[0]:
             raise ValueError(
                 f"the router of stack {name!r} searches an index of the base, and stack {adapted[0]!r} before it "
-                f"has an adapter, which changes its queries: use stacks=({adapted[0]!r},), or no retrieval"
+                f"has an adapter, which changes its queries: use stacks=({adapted[0]!r},), or leave Neighbours out"
             )
 
 
 def _check_side(config: Any) -> None:
-    """Side features reach a router through the model, which has to take them."""
+    """Check that the model takes side features, through which they reach a router."""
     adapters = {name: stack.adapter for name, stack in stacks_of(config).items() if stack.adapter is not None}
     asked = {name: adapter.router.side for name, adapter in adapters.items() if adapter.router is not None}
     if any(asked.values()) and "side" not in signature(config.build().__call__).parameters:
         raise ValueError(
-            f"RouterConfig.side is {asked} by stack, and the model of {type(config).__name__} takes no side features: "
-            "set side=0, or call a jaxblt.models.Stack, which takes `side`, in a model of your own"
+            f"routers read {asked} side features by stack, and the model of {type(config).__name__} takes none: "
+            "leave Side out, or call a jaxblt.models.Stack, which takes `side`, in a model of your own"
         )
 
 
 def detach[C](config: C) -> C:
-    """The config of the base: no stack has an adapter."""
+    """Return the config of the base: no stack has an adapter."""
     found: Any = {n: dataclasses.replace(s, adapter=None) for n, s in stacks_of(config).items() if s.adapter}
     return dataclasses.replace(config, **found) if found else config  # pyright: ignore[reportArgumentType]
 
 
 def stacks_of(config: Any) -> dict[str, StackConfig]:
-    """The stacks of a model's config by the names of their fields, which are those of its submodules."""
+    """Return the stacks of a model's config by the names of their fields, which are those of its submodules."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return {name: value for name, value in fields.items() if isinstance(value, StackConfig)}
 
 
 def check_sites(config: Any) -> dict[str, list[Adapted]]:
-    """The sites of every stack that has an adapter, layer by layer, each with its rank; those with gates not.
+    """Return the sites of every stack that has an adapter, layer by layer, each with its rank; those with gates not.
 
     Raises:
       ValueError: a pattern matches no product of any stack that has its adapter, patterns give a site two ranks or
@@ -161,7 +163,7 @@ def check_sites(config: Any) -> dict[str, list[Adapted]]:
 
 
 def _of_layers(name: str, stack: StackConfig, sites: Sequence[Site]) -> Iterator[Adapted]:
-    """The sites of each layer that have an adapter."""
+    """Yield the sites of each layer that have an adapter."""
     for layer in range(stack.num_layers):
         kind = stack.pattern[layer % len(stack.pattern)]
         for site in sites:
@@ -211,7 +213,7 @@ def _check_levels(adapter: AdapterConfig, sites: Sequence[str]) -> None:
 
 
 def _rank(adapter: AdapterConfig, stack: str, site: Site, layer: int) -> int | None:
-    """The rank at a site, None without an adapter; raises ValueError for two, or one that is too large."""
+    """Return the rank at a site, None without an adapter; raise ValueError for two, or one that is too large."""
     ranks = adapter.ranks(site.name, layer)
     if len(ranks) > 1:
         raise ValueError(
@@ -229,7 +231,7 @@ def _rank(adapter: AdapterConfig, stack: str, site: Site, layer: int) -> int | N
 
 
 def find_sites(stack: StackConfig) -> list[Site]:
-    """The products of a stack's blocks that an adapter may go to, by the kinds of its pattern; nothing is computed."""
+    """Return the products of a stack's blocks that an adapter may go to, by the kinds of its pattern."""
     bare = dataclasses.replace(stack, adapter=None)
     return [site for kind in dict.fromkeys(stack.pattern) for site in _of_block(bare, kind)]
 
@@ -260,12 +262,12 @@ def _of_block(stack: StackConfig, kind: str) -> tuple[Site, ...]:
 
 
 def _gated(config: StackConfig) -> list[Site]:
-    """The sites with gates."""
+    """Return the sites with gates."""
     return [site for site in find_sites(config) if config.adapter.has_gate(site.name)]
 
 
 def _levels(stack: str, config: StackConfig, sites: Sequence[Adapted]) -> Iterator[str]:
-    """The sites of each level, where there are several."""
+    """Yield a line with the sites of each level, where there are several."""
     adapter = config.adapter
     names = dict.fromkeys([*(each.site.name for each in sites), *(site.name for site in _gated(config))])
     for place, level in enumerate(adapter.level_names if adapter.levels else ()):
@@ -274,14 +276,14 @@ def _levels(stack: str, config: StackConfig, sites: Sequence[Adapted]) -> Iterat
 
 
 def _routers(stack: str, config: StackConfig) -> Iterator[str]:
-    """How many routers there are, where each block has its own."""
+    """Yield a line with the number of routers, where each block has its own."""
     if config.adapter.of_blocks:
         count = config.num_layers * len(config.adapter.level_names)
         yield f"routers         {stack}: {count}, each reads the input of its block"
 
 
 def _named(sites: Sequence[Adapted], rank: int) -> Iterator[str]:
-    """The sites of a rank; with their layers where it is another one elsewhere."""
+    """Yield the sites of a rank; with their layers where it is another one elsewhere."""
     for site in dict.fromkeys(each.site for each in sites if each.rank == rank):
         layers = [str(each.layer) for each in sites if (each.site, each.rank) == (site, rank)]
         several = {each.rank for each in sites if each.site == site} != {rank}
@@ -289,7 +291,7 @@ def _named(sites: Sequence[Adapted], rank: int) -> Iterator[str]:
 
 
 def describe_sites(config: Any, trained: int, router: int, base: int, total: int | None = None) -> list[str]:
-    """What a run says of its adapters: sites, ranks, trained parameters, and the router's share of the base.
+    """Return a run's report of its adapters: sites, ranks, trained parameters, and the routers' share of the base.
 
     Args:
       config: of the model.

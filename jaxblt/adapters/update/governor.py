@@ -23,7 +23,7 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 @dataclasses.dataclass(frozen=True)
 class Governor:
-    """Codes are scaled by min(1, tau / norm of dW), at each site and token.
+    """Bound on updates: codes are scaled by min(1, tau / norm of dW), at each site and token.
 
     tau is a number beside V and U. A train step moves it by the share of tokens over the bound: times `grow` where the
     share is above `high`, times `shrink` where it is below `low`. The new tau holds from the next step on. No gradient
@@ -56,7 +56,7 @@ class Governor:
         check_bounds(self, "grow", above=1)
 
     def next_tau(self, tau: Float[Array, "..."], rate: Float[Array, "..."]) -> Float[Array, "..."]:
-        """tau after a step in which the share `rate` of tokens was over the bound."""
+        """Return tau after a step in which the share `rate` of tokens was over the bound."""
         factor = jnp.where(rate > self.high, self.grow, jnp.where(rate < self.low, self.shrink, 1.0))
         return jnp.clip(tau * factor, self.least, self.most)
 
@@ -64,7 +64,7 @@ class Governor:
 def grams(
     v: Float[Array, "K r"], u: Float[Array, "r N"], scale: float
 ) -> tuple[Float[Array, "r r"], Float[Array, "r r"]]:
-    """s^2 V^T V and U U^T, in fp32."""
+    """Return s^2 V^T V and U U^T, in fp32."""
     v, u = v.astype(jnp.float32), u.astype(jnp.float32)
     left = jnp.matmul(v.T, v, precision=HIGHEST) * jnp.float32(scale**2)
     return left, jnp.matmul(u, u.T, precision=HIGHEST)
@@ -73,7 +73,7 @@ def grams(
 def square_norm(
     governor: Governor, code: Float[Array, "B T E"], left: Float[Array, "r r"], right: Float[Array, "r r"]
 ) -> Float[Array, "B T"]:
-    """The square of the norm of dW at each code, whose numbers repeat to r."""
+    """Return the square of the norm of dW at each code, whose numbers repeat to r."""
     if governor.norm == "frobenius":
         count = code.shape[-1]
         both = left * right
@@ -85,7 +85,7 @@ def square_norm(
 def _largest(
     code: Float[Array, "B T r"], left: Float[Array, "r r"], right: Float[Array, "r r"]
 ) -> Float[Array, "B T"]:
-    """The largest eigenvalue of diag(c) L diag(c) R, by power iteration; its gradient is that of the quotient."""
+    """Return the largest eigenvalue of diag(c) L diag(c) R, by power iteration, with the quotient's gradient."""
 
     def times(matrix: Array, x: Array) -> Array:
         return jnp.einsum("rs,bts->btr", matrix, x, precision=HIGHEST)
@@ -113,7 +113,7 @@ def bounded(
     left: Float[Array, "r r"],
     right: Float[Array, "r r"],
 ) -> tuple[Float[Array, "B T E"], Float[Array, ""]]:
-    """Codes within the bound, and the share of those over it among codes that are not 0."""
+    """Return codes within the bound, and the share of those over it among codes that are not 0."""
     square, tau = square_norm(governor, code, left, right), jax.lax.stop_gradient(tau)
     over = square > tau * tau
     # Keep the root away from 0, where its derivative is infinite
@@ -131,7 +131,7 @@ def govern(
     scale: float,
     code: Float[Array, "B T E"] | None,
 ) -> Float[Array, "B T E"]:
-    """A site's code within its bound; sows metrics "violations" and "tau", which holds from the next step on."""
+    """Return a site's code within its bound; sow metrics "violations" and "tau", which holds from the next step on."""
     tau = site.param("tau", named(nn.initializers.constant(governor.start), None), (1,), jnp.float32)[0]
     code = jnp.ones((1, 1, 1), jnp.float32) if code is None else code
     code, rate = bounded(governor, tau, code, *grams(v, u, scale))
@@ -141,7 +141,7 @@ def govern(
 
 
 def next_bounds(side: Mapping[str, Any]) -> dict[str, Any]:
-    """The tau of each site for the next step, from what a pass sowed, in the places where the parameters have it."""
+    """Return the tau of each site for the next step, from what a pass sowed, where the parameters have it."""
     return _taus(side.get("metrics", {}))
 
 
@@ -159,7 +159,7 @@ def _taus(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_bounds(params: Any, bounds: Any, good: Bool[Array, ""]) -> Any:
-    """Parameters whose bounds are those of `next_bounds`, if the step was good."""
+    """Return parameters whose bounds are those of `next_bounds`, if the step was good."""
     if not isinstance(params, Mapping):
         return jnp.where(good, bounds, params)
     return {

@@ -16,12 +16,12 @@ BLOCK = re.compile(r"(?:.*/)?(?:periods|rest|period_\d+)/block_\d+")
 """Path of a block, by which its router is told."""
 PARTS, OTHERS = ({"u", "v"}, {SCALE}), {"tau"}
 """What an adapter holds: its matrices or a gate's scale, and what it may hold besides."""
-Chosen = Callable[[tuple[str, ...], Any, Mapping[str, Any]], bool]
+Condition = Callable[[tuple[str, ...], Any, Mapping[str, Any]], bool]
 """Whether parameters are meant, by their path, what is below it, and what they lie in."""
 
 
 def split_params(params: Any, also_train: Sequence[str] = ()) -> tuple[Any, Any]:
-    """(base, trained): the parameters of the model without adapters, and the others.
+    """Return (base, trained): the parameters of the model without adapters, and the others.
 
     The index that a router searches is the base's, as nothing trains it. What `also_train` names is in both: the base
     stays whole, and where both hold an array, the trained one counts.
@@ -34,11 +34,11 @@ def split_params(params: Any, also_train: Sequence[str] = ()) -> tuple[Any, Any]
       ValueError: a pattern matches no parameter of the base.
     """
     base = _without(params, _is_added)
-    return base, _joined(_selected(params, _is_added), _matching(base, also_train))
+    return base, _lay_over(_selected(params, _is_added), _matching(base, also_train))
 
 
 def join_params(base: Any, trained: Any) -> Any:
-    """The whole model's parameters: the base with the trained ones laid over it."""
+    """Return the whole model's parameters: the base with the trained ones laid over it."""
     if not (isinstance(base, Mapping) and isinstance(trained, Mapping)):
         return trained
     both = {name: join_params(base[name], trained[name]) for name in base if name in trained}
@@ -46,30 +46,30 @@ def join_params(base: Any, trained: Any) -> Any:
 
 
 def routers(params: Any) -> Any:
-    """The parameters of routers alone."""
+    """Return the parameters of routers alone."""
     return _selected(params, _is_router)
 
 
 def without_routers(params: Any) -> Any:
-    """The parameters of all else, without what routers search."""
+    """Return the parameters of all else, without what routers search."""
     return _without(params, _is_router, index=False)
 
 
 def _is_added(path: tuple[str, ...], tree: Any, above: Mapping[str, Any]) -> bool:
-    """Whether a child is an adapter, beside a kernel, or a router."""
+    """Return whether a child is an adapter, beside a kernel, or a router."""
     if path[-1] == ADAPTER:
         return "kernel" in above and isinstance(tree, Mapping) and set(tree) - OTHERS in PARTS
     return _is_router(path, tree, above)
 
 
 def _is_router(path: tuple[str, ...], tree: Any, above: Mapping[str, Any]) -> bool:
-    """Whether a child is the router of a stack, beside its parts, or that of a block."""
+    """Return whether a child is the router of a stack, beside its parts, or that of a block."""
     of_stack = any(part in above for part in STACK_PARTS)
     return path[-1] == ROUTER and (of_stack or BLOCK.fullmatch("/".join(path[:-1])) is not None)
 
 
-def _without(tree: Any, removed: Chosen, path: tuple[str, ...] = (), *, index: bool = True) -> Any:
-    """What is not removed, and of a router its index."""
+def _without(tree: Any, removed: Condition, path: tuple[str, ...] = (), *, index: bool = True) -> Any:
+    """Return the tree without what is removed; of a router its index stays."""
     if not isinstance(tree, Mapping):
         return tree
     found = {}
@@ -82,7 +82,7 @@ def _without(tree: Any, removed: Chosen, path: tuple[str, ...] = (), *, index: b
 
 
 def without_index(params: Any) -> Any:
-    """Parameters without the indexes of routers."""
+    """Return parameters without the indexes of routers."""
     if not isinstance(params, Mapping):
         return params
     return {
@@ -92,24 +92,24 @@ def without_index(params: Any) -> Any:
     }
 
 
-def _selected(tree: Mapping[str, Any], chosen: Chosen, path: tuple[str, ...] = ()) -> Any:
+def _selected(tree: Mapping[str, Any], is_meant: Condition, path: tuple[str, ...] = ()) -> Any:
     found = {}
     for name, below in tree.items():
         here = (*path, name)
-        if chosen(here, below, tree):
+        if is_meant(here, below, tree):
             own = {n: b for n, b in below.items() if n != INDEX} if name == ROUTER else below
             found |= {name: own} if own else {}
-        elif isinstance(below, Mapping) and (kept := _selected(below, chosen, here)):
+        elif isinstance(below, Mapping) and (kept := _selected(below, is_meant, here)):
             found[name] = kept
     return found
 
 
-def _joined(a: Any, b: Any) -> Any:
+def _lay_over(a: Any, b: Any) -> Any:
     return join_params(a, b) if b else a
 
 
 def _matching(base: Any, patterns: Sequence[str]) -> Any:
-    """The part of a tree whose paths match."""
+    """Return the part of a tree whose paths match."""
     paths = _paths(base)
     for pattern in patterns:
         if not any(_matches(path, pattern) for path in paths):

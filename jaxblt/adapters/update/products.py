@@ -23,7 +23,7 @@ TOKENS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Adapted(Weights):
-    """The parameters of a site: those of its `Linear`, and of its update (scale) ((x V) * c) U.
+    """Parameters of a site: those of its `Linear`, and of its update (scale) ((x V) * c) U.
 
     Attributes:
       v: [K, r] with the kernel's axes that are summed over for K.
@@ -42,7 +42,7 @@ class Adapted(Weights):
 
 @dataclasses.dataclass(frozen=True)
 class Gated(Weights):
-    """The parameters of a site with a gate: y = (1 + c s) (x W).
+    """Parameters of a site with a gate: y = (1 + c s) (x W).
 
     Attributes:
       scale: s, of the kernel's new axes.
@@ -60,7 +60,7 @@ Multiply = Callable[[Any, Sequence[Linear], Sequence[Weights]], Sequence[Array]]
 def multiply_sites(
     base: Multiply, x: Float[Array, "..."], layers: Sequence[Linear], weights: Sequence[Weights]
 ) -> list[Float[Array, "..."]]:
-    """x W and its update, if it is adapted, of each `Linear`; x W scaled, if it has a gate.
+    """Return x W and its update, if it is adapted, of each `Linear`; x W scaled, if it has a gate.
 
     The op makes both, in one call of sites that share dtype, scale, code and the order of y's axes. To a site that it
     does not fuse, the update is added behind what `base` makes. What `update.side_by_side` laid out is read in the
@@ -69,7 +69,7 @@ def multiply_sites(
     found: dict[int, Array] = {}
     for sites in groups_of(x, layers, weights):
         given: Any = [weights[i] for i in sites]
-        first, name = layers[sites[0]], joined_name(layers[i] for i in sites)
+        first, name = layers[sites[0]], name_of_group(layers[i] for i in sites)
         joined = first.get_variable(PREPARED, name) if first.has_variable(PREPARED, name) else None
         ys = _fused(x, first.dtype, given, channels_first=is_channel_major(first.equation), joined=joined)
         found |= zip(sites, checkpoint_name(ys, PRODUCT), strict=True)
@@ -84,13 +84,13 @@ def multiply_sites(
     return [found[i] for i in range(len(layers))]
 
 
-def joined_name(layers: Iterable[Linear]) -> str:
-    """What the first of a group's sites calls their joined matrices in the collection "prepared"."""
+def name_of_group(layers: Iterable[Linear]) -> str:
+    """Return the name of a group's joined matrices, a variable of its first site in the collection "prepared"."""
     return " ".join(layer.path[-1] for layer in layers)
 
 
 def groups_of(x: Any, layers: Sequence[Linear], weights: Sequence[Weights]) -> Iterable[list[int]]:
-    """Places of sites that are one call of the op."""
+    """Return the places of sites that are one call of the op."""
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, (layer, w) in enumerate(zip(layers, weights, strict=True)):
         if isinstance(w, Adapted) and is_fusable(layer, x.shape[0]):
@@ -100,7 +100,7 @@ def groups_of(x: Any, layers: Sequence[Linear], weights: Sequence[Weights]) -> I
 
 
 def is_fusable(linear: Linear, rows: int) -> bool:
-    """Whether the op may make x W of a site too, for so many rows, and not the update alone.
+    """Return whether the op may make x W of a site too, for so many rows, and not the update alone.
 
     Not where something else multiplies (`product`) or asks for a precision or a dtype of its own, nor where x has
     channels before time. On several devices each takes its own rows with whole weights: not where the mesh splits
@@ -115,20 +115,20 @@ def is_fusable(linear: Linear, rows: int) -> bool:
 
 
 def is_row_major(equation: str) -> bool:
-    """Whether what is summed over comes last in x, and what is new last in y."""
+    """Return whether what is summed over comes last in x, and what is new last in y."""
     letters = read_equation(equation)
     return letters.given == letters.lead + letters.summed and letters.result == letters.lead + letters.new
 
 
 def is_channel_major(equation: str) -> bool:
-    """Whether what is summed over comes last in x, and what is new before time in y."""
+    """Return whether what is summed over comes last in x, and what is new before time in y."""
     letters = read_equation(equation)
     lead = letters.lead
     return letters.given == lead + letters.summed and letters.result == lead[:1] + letters.new + lead[1:]
 
 
 def _update(x: Float[Array, "B T ..."], layer: Linear, site: Adapted) -> Float[Array, "..."]:
-    """The update alone: two einsums where x or y has channels before time."""
+    """Return the update alone: two einsums where x or y has channels before time."""
     if is_row_major(layer.equation):
         (y,) = _fused(x, layer.dtype, [site], alone=True)
         return y
@@ -144,7 +144,7 @@ def _fused(
     alone: bool = False,
     joined: Joined | None = None,
 ) -> tuple[Float[Array, "B ..."], ...]:
-    """The op for sites of one scale and code: x W and the updates, or the updates `alone`; [B, T, ...] or [B, ..., T].
+    """Call the op for sites of one scale and code: x W and the updates, or the updates `alone`.
 
     Of a sparse code the op is told which blocks are 0, where it can skip them.
     """
@@ -174,7 +174,7 @@ def _fused(
 
 
 def matrices_of(sites: Iterable[Any]) -> tuple[tuple[Array, ...], ...]:
-    """W [K, N], V [K, r] and U [r, N] of all sites, each of which has `kernel`, `v` and `u`."""
+    """Return W [K, N], V [K, r] and U [r, N] of all sites, each of which has `kernel`, `v` and `u`."""
     flat = [
         (a.kernel.reshape(-1, a.u[0].size), a.v.reshape(-1, len(a.u)), a.u.reshape(len(a.u), -1))
         for a in sites
@@ -184,7 +184,7 @@ def matrices_of(sites: Iterable[Any]) -> tuple[tuple[Array, ...], ...]:
 
 
 def _by_channels(x: Float[Array, "B ..."], layer: Linear, site: Adapted) -> Float[Array, "B ..."]:
-    """x V is summed in fp32 and scaled before it is rounded."""
+    """Return the update where channels come before time; x V is summed in fp32 and scaled before it is rounded."""
     given, summed, new, result = letters = read_equation(layer.equation)
     letter = next(c for c in string.ascii_uppercase if c not in layer.equation)
     lead, dtype = letters.lead, layer.dtype
@@ -201,7 +201,7 @@ def _by_channels(x: Float[Array, "B ..."], layer: Linear, site: Adapted) -> Floa
 
 
 def _factor(layer: Linear, gate: Gated) -> Float[Array, "..."]:
-    """1 + c s, with axes in the order of what the layer makes."""
+    """Return 1 + c s, with axes in the order of what the layer makes."""
     given, summed, new, result = (letters.replace("...", "BT") for letters in read_equation(layer.equation))
     factor = 1 + coded_scale(gate.scale.reshape(1, 1, -1), gate.code)
     lead = "".join(c for c in given if c not in summed)
@@ -209,5 +209,5 @@ def _factor(layer: Linear, gate: Gated) -> Float[Array, "..."]:
 
 
 def coded_scale(scale: Float[Array, "*#L N"], code: Float[Array, "*#L E"] | None) -> Float[Array, "*L N"]:
-    """c s, where each number of a code is of a group of outputs."""
+    """Return c s, where each number of a code is of a group of outputs."""
     return scale if code is None else scale * jnp.repeat(code, scale.shape[-1] // code.shape[-1], axis=-1)

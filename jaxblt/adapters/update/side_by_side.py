@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array
 
-from jaxblt.adapters.update.products import TOKENS, groups_of, joined_name, matrices_of
+from jaxblt.adapters.update.products import TOKENS, groups_of, matrices_of, name_of_group
 from jaxblt.adapters.update.site import ADAPTER
 from jaxblt.layers import Linear
 from pallas_kernels.routed_lora import Joined, can_join, join
@@ -18,7 +18,7 @@ Path = tuple[str, ...]
 
 
 class Matrices(NamedTuple):
-    """The parameters of a site."""
+    """Parameters of a site."""
 
     kernel: Array
     v: Array
@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 def groups_in[T](trace: Callable[[], T]) -> tuple[list[Group], T]:
-    """The groups whose matrices the calls of a trace copy; and its result."""
+    """Return the groups whose matrices the calls of a trace copy; and its result."""
     found: list[Group] = []
 
     def record(call: Any, args: Any, options: Any, context: Any) -> Any:
@@ -57,7 +57,7 @@ def groups_in[T](trace: Callable[[], T]) -> tuple[list[Group], T]:
                 if can_join(rows, w):
                     paths = tuple(layer.path for layer in given)
                     coded = first.code is not None
-                    found.append(Group(paths, joined_name(given), first.scale, rows.dtype, coded))
+                    found.append(Group(paths, name_of_group(given), first.scale, rows.dtype, coded))
         return call(*args, **options)
 
     with nn.intercept_methods(record):
@@ -65,8 +65,8 @@ def groups_in[T](trace: Callable[[], T]) -> tuple[list[Group], T]:
     return found, result
 
 
-def joined_in(params: Any, groups: list[Group]) -> dict[Path, Joined]:
-    """What the collection "prepared" holds of groups, by path; of parameters whose layers are apart."""
+def lay_out_groups(params: Any, groups: list[Group]) -> dict[Path, Joined]:
+    """Return the joined matrices of groups by path, for "prepared"; of parameters whose layers are apart."""
     flat: Any = flatten_dict(params)
 
     def matrices(path: Path) -> Matrices:

@@ -25,11 +25,11 @@ ZERO = ("u", SCALE)
 
 @runtime_checkable
 class Ranks(Protocol):
-    """What a site asks of its config."""
+    """Protocol of a site's config."""
 
     @property
     def governor(self) -> Governor | None:
-        """What bounds the update."""
+        """Bound of the update."""
         ...
 
     @property
@@ -38,28 +38,28 @@ class Ranks(Protocol):
         ...
 
     def ranks(self, name: str, layer: int) -> set[int]:
-        """The ranks that are asked for at a site of a layer."""
+        """Return the ranks that are asked for at a site of a layer."""
         ...
 
     def has_gate(self, name: str) -> bool:
-        """Whether a site has a gate."""
+        """Return whether a site has a gate."""
         ...
 
     def split(self, codes: Float[Array, "... W"] | None) -> list[Any]:
-        """The codes that sites may have, apart."""
+        """Return the codes that sites may have, apart."""
         ...
 
     def place(self, name: str) -> int:
-        """Which of these codes a site has."""
+        """Return which of these codes a site has."""
         ...
 
     def scale(self, rank: int) -> float:
-        """What the update is multiplied by."""
+        """Return the factor of the update."""
         ...
 
 
 class LowRank(nn.Module):
-    """The parameters of a site: V [K, r] is drawn, U [r, N] starts at 0.
+    """Parameters of a site: V [K, r] is drawn, U [r, N] starts at 0.
 
     K and N stand for the kernel's axes that are summed over and for the new ones.
 
@@ -79,7 +79,7 @@ class LowRank(nn.Module):
 
     @nn.compact
     def __call__(self, weights: Weights, code: Float[Array, "B T E"] | None) -> Adapted:
-        """What an adapter makes of a `Linear`'s parameters; the code is as the governor leaves it."""
+        """Return a `Linear`'s parameters and those of its update; the code is as the governor leaves it."""
         rank, scale = self.rank, self.config.scale(self.rank)
         into, out = weights.kernel.shape[: self.summed], weights.kernel.shape[self.summed :]
 
@@ -96,7 +96,7 @@ class LowRank(nn.Module):
         return Adapted(weights.kernel, weights.bias, v, u, code, scale, self.sparse)
 
     def _sow_orthogonality(self, v: Float[Array, "K r"], u: Float[Array, "r N"]) -> None:
-        """The loss of directions that are not orthogonal."""
+        """Sow the loss of directions that are not orthogonal."""
         weight = self.config.losses.orthogonality
         if weight:
             beside = mean_square_beside(v.T @ v) + mean_square_beside(u @ u.T)
@@ -104,7 +104,7 @@ class LowRank(nn.Module):
 
 
 class Gate(nn.Module):
-    """The parameter of a site with a gate: a scale s [N] that starts at 0.
+    """Parameter of a site with a gate: a scale s [N] that starts at 0.
 
     Attributes:
       names: logical names of the kernel's new axes, which N stands for.
@@ -114,14 +114,14 @@ class Gate(nn.Module):
 
     @nn.compact
     def __call__(self, weights: Weights, code: Float[Array, "B T E"] | None) -> Gated:
-        """What a gate makes of a `Linear`'s parameters."""
+        """Return a `Linear`'s parameters and its gate's."""
         shape = weights.kernel.shape[-len(self.names) :]
         scale = self.param(SCALE, named(nn.initializers.zeros, *self.names), shape, jnp.float32)
         return Gated(weights.kernel, weights.bias, scale, code)
 
 
 def is_site(linear: Linear, x: Any) -> bool:
-    """Whether a `Linear` reads tokens, [B, T, ...]: not, for example, a filter that reads taps."""
+    """Return whether a `Linear` reads tokens, [B, T, ...]: not, for example, a filter that reads taps."""
     given, summed, new, _ = read_equation(linear.equation)
     leading = len(x.shape) - len(summed)
     return leading == TOKENS and bool(summed) and bool(new) and not set(new) & set(given)
@@ -135,7 +135,7 @@ def adapted(
     *,
     sparse: bool = False,
 ) -> AbstractContextManager[Any]:
-    """A context in which the sites of `config` below the block of this path, a layer's, add their updates.
+    """Make a context in which the sites of `config` below the block of this path, a layer's, add their updates.
 
     Flax calls the interceptor around every method. It makes what a site has of its own in a child of the `Linear` that
     it is called for, so parameters of the base keep their names. `sparse` is as for `LowRank`.

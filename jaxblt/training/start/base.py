@@ -13,7 +13,15 @@ import flax.linen as nn
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxblt.adapters import detach, join_params, load_index, retrievals, split_params, without_index
+from jaxblt.adapters import (
+    Neighbours,
+    detach,
+    join_params,
+    load_index,
+    retrievals,
+    split_params,
+    without_index,
+)
 from jaxblt.adapters.code.router import ROUTER
 from jaxblt.adapters.retrieval.neighbours import INDEX
 from jaxblt.adapters.update.attach import stacks_of
@@ -124,9 +132,10 @@ def _indexes(recipe: Recipe, params: Any, mesh: Mesh) -> dict[str, Any]:
     trees, base = {}, content_hash(params) if found else ""
     for name, stack in found.items():
         router = stack.adapter.router
-        index = load_index(router.retrieval.index)
-        index.check(router, base=base, stack=name, dim=stack.dim)
-        arrays = index.params(router.retrieval.capacity)
+        (read,) = router.reads_of(Neighbours)
+        index = load_index(read.index)
+        index.check(read, chunk=router.chunk, base=base, stack=name, dim=stack.dim)
+        arrays = index.params(read.capacity)
         trees[name] = {ROUTER: {INDEX: jax.device_put(arrays, replicated(mesh))}}
     return trees
 

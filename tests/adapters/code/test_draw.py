@@ -7,14 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Draw, RouterConfig, TopK
+from jaxblt.adapters import AdapterConfig, ChunkMean, Draw, Prefix, RouterConfig, TopK
 from jaxblt.adapters.code.draw import POLICY, choices
 from jaxblt.adapters.code.router import SHARES, Router, init_router_state
 from tests.adapters.routing import DOCUMENTS, inputs, params_of, with_holes
 
 EXPERTS, CHUNK = 3, 5
 BANK = AdapterConfig(
-    rank=6, blocks=EXPERTS, router=RouterConfig(chunk=CHUNK, prefix=3, hidden=4), code=(Draw(),)
+    rank=6,
+    blocks=EXPERTS,
+    router=RouterConfig(chunk=CHUNK, reads=(ChunkMean(), Prefix(3)), hidden=4),
+    code=(Draw(),),
 )
 KEYS = jax.random.split(jax.random.key(0), 400)
 IDS = with_holes(DOCUMENTS)

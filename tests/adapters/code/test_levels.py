@@ -8,7 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Ema, Mixed, RouterConfig, Sticky
+from jaxblt.adapters import (
+    AdapterConfig,
+    ChunkMean,
+    Ema,
+    Mixed,
+    Prefix,
+    RecurrentMemory,
+    RouterConfig,
+    Side,
+    Sticky,
+)
 from jaxblt.adapters.code.levels import can_change, level_weights
 from jaxblt.models import Stack, StackConfig
 from tests.adapters.routing import (
@@ -24,7 +34,7 @@ from tests.adapters.routing import (
 )
 
 CHUNK, PREFIX = 5, 3
-ROUTER = RouterConfig(level="chunk", chunk=CHUNK, prefix=PREFIX, hidden=4)
+ROUTER = RouterConfig(level="chunk", chunk=CHUNK, reads=(ChunkMean(), Prefix(PREFIX)), hidden=4)
 FREE = AdapterConfig(rank=3, router=ROUTER)
 
 
@@ -49,7 +59,12 @@ def sides():
 CASES = {
     "gate": (
         dataclasses.replace(
-            over(level=Mixed(prices=(0.0, 0.1, 0.2)), memory="gru", side=2, lag=2), code=(Ema(0.5),)
+            over(
+                level=Mixed(prices=(0.0, 0.1, 0.2)),
+                reads=(ChunkMean(), RecurrentMemory(), Side(2), Prefix(PREFIX)),
+                lag=2,
+            ),
+            code=(Ema(0.5),),
         ),
         {"side": sides()},
     ),
@@ -90,7 +105,7 @@ def test_equal_tokens_have_equal_codes():
 
 def test_a_memory_whose_first_step_ends_a_call_is_kept():
     """The loop of a call of 6 tokens has room for a second step, which stands for nothing."""
-    config = over(memory="gru", prefix=None)
+    config = over(reads=(ChunkMean(), RecurrentMemory()))
     params, ids = params_of(config), np.ones(DOCUMENTS.shape, np.int32)
     code = whole(config, params, inputs(), ids)
     np.testing.assert_allclose(in_calls(config, params, inputs(), ids, size=CHUNK + 1), code, atol=2e-6)
@@ -117,7 +132,9 @@ def shared(level):
 
 def test_an_unsure_first_level_hands_over():
     """The entropy of softmax(f) of the first level decides; where it has no code yet it is unsure."""
-    config = RouterConfig(level=Mixed(("prefix", "token"), "entropy", (0.5,)), prefix=2, chunk=4)
+    config = RouterConfig(
+        level=Mixed(("prefix", "token"), "entropy", (0.5,)), reads=(ChunkMean(), Prefix(2)), chunk=4
+    )
     sure, unsure = [9.0, 0.0, 0.0], [0.1, 0.0, 0.0]
     scores = jnp.asarray([[sure, sure, sure, unsure]])
     time = jnp.arange(4, dtype=jnp.int32)[None]
@@ -144,7 +161,10 @@ def test_transforms_are_told_wherever_levels_take_turns(lag, at):
 def test_no_expert_is_chosen_of_a_level_without_a_code():
     """From step 5 on chunks count, which have no code before step 15; the prefix's, from step 10 on, does not count."""
     router = dataclasses.replace(
-        ROUTER, level=Mixed(("prefix", "chunk"), "length", (4.0,)), lag=3, prefix=2 * CHUNK
+        ROUTER,
+        level=Mixed(("prefix", "chunk"), "length", (4.0,)),
+        lag=3,
+        reads=(ChunkMean(), Prefix(2 * CHUNK)),
     )
     config = AdapterConfig(rank=2, blocks=2, router=router, code=(Sticky(0.0),))
     code, time = whole(config, params_of(config), inputs(), DOCUMENTS), times()
@@ -167,7 +187,7 @@ def test_a_gate_pays_for_each_level():
 
 def test_the_memory_takes_a_step_a_chunk():
     """It is a loop over the chunks' means in each document, from the parameters of the router."""
-    config = over(memory="gru", prefix=None)
+    config = over(reads=(ChunkMean(), RecurrentMemory()))
     params, ids = params_of(config), DOCUMENTS
     x, time = inputs(), times()
     code = whole(config, params, x, ids)
@@ -203,7 +223,7 @@ def test_the_memory_takes_a_step_a_chunk():
 
 
 def test_a_chunk_reads_the_side_features_of_its_first_token():
-    config = over(side=2)
+    config = over(reads=(ChunkMean(), Side(2), Prefix(PREFIX)))
     params, given = params_of(config, side=sides()), sides()
     code, time = whole(config, params, inputs(), DOCUMENTS, side=given), times()
     later = np.where((time % CHUNK == 0)[..., None], given, 9.0)
@@ -227,17 +247,23 @@ def routed(**options):
         (lambda: Mixed(by="length", at=(5.0, 5.0)), r"rising thresholds .* got \(5.0, 5.0\)"),
         (lambda: Mixed(("chunk", "token"), "entropy", (1.0,)), "which are below 1"),
         (lambda: Mixed(prices=(0.1,)), "are paid by a gate, one for each of"),
-        (lambda: routed(level=Mixed(), prefix=None), "pools it: set the number of steps"),
-        (lambda: routed(level="prefix", memory="gru"), "level is 'prefix': leave them out"),
+        (
+            lambda: routed(level=Mixed(), reads=(ChunkMean(),)),
+            r"nothing that level 'prefix' reads: add Prefix\(128\)",
+        ),
+        (
+            lambda: routed(level="prefix", reads=(RecurrentMemory(), Prefix(3))),
+            r"names RecurrentMemory\(\), which has nothing for level prefix: leave it out",
+        ),
         (
             lambda: AdapterConfig(rank=1, router=routed(level=Mixed(("chunk", "token"), "entropy", (0.5,)))),
             "needs a code of two numbers or more",
         ),
         (
-            lambda: Stack(StackConfig(dim=8, num_layers=1, pattern="R", adapter=over(side=3))).init(
-                jax.random.key(0), jnp.zeros((1, 4, 8))
-            ),
-            "RouterConfig.side = 3 side features a token, got 0",
+            lambda: Stack(
+                StackConfig(dim=8, num_layers=1, pattern="R", adapter=over(reads=(ChunkMean(), Side(3))))
+            ).init(jax.random.key(0), jnp.zeros((1, 4, 8))),
+            "the router's reads take 3 side features a token, got 0",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, AdapterLosses, RouterConfig
+from jaxblt.adapters import AdapterConfig, AdapterLosses, ChunkMean, Prefix, RouterConfig
 from jaxblt.adapters.code.losses import correlation, imbalance, mean_entropy, mean_flip, mean_square_beside
 from jaxblt.models import Stack, StackConfig
 from jaxblt.training.metrics import sown_losses
@@ -43,7 +43,7 @@ def test_a_bank_is_used_more_evenly_with_its_loss():
         bank = AdapterConfig(
             rank=4,
             blocks=4,
-            router=RouterConfig(level="token", chunk=4, prefix=None, hidden=8),
+            router=RouterConfig(level="token", chunk=4, reads=(ChunkMean(),), hidden=8),
             losses=AdapterLosses(balance=weight, entropy=-weight / 4),
         )
         module = bank.build()
@@ -88,7 +88,7 @@ def test_orthogonality_by_hand():
 
 
 def test_weights_are_applied_to_the_tokens_that_have_a_code():
-    router = RouterConfig(chunk=5, prefix=3, hidden=4)
+    router = RouterConfig(chunk=5, reads=(ChunkMean(), Prefix(3)), hidden=4)
     weights = AdapterLosses(entropy=0.5, balance=2.0, flip=3.0, decorrelation=4.0)
     config = AdapterConfig(rank=8, blocks=4, router=router, losses=weights)
     params = params_of(config)

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, Sparse, Sticky
+from jaxblt.adapters import AdapterConfig, ChunkMean, Ema, Prefix, RouterConfig, Sparse, Sticky
 from jaxblt.adapters.code.router import Router
 from jaxblt.adapters.code.sticky import Switches
 from jaxblt.mixers.driver.marks import mark
 from tests.adapters.routing import DOCUMENTS, TURNS, in_calls, inputs, params_of, whole, with_holes
 
-ROUTER = RouterConfig(level="token", chunk=5, prefix=3, hidden=4)
+ROUTER = RouterConfig(level="token", chunk=5, reads=(ChunkMean(), Prefix(3)), hidden=4)
 BANK = AdapterConfig(rank=8, blocks=4, router=ROUTER)
 CHUNKED = dataclasses.replace(BANK, router=dataclasses.replace(ROUTER, level="chunk"))
 

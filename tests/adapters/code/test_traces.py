@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Mixed, RouterConfig
+from jaxblt.adapters import AdapterConfig, ChunkMean, Mixed, RouterConfig, Traces
 from jaxblt.adapters.code.traces import TAPS
 from tests.adapters.routing import (
     DOCUMENTS,
@@ -24,7 +24,9 @@ WHOLE_TOKEN = {"rtol": 2e-4, "atol": 2e-5}
 def over(level, **options):
     return AdapterConfig(
         rank=3,
-        router=RouterConfig(level=level, chunk=CHUNK, prefix=None, hidden=HIDDEN, memory="traces", **options),
+        router=RouterConfig(
+            level=level, chunk=CHUNK, reads=(ChunkMean(), Traces()), hidden=HIDDEN, **options
+        ),
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from jaxblt.adapters import (
     AdapterConfig,
+    ChunkMean,
     Governor,
     RouterConfig,
     attach,
@@ -31,7 +32,7 @@ BANK = AdapterConfig(
     sites=("mlp/*",),
     rank=4,
     blocks=2,
-    router=RouterConfig(level="token", chunk=4, prefix=None, hidden=4),
+    router=RouterConfig(level="token", chunk=4, reads=(ChunkMean(),), hidden=4),
     governor=Governor(norm="spectral", start=1.0),
 )
 CODE = jnp.asarray([0.3, 0.6])

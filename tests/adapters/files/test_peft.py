@@ -17,6 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxblt.adapters import (
     AdapterConfig,
+    ChunkMean,
+    Prefix,
     RouterConfig,
     attach,
     fuse,
@@ -99,7 +101,7 @@ def test_peft_reads_what_is_written_and_is_read(folder, params, tmp_path):
 
 
 def test_a_routed_adapter_is_written_at_a_code(tmp_path):
-    router = RouterConfig(chunk=4, prefix=3, hidden=8)
+    router = RouterConfig(chunk=4, reads=(ChunkMean(), Prefix(3)), hidden=8)
     config = attach(MODEL, AdapterConfig(rank=4, blocks=2, router=router))
     params, code = drawn(config), jnp.asarray([0.25, 0.75])
     with pytest.raises(ValueError, match="another weight at every code"):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Governor, RouterConfig
+from jaxblt.adapters import AdapterConfig, ChunkMean, Governor, RouterConfig
 from jaxblt.adapters.code.fallback import count_replaced
-from jaxblt.adapters.code.override import given
+from jaxblt.adapters.code.override import override_codes
 from jaxblt.adapters.files.serving import (
     Guard,
     Limits,
@@ -29,7 +29,7 @@ from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 ADAPTER = AdapterConfig(
-    sites=("mlp/down",), rank=4, router=RouterConfig(level="chunk", chunk=3, prefix=None, hidden=4)
+    sites=("mlp/down",), rank=4, router=RouterConfig(level="chunk", chunk=3, reads=(ChunkMean(),), hidden=4)
 )
 SHORT = HyenaConfig(dim=8, filter=ExplicitFilter(taps=3))
 STACK = StackConfig(dim=8, num_layers=1, pattern="S", mixers={"S": SHORT}, mlp_dim=8, adapter=ADAPTER)
@@ -62,37 +62,37 @@ def without_router(params):
     return {"params": {name: below for name, below in params["params"].items() if name != "router"}}
 
 
-def test_a_given_code_meets_its_token_wherever_padding_lies(params):
+def test_an_overriding_code_meets_its_token_wherever_padding_lies(params):
     """In a call with a state tokens move to the front of their row, and so must codes."""
     ids = jnp.asarray(np.array([[1] * 12, [0, 0] + [2] * 10, [3, 0] * 6], np.int32))
     code = jnp.asarray(np.random.default_rng(2).standard_normal((3, 12, 4)).astype(np.float32))
 
     @jax.jit
     def run(params, state):
-        with given(code):
+        with override_codes(code):
             return Stack(STACK).apply(params, X, segment_ids=ids, state=state)[0]
 
     alone, state = without_router(params), init_stack_state(STACK, 3, capacity=12)
     packed = np.asarray(jnp.argsort(ids == 0, axis=1, stable=True))
     in_front = [jnp.asarray(np.take_along_axis(np.asarray(a), packed[..., None], 1)) for a in (X, code)]
-    with given(in_front[1]):
+    with override_codes(in_front[1]):
         front_ids = jnp.take_along_axis(ids, jnp.asarray(packed), 1)
         expected, _ = Stack(STACK).apply(alone, in_front[0], segment_ids=front_ids)  # type: ignore[misc]
     found = np.take_along_axis(np.asarray(run(alone, state)), packed[..., None], 1)
     assert_close(found, expected, n=12 * 8)
 
 
-def test_a_given_code_takes_the_routers_place(params, serve):
+def test_an_overriding_code_takes_the_routers_place(params, serve):
     @jax.jit
     def run(params, x, code):
-        with given(code):
+        with override_codes(code):
             return Stack(STACK).apply(params, x)[0]
 
     off, alone = jnp.zeros((3, 12, 4)), without_router(params)
     base = run(alone, X, off)
     assert not np.allclose(run(alone, X, off + 1), base, atol=1e-3)
     np.testing.assert_allclose(serve(params, X, True)[0], base, rtol=1e-5, atol=1e-5)
-    with given(off):
+    with override_codes(off):
         names = jax.eval_shape(Stack(STACK).init, jax.random.key(0), X)["params"]
     assert "router" not in names
 
@@ -130,7 +130,7 @@ def test_a_row_whose_code_is_not_finite_falls_back(params, serve):
     np.testing.assert_array_equal(count_replaced(state), [9, 9, 9])
 
 
-@pytest.mark.parametrize("context", [given, guarded])
+@pytest.mark.parametrize("context", [override_codes, guarded])
 def test_programs_that_are_kept_are_not_made_inside(context):
     """They would have the context's codes in later calls outside; also where an iterator was made outside."""
     call = partial(generate, None, {}, [b"a"], max_new_bytes=1)

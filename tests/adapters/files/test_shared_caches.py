@@ -7,9 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Clamp, Ema, Mixed, RouterConfig, Sticky, TopK, attach
-from jaxblt.adapters.code.row_adapters import choose_adapters
+from jaxblt.adapters import (
+    AdapterConfig,
+    ChunkMean,
+    Clamp,
+    Ema,
+    Mixed,
+    Prefix,
+    RouterConfig,
+    Sticky,
+    TopK,
+    attach,
+)
 from jaxblt.adapters.files.shared_caches import first_code, shared_prefixes
+from jaxblt.adapters.update.row_adapters import choose_adapters
 from jaxblt.data.vocab import encode
 from jaxblt.inference import Decoder, prefill
 from jaxblt.mixers import AttentionConfig
@@ -18,7 +29,7 @@ from tests.parameters import drawn
 
 HEADS = AttentionConfig(dim=8, num_heads=2)
 BASE = ByteLMConfig(stack=StackConfig(dim=8, num_layers=2, pattern="A", mixers={"A": HEADS}, mlp_dim=12))
-ROUTER = RouterConfig(chunk=4, prefix=6, hidden=4, fallback=0.0)
+ROUTER = RouterConfig(chunk=4, reads=(ChunkMean(), Prefix(6)), hidden=4, fallback=0.0)
 BANK = AdapterConfig(rank=4, blocks=2, router=ROUTER)
 TEXT = b"the same beginning, then"
 ROWS = (None, "base", "static", 1, None)
@@ -35,7 +46,7 @@ CASES = {
     "ahead": (bank(lag=2), 8),
     "prefix": (bank(level="prefix"), 6),
     "levels of sites": (bank(level="prefix", levels=(("mlp/*", "chunk"),)), 4),
-    "blocks": (bank(reads="block", lag=3), 12),
+    "blocks": (bank(per="block", lag=3), 12),
     "token": (bank(level="token"), 0),
 }
 

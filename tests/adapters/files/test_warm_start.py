@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Governor, RouterConfig, attach, fuse, split_params, warm_start
+from jaxblt.adapters import (
+    AdapterConfig,
+    ChunkMean,
+    Governor,
+    RouterConfig,
+    attach,
+    fuse,
+    split_params,
+    warm_start,
+)
 from jaxblt.models import ByteLMConfig, StackConfig
 from tests.parameters import drawn
 
@@ -27,7 +36,7 @@ def bank(block, alpha=5.0, **options):
         rank=2 * block,
         blocks=2,
         alpha=alpha,
-        router=RouterConfig(prefix=None, hidden=4),
+        router=RouterConfig(reads=(ChunkMean(),), hidden=4),
         **options,
     )
     return attach(BASE, adapter)

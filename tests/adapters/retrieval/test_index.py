@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxblt.adapters import RetrievalConfig, RouterConfig
+from jaxblt.adapters import Neighbours, Prefix, RouterConfig
 from jaxblt.adapters.retrieval import load_index, make_index, save_index
 from jaxblt.adapters.retrieval.index import owner_bytes, owner_keys
 from jaxblt.seals import UnsealedWarning
 from tests.flipped import flips
 
-ROUTER = RouterConfig(chunk=4, retrieval=RetrievalConfig("here", capacity=16, neighbours=3))
+READ = Neighbours("here", capacity=16, count=3)
 OWNERS = np.asarray([5, 5, 2**31 - 1, 256, 256, 256, 70000, 1])
 
 
@@ -30,7 +30,7 @@ def test_an_index_is_centred_and_comes_back(index, tmp_path):
     for name in ("vectors", "owners", "center", "norms"):
         np.testing.assert_array_equal(getattr(found, name), getattr(index, name))
     assert (found.base, found.stack, found.chunk, found.neighbours) == ("b" * 64, "stack", 4, 3)
-    found.check(ROUTER, base="b" * 64, stack="stack", dim=5)
+    found.check(READ, chunk=4, base="b" * 64, stack="stack", dim=5)
     with pytest.raises(FileExistsError, match="nothing is overwritten"):
         save_index(index, tmp_path / "a")
 
@@ -41,9 +41,7 @@ def test_parameters_have_empty_places_and_whole_keys(index):
     assert not params["vectors"][8:].any()
     assert params["owners"].max() <= 255
     np.testing.assert_array_equal(owner_keys(owner_bytes(OWNERS)), OWNERS)
-    with pytest.raises(
-        ValueError, match=r"8 chunks does not fit RetrievalConfig.capacity = 7: raise it to 8"
-    ):
+    with pytest.raises(ValueError, match=r"8 chunks does not fit Neighbours.capacity = 7: raise it to 8"):
         index.params(7)
 
 
@@ -53,17 +51,17 @@ def test_parameters_have_empty_places_and_whole_keys(index):
         ({"base": "c" * 64}, "base of content hash b{64}, expected c{64}: make an index of this base"),
         ({"stack": "latent"}, "stack stack, expected latent: make the index with stack='latent'"),
         ({"dim": 6}, "width 5, expected 6"),
-        ({"config": replace(ROUTER, chunk=8)}, r"chunk 4, expected 8: set RouterConfig.chunk = 4"),
+        ({"chunk": 8}, r"chunk 4, expected 8: set RouterConfig.chunk = 4"),
         (
-            {"config": replace(ROUTER, retrieval=RetrievalConfig(neighbours=2))},
-            r"neighbours 3, expected 2: set RetrievalConfig.neighbours = 3",
+            {"read": replace(READ, count=2)},
+            r"neighbours 3, expected 2: set Neighbours.count = 3",
         ),
     ],
 )
 def test_an_index_of_something_else_is_refused(index, changes, words):
-    told = {"config": ROUTER, "base": "b" * 64, "stack": "stack", "dim": 5} | changes
+    told = {"read": READ, "chunk": 4, "base": "b" * 64, "stack": "stack", "dim": 5} | changes
     with pytest.raises(ValueError, match=words) as caught:
-        index.check(told.pop("config"), **told)
+        index.check(told.pop("read"), **told)
     assert "\n" not in str(caught.value)
 
 
@@ -137,7 +135,7 @@ def test_what_makes_no_index():
         make_index(np.ones((2, 5)), np.ones(2), **none)
     with pytest.raises(ValueError, match="must be finite"):
         make_index(np.full((3, 5), np.nan), np.ones(3), **none)
-    with pytest.raises(ValueError, match=r"neighbours = 9 is more than capacity = 8"):
-        RetrievalConfig(capacity=8, neighbours=9)
-    with pytest.raises(ValueError, match="level is 'prefix': leave them out"):
-        RouterConfig(level="prefix", retrieval=RetrievalConfig())
+    with pytest.raises(ValueError, match=r"count = 9 is more than capacity = 8"):
+        Neighbours(capacity=8, count=9)
+    with pytest.raises(ValueError, match="nothing for level prefix: leave it out"):
+        RouterConfig(level="prefix", reads=(Prefix(), Neighbours()))

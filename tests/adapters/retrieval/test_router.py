@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblt.adapters import AdapterConfig, RetrievalConfig, RouterConfig, join_params
+from jaxblt.adapters import AdapterConfig, ChunkMean, Neighbours, Prefix, RouterConfig, join_params
 from jaxblt.adapters.code.batch_documents import of_slots
 from jaxblt.adapters.code.router import Router
 from jaxblt.adapters.retrieval import make_index, neighbour_features
@@ -19,7 +19,7 @@ CHUNK, NEIGHBOURS, CAPACITY = 5, 3, 40
 CONFIG = AdapterConfig(
     rank=3,
     router=RouterConfig(
-        chunk=CHUNK, prefix=3, hidden=4, retrieval=RetrievalConfig(capacity=CAPACITY, neighbours=NEIGHBOURS)
+        chunk=CHUNK, reads=(ChunkMean(), Neighbours(capacity=CAPACITY, count=NEIGHBOURS), Prefix(3)), hidden=4
     ),
 )
 KEYS = np.where(DOCUMENTS > 0, DOCUMENTS * 1000 + 7, 0).astype(np.int32)

@@ -16,10 +16,13 @@ import pytest
 import configs
 from jaxblt.adapters import (
     AdapterConfig,
+    ChunkMean,
     Clamp,
     Confidence,
     Ema,
+    Prefix,
     RouterConfig,
+    Side,
     TopK,
     attach,
     detach,
@@ -34,12 +37,16 @@ from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.testing import check_adapter
 from jaxblt.training.stored.serialize import from_json, to_json
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STACK = StackConfig(
     dim=8, num_layers=3, pattern="HA", mixers={"A": AttentionConfig(dim=8, num_heads=2)}, mlp_dim=16
 )
 MODEL = ByteLMConfig(stack=STACK)
-ROUTED = AdapterConfig(rank=2, router=RouterConfig(chunk=4, prefix=3, hidden=8), code=(Ema(0.5), Clamp(2.0)))
+ROUTED = AdapterConfig(
+    rank=2,
+    router=RouterConfig(chunk=4, reads=(ChunkMean(), Prefix(3)), hidden=8),
+    code=(Ema(0.5), Clamp(2.0)),
+)
 
 
 def shapes_of(model):
@@ -98,7 +105,7 @@ def test_side_features_go_to_a_model_that_takes_them():
         def build(self):
             return Sided()
 
-    reads = dataclasses.replace(ROUTED, router=RouterConfig(side=2))
+    reads = dataclasses.replace(ROUTED, router=RouterConfig(reads=(ChunkMean(), Side(2))))
     assert attach(SidedConfig(), reads).stack.adapter == reads
 
 
@@ -123,8 +130,8 @@ def adapter(**options):
             r"stacks \['latent'\] of ByteLMConfig: .*\['stack'\]",
         ),
         (
-            lambda: attach(BLTConfig(), adapter(router=RouterConfig(side=2)), "latent"),
-            r"side is \{'latent': 2\} by stack, and the model of BLTConfig takes no .*call a jaxblt.models.Stack",
+            lambda: attach(BLTConfig(), adapter(router=RouterConfig(reads=(ChunkMean(), Side(2)))), "latent"),
+            r"routers read \{'latent': 2\} side features by stack, and the model of BLTConfig takes none: .*call a",
         ),
         (lambda: adapter(sites=()), "sites is empty"),
         (lambda: adapter(sites=(("mlp/*", 0),)), "rank of 'mlp/\\*' must be at least 1, got 0"),
@@ -152,7 +159,10 @@ def adapter(**options):
             "level 'prefix' gives it one: leave it out",
         ),
         (lambda: RouterConfig(fallback=0.5), "1 for the static adapter or 0 for the base, got 0.5"),
-        (lambda: RouterConfig(level="prefix", prefix=None), "level='prefix' pools it"),
+        (
+            lambda: RouterConfig(level="prefix", reads=(ChunkMean(),)),
+            r"nothing that level 'prefix' reads: add Prefix\(128\)",
+        ),
         (lambda: dataclasses.replace(STACK, adapter="lora"), "must be an AdapterConfig or None, got 'lora'"),
         (
             lambda: dataclasses.replace(STACK, pattern="A", causal=False, adapter=ROUTED),
@@ -198,7 +208,7 @@ def codes(config, length=40):
     return np.asarray(jax.jit(module.apply)({"params": params}, x, segment_ids=ids)[0])[0]  # type: ignore[index]
 
 
-ROUTER = RouterConfig(level="chunk", chunk=5, prefix=3, hidden=4)
+ROUTER = RouterConfig(level="chunk", chunk=5, reads=(ChunkMean(), Prefix(3)), hidden=4)
 FREE = AdapterConfig(rank=4, router=ROUTER)
 BANK = AdapterConfig(rank=8, blocks=4, router=ROUTER)
 

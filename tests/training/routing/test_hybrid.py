@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from jaxblt.adapters import AdapterConfig, Draw, RouterConfig, attach, split_params
+from jaxblt.adapters import AdapterConfig, ChunkMean, Draw, RouterConfig, attach, split_params
 from jaxblt.adapters.update.params import without_routers
 from jaxblt.cli.recipe_options import parse_recipe
 from jaxblt.data import TaskDataConfig, make_dataset
@@ -36,7 +36,11 @@ from tests.parameters import drawn
 from tests.training.tiny import Letters, TinyConfig, random_batch, tiny_recipe
 
 BANK = AdapterConfig(
-    sites=("mlp/down",), rank=4, blocks=2, router=RouterConfig(chunk=4, prefix=None, hidden=4), code=(Draw(),)
+    sites=("mlp/down",),
+    rank=4,
+    blocks=2,
+    router=RouterConfig(chunk=4, reads=(ChunkMean(),), hidden=4),
+    code=(Draw(),),
 )
 PLAIN = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8))
 MODEL = attach(PLAIN, BANK)
@@ -89,8 +93,8 @@ def test_imitated_labels_by_hand():
             label_nats(side, replace(batch, labels=labels))
 
 
-@pytest.mark.parametrize("reads", ["stack", pytest.param("block", marks=TURNS)])
-def test_routers_imitate_the_labels_of_a_batch(reads):
+@pytest.mark.parametrize("per", ["stack", pytest.param("block", marks=TURNS)])
+def test_routers_imitate_the_labels_of_a_batch(per):
     """Rows of other letters have another label: its nats fall to those of bytes before the first code, log 2 each.
 
     With a router in each of two blocks that is twice the sum.
@@ -98,9 +102,9 @@ def test_routers_imitate_the_labels_of_a_batch(reads):
     parts = [random_batch(0, letters=letters) for letters in (b"AC", b"GT")]
     batch = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
     batch = replace(batch, labels=jnp.asarray([0] * 4 + [1] * 4, jnp.int32))
-    blocks = {"stack": 1, "block": 2}[reads]
+    blocks = {"stack": 1, "block": 2}[per]
     plain = replace(PLAIN, stack=replace(PLAIN.stack, num_layers=blocks))
-    model = attach(plain, replace(BANK, code=(), router=replace(BANK.router, reads=reads))).build()
+    model = attach(plain, replace(BANK, code=(), router=replace(BANK.router, per=per))).build()
     base, trained = split_params(
         drawn(model, batch.inputs, seed=8)["params"]
     )  # a router that is mostly wrong

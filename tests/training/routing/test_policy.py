@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxblt.adapters import AdapterConfig, Draw, RouterConfig
+from jaxblt.adapters import AdapterConfig, ChunkMean, Draw, RouterConfig
 from jaxblt.adapters.code.draw import POLICY, Choice, choices
 from jaxblt.adapters.code.router import Router
 from jaxblt.training.routing.acting import acting_params, keep_routers
@@ -132,7 +132,10 @@ def test_credit_for_the_own_chunk_alone_is_exact_only_if_chunks_are_apart():
 
 EXPERTS, WIDTH, CHUNK, STEPS, ROWS = 4, 6, 4, 120, 32
 BANK = AdapterConfig(
-    rank=EXPERTS, blocks=EXPERTS, router=RouterConfig(chunk=CHUNK, prefix=None, hidden=8), code=(Draw(),)
+    rank=EXPERTS,
+    blocks=EXPERTS,
+    router=RouterConfig(chunk=CHUNK, reads=(ChunkMean(),), hidden=8),
+    code=(Draw(),),
 )
 CONTEXTS = np.random.default_rng(3).standard_normal((EXPERTS, WIDTH)).astype(np.float32)
 PAYS = np.stack([np.roll(np.linspace(0, 1, EXPERTS, dtype=np.float32), i) for i in range(EXPERTS)])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxblt
-from jaxblt.adapters import AdapterConfig, Ema, RouterConfig, attach, fuse, load_index
+from jaxblt.adapters import AdapterConfig, ChunkMean, Ema, Prefix, RouterConfig, attach, fuse, load_index
 from jaxblt.answers import build_index
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig, unstack_periods
@@ -35,8 +35,10 @@ STACK = StackConfig(
     dim=16, num_layers=2, pattern="A", mlp_dim=16, mixers={"A": AttentionConfig(dim=16, num_heads=2)}
 )
 MODEL = ByteLMConfig(stack=STACK)
-ROUTED = AdapterConfig(rank=4, router=RouterConfig(chunk=16, prefix=16), code=(Ema(0.5),))
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "adapters.md").read_text(encoding="utf-8")
+ROUTED = AdapterConfig(
+    rank=4, router=RouterConfig(chunk=16, reads=(ChunkMean(), Prefix(16))), code=(Ema(0.5),)
+)
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "adapters.md").read_text(encoding="utf-8")
 leaves = jax.tree.leaves_with_path
 SHORT = {"steps": 4, "eval_every": 0, "checkpoint_every": 2, "checkpoint_every_s": None} | {
     "optimizer": AdamWConfig(learning_rate=1e-2, warmup_steps=0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxblt
-from jaxblt.adapters import AdapterConfig, RouterConfig, Sticky, attach, fuse, save_peft
+from jaxblt.adapters import AdapterConfig, ChunkMean, RouterConfig, Sticky, attach, fuse, save_peft
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.models.stack import stack_periods, unstack_periods
 from jaxblt.training.loop import fit
@@ -26,7 +26,7 @@ BANK = AdapterConfig(
     sites=("mlp/down",),
     rank=4,
     blocks=2,
-    router=RouterConfig(chunk=4, prefix=None, hidden=4),
+    router=RouterConfig(chunk=4, reads=(ChunkMean(),), hidden=4),
     code=(Sticky(0.0),),
 )
 SHORT = {"steps": 2, "eval_every": 0, "optimizer": AdamWConfig(learning_rate=1e-1, warmup_steps=0)}

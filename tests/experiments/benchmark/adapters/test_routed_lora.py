@@ -27,6 +27,7 @@ from experiments.benchmark.adapters.routed_lora import routed_lora
 from experiments.benchmark.adapters.scored import count_picks
 from experiments.benchmark.adapters.training import Program, group_shares
 from experiments.benchmark.figures.resumed import read_back
+from jaxblt.adapters import ChunkMean, Traces
 from jaxblt.data import DataConfig
 from jaxblt.data.vocab import OFFSET
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
@@ -282,7 +283,7 @@ def test_routers_with_traces_give_a_code_a_byte_without_a_prefix() -> None:
         assert arm.adapter is not None
         assert arm.adapter.router is not None
         router = arm.adapter.router
-        assert (router.level, router.memory, router.prefix) == ("token", "traces", None)
+        assert (router.level, router.reads) == ("token", (ChunkMean(), Traces()))
         assert (arm.imitation, arm.adapter.blocks) == (imitation, blocks)
 
 

@@ -3,88 +3,27 @@
 import dataclasses
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxblt.adapters.code.config import RouterConfig
 from jaxblt.adapters.code.draw import Draw
 from jaxblt.adapters.code.level_routers import Routers, level_name
-from jaxblt.adapters.code.levels import Level, Mixed, levels_of
+from jaxblt.adapters.code.levels import Level, Mixed
 from jaxblt.adapters.code.losses import AdapterLosses
 from jaxblt.adapters.code.router import Router, RouterState, init_router_state
 from jaxblt.adapters.code.sticky import Sticky
 from jaxblt.adapters.code.transforms import Clamp, Sparse, TopK
-from jaxblt.adapters.retrieval.config import RetrievalConfig
+from jaxblt.adapters.retrieval.neighbours import Neighbours
 from jaxblt.adapters.update.governor import Governor
 from jaxblt.adapters.update.site import adapted
 from jaxblt.validation import check_bounds, check_fields, check_read
 
 Rank = int | tuple[int, ...]
 """Of a site: one number, or one for each layer of its stack."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RouterConfig:
-    """What a router reads, and how often it gives a code; see `jaxblt.adapters.code.router.Router`.
-
-    Attributes:
-      level: one code for a document behind its prefix, one for each chunk, one for each token, or `Mixed`.
-      chunk: steps C of a chunk, in the document's own time.
-      lag: chunks back that a code looks: chunk k reads chunk k - lag. With 2 a code is known a chunk ahead.
-      prefix: steps P that attention pools; None for no pooling of the prefix.
-      hidden: width of the hidden layer.
-      fallback: numbers of the code before the first one: 1 for the static adapter, 0 for the base.
-      memory: "gru" for a memory of all chunks before, which takes a step a chunk; "traces" for decayed sums of what a
-        short convolution makes of the tokens, so that their order counts; None for the last chunk alone.
-      side: side features a token that chunk and token codes read, passed as `side`; known before their token.
-      retrieval: an index whose chunks near the one before give six more features; None for none.
-      packed, segment_alignment: what the data's packing promises of rows, as for mixers; see `RowLayout`.
-      reads: "stack" for one router, which reads the stack's input; "block" for one in each block, which reads that
-        block's input before its norm, and scales that block's sites.
-    """
-
-    level: Level | Mixed = "chunk"
-    chunk: int = 64
-    lag: int = 1
-    prefix: int | None = 128
-    hidden: int = 64
-    fallback: float = 1.0
-    memory: Literal["gru", "traces"] | None = None
-    side: int = 0
-    retrieval: RetrievalConfig | None = None
-    packed: bool = True
-    segment_alignment: int = 1
-    reads: Literal["stack", "block"] = "stack"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_bounds(self, "chunk", "lag", "prefix", "hidden", "segment_alignment", least=1)
-        check_bounds(self, "side", least=0)
-        if self.memory == "traces" and self.lag > 1:
-            raise ValueError(
-                f"RouterConfig.memory = 'traces' reads up to a chunk's first token, and lag = {self.lag} asks for a "
-                "code that is known earlier: set lag=1 or memory='gru'"
-            )
-        if self.reads == "block" and self.retrieval:
-            raise ValueError(
-                f"RouterConfig.reads = 'block' and retrieval = {self.retrieval}: an index holds vectors of the stack's "
-                "input, so set reads='stack' or leave the index out"
-            )
-        if self.fallback not in (0, 1):
-            raise ValueError(
-                f"RouterConfig.fallback must be 1 for the static adapter or 0 for the base, got {self.fallback!r}"
-            )
-        if "prefix" in levels_of(self) and self.prefix is None:
-            raise ValueError(
-                f"RouterConfig.prefix is None and level={self.level!r} pools it: set the number of steps"
-            )
-        if self.level == "prefix" and (self.memory or self.side or self.retrieval):
-            raise ValueError(
-                f"RouterConfig.memory = {self.memory!r}, side = {self.side} and retrieval = {self.retrieval} are of "
-                "chunks and tokens, and level is 'prefix': leave them out"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +136,7 @@ class AdapterConfig:
             transform.check(self)
 
     def _check_levels(self) -> None:
-        if self.levels and (self.router is None or self.router.retrieval is not None):
+        if self.levels and (self.router is None or self.router.reads_of(Neighbours)):
             raise ValueError(
                 f"AdapterConfig.levels = {self.levels} are of a router without an index, and router is {self.router}: "
                 "leave them out"
@@ -211,7 +150,7 @@ class AdapterConfig:
             self.by_level  # noqa: B018 - a level may not go with the router's settings or a transform
 
     def check(self, stack: Any) -> None:
-        """Raises ValueError where ranks by layer are not those of the layers of a `StackConfig`."""
+        """Raise ValueError where ranks by layer are not those of the layers of a `StackConfig`."""
         for pattern, ranks in self.patterns:
             if isinstance(ranks, int):
                 continue
@@ -234,17 +173,17 @@ class AdapterConfig:
 
     @property
     def of_blocks(self) -> bool:
-        """Whether each block has a router of its own, which reads the block's input."""
-        return self.router is not None and self.router.reads == "block"
+        """True if each block has a router of its own, which reads the block's input."""
+        return self.router is not None and self.router.per == "block"
 
     @property
     def numbers(self) -> int:
-        """Of a code: one a block, or one a rank."""
+        """Numbers of a code: one a block, or one a rank."""
         return self.rank if self.blocks is None else self.blocks
 
     @property
     def is_sparse(self) -> bool:
-        """Whether transforms set numbers of a code to 0, and none behind them fills these again."""
+        """True if transforms set numbers of a code to 0, and none behind them fills these again."""
         deciding = [transform for transform in self.code if not isinstance(transform, Clamp)]
         last = deciding[-1] if deciding else None
         if isinstance(last, TopK):
@@ -253,7 +192,7 @@ class AdapterConfig:
 
     @property
     def level_names(self) -> tuple[str, ...]:
-        """Of the routers, in the order of their codes; one for an adapter without levels of sites or without router."""
+        """Names of the routers, in the order of their codes; one for an adapter without `levels`."""
         return tuple(sorted({self._level, *(level for _, level in self.levels)}))
 
     @property
@@ -262,7 +201,7 @@ class AdapterConfig:
 
     @property
     def by_level(self) -> dict[str, "AdapterConfig"]:
-        """The adapter of each router, which makes the code of its level for all sites."""
+        """Adapters by router; each makes the code of its level for all sites."""
         assert self.router is not None
         levels: dict[str, Level | Mixed] = {level: level for _, level in self.levels}
         levels[self._level] = self.router.level
@@ -279,15 +218,15 @@ class AdapterConfig:
         return len(self.level_names) * self.numbers
 
     def levels_at(self, name: str) -> set[str]:
-        """The levels that patterns ask for at the site of a name: none where the code is of the router's level."""
+        """Return the levels that patterns ask for at the site of a name; none for the router's own level."""
         return {level for pattern, level in self.levels if fnmatchcase(name, pattern)}
 
     def place(self, name: str) -> int:
-        """Which of the codes scales the site of a name."""
+        """Return which of the codes scales the site of a name."""
         return self.level_names.index(max(self.levels_at(name), default=self._level))
 
     def split(self, codes: Float[Array | np.ndarray, "... W"] | None) -> list[Any]:
-        """The codes of all levels apart; None for None."""
+        """Return the codes of all levels apart; None for None."""
         count, each = len(self.level_names), self.numbers
         if codes is None or count == 1:
             return [codes]
@@ -295,39 +234,39 @@ class AdapterConfig:
 
     @property
     def start(self) -> float:
-        """The number of every block before training: 1, or an expert's even share."""
+        """Number of every block before training: 1, or an expert's even share."""
         return 1.0 if self.blocks is None else 1.0 / self.blocks
 
     def scale(self, rank: int) -> float:
-        """alpha over the rank of an expert, at a site of this rank."""
+        """Return alpha over the rank of an expert, at a site of this rank."""
         return self.alpha * (self.blocks or 1) / rank
 
     def ranks(self, name: str, layer: int) -> set[int]:
-        """The ranks that patterns ask for at the site of a name in a layer: none where there is no adapter."""
+        """Return the ranks that patterns ask for at the site of a name in a layer: none where there is no adapter."""
         found = [ranks for pattern, ranks in self.patterns if fnmatchcase(name, pattern)]
         return {ranks if isinstance(ranks, int) else ranks[layer] for ranks in found}
 
     def has_gate(self, name: str) -> bool:
-        """Whether the site of a name has a gate."""
+        """Return whether the site of a name has a gate."""
         return any(fnmatchcase(name, pattern) for pattern in self.gates)
 
     def inside(
         self, path: tuple[str, ...], layer: int, code: Float[Array, "B T W"] | None, *, chosen: bool = False
     ) -> AbstractContextManager[Any]:
-        """A context in which every site below the block of this path, a layer's, adds its update.
+        """Make a context in which every site below the block of this path, a layer's, adds its update.
 
-        `chosen` says that rows have codes of `jaxblt.adapters.code.row_adapters`, such as that of one expert.
+        `chosen` says that rows have codes of `jaxblt.adapters.update.row_adapters`, such as that of one expert.
         """
         return adapted(self, path, layer, code, sparse=chosen or self.is_sparse)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Router | Routers | None:
-        """The router's module, which computes in fp32 whatever the `dtype`; None without a router."""
+        """Make the router's module, which computes in fp32 whatever the `dtype`; None without a router."""
         if self.router is None:
             return None
         return Routers(tuple(self.by_level.items()), name=name) if self.levels else Router(self, name=name)
 
     def init_state(self, batch_size: int, dim: int) -> RouterState | dict[str, RouterState] | None:
-        """The router's state before the first token of rows of width `dim`; None without a router."""
+        """Return the router's state before the first token of rows of width `dim`; None without a router."""
         if self.router is None:
             return None
         if not self.levels:

@@ -1,6 +1,6 @@
 """An adapter for each row of a batch, as values to one program: an expert of a bank, the base, or the router's code.
 
-Contexts such as `override.given` act while a function is traced, so a program that is compiled already
+Contexts such as `override.override_codes` act while a function is traced, so a program that is compiled already
 does not see them. What is chosen here is an argument of the program, as parameters are.
 """
 
@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxblt.adapters.code.router import ROUTER
-from jaxblt.adapters.config import AdapterConfig
 from jaxblt.adapters.update.attach import stacks_of
+from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.models.stack import StackConfig, block_names
 
 Adapter = int | Literal["base", "static"] | None
@@ -20,7 +20,7 @@ Adapter = int | Literal["base", "static"] | None
 
 
 def choose_adapters(config: Any, adapters: Sequence[Adapter]) -> dict[str, Any]:
-    """The collection "chosen" of a model whose rows have these adapters: `model.apply({..., "chosen": ...}, ids)`.
+    """Return the collection "chosen" of a model whose rows have these adapters.
 
     Routers run all the same, so that a row may go back to their codes in a later call with its state.
 
@@ -44,7 +44,7 @@ def choose_adapters(config: Any, adapters: Sequence[Adapter]) -> dict[str, Any]:
 
 
 def choose_codes(stack: StackConfig, codes: Any, taken: Any) -> dict[str, Any]:
-    """What the collection "chosen" holds of a stack: codes of rows, of all levels, and the rows that take them."""
+    """Return a stack's part of the collection "chosen": codes of rows, of all levels, and the rows that take them."""
     adapter = stack.adapter
     parts = [{"code": code, "taken": taken} for code in adapter.split(codes)]
     found = {ROUTER: dict(zip(adapter.level_names, parts, strict=True)) if adapter.levels else parts[0]}
@@ -54,7 +54,7 @@ def choose_codes(stack: StackConfig, codes: Any, taken: Any) -> dict[str, Any]:
 
 
 def _code(adapter: AdapterConfig, chosen: Adapter) -> np.ndarray:
-    """The numbers of a row's code; of no account for None."""
+    """Return the numbers of a row's code; of no account for None."""
     if chosen is None or chosen == "base":
         return np.zeros(adapter.width, np.float32)
     if chosen == "static":
