@@ -47,6 +47,19 @@ def rotate(x: Float[Array, "B T H K"], angles: Float[Array, "#B T P"]) -> Float[
     return turned.astype(x.dtype)
 
 
+def turn(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B T G K"],
+    positions: Int[Array, "#B T"],
+    *,
+    theta: float,
+    scale: float,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"]]:
+    """Turn queries and keys by the angles of their positions."""
+    angles = rotary_angles(positions, rotary_frequencies(q.shape[-1], theta=theta, scale=scale))
+    return rotate(q, angles), rotate(k, angles)
+
+
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """Penalty a step of distance of each head: 2^(-8 h / H), h = 1..H, float32 (ALiBi, 2108.12409, sec. 3)."""
     return np.exp2(-8.0 * np.arange(1, num_heads + 1) / num_heads).astype(np.float32)

@@ -65,9 +65,9 @@ def attend(
 
     With the option `cast_output`, which takes a tile that has them all, in q's dtype.
     """
-    operands = _operands(tile, q, q_ids, keys)
     old = None if merged is None else _slice(tile, merged)
     accumulator = None if old is None else _each(_fold, tile, old)
+    operands = _operands(tile, q, q_ids, keys)
     found = _each(_unfold, tile, partial_attention(*operands, accumulator=accumulator, **options))
     if tile.live is not None:
         if old is None:
@@ -109,22 +109,26 @@ def add_at(total: Array, x: Array, start: int | Array, axis: int) -> Array:
 
 def _operands(tile: Tile, q: Array, q_ids: Array | None, keys: Keys) -> tuple[Array, Array, Array, Mask]:
     k, v = (_run(tile, x, tile.k_start) for x in keys[:2])
-    mask = masks.band(tile.causal, tile.window)
+    return _run(tile, q, tile.q_start), k, v, _mask(tile, q.shape[0], q_ids, keys)
+
+
+def _mask(tile: Tile, rows: int, q_ids: Array | None, keys: Keys) -> Mask:
+    """Return what a query of the tile may see."""
+    mask = masks.FULL
     if q_ids is not None and keys.segment_ids is not None:
-        here = _run(tile, q_ids, tile.q_start)
-        there = _run(tile, keys.segment_ids, tile.k_start)
+        here, there = _run(tile, q_ids, tile.q_start), _run(tile, keys.segment_ids, tile.k_start)
         if tile.shared:
             q_lengths, kv_lengths = _shared(here, there)
-            mask &= masks.query_lengths(q_lengths) & masks.key_lengths(kv_lengths)
+            mask = masks.query_lengths(q_lengths) & masks.key_lengths(kv_lengths)
         else:
-            mask &= masks.documents(here, None if tile.own else there)
+            mask = masks.documents(here, None if tile.own else there)
     if tile.reaches is not None:
         reaches = jnp.stack(tile.reaches).astype(jnp.int32)
-        mask &= masks.key_lengths(jnp.broadcast_to(reaches, (q.shape[0], len(tile.reaches))))
+        mask &= masks.key_lengths(jnp.broadcast_to(reaches, (rows, len(tile.reaches))))
     if keys.lengths is not None:
         runs = lax.dynamic_slice_in_dim(keys.lengths, tile.k_start // tile.size, tile.each, 1)
         mask &= masks.key_lengths(runs.reshape(-1))
-    return _run(tile, q, tile.q_start), k, v, mask
+    return masks.band(tile.causal, tile.window) & mask
 
 
 def _shared(here: Int[Array, "B T"], there: Int[Array, "B S"]) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
