@@ -64,8 +64,8 @@ def _window(dim: int, layers: int, dropout: float) -> StackConfig:
     return StackConfig(
         dim=dim,
         num_layers=layers,
-        pattern="W",
-        mixers={"W": replace(_attention(dim), window=512)},
+        pattern=("window",),
+        mixers={"window": replace(_attention(dim), window=512)},
         dropout=dropout,
         scan=False,
     )
@@ -87,8 +87,8 @@ def blt() -> Recipe:
     latent = StackConfig(
         dim=1024,
         num_layers=8,
-        pattern="HHAH",
-        mixers={"H": _hyena(1024), "A": _attention(1024)},
+        pattern=("hyena", "hyena", "attention", "hyena"),
+        mixers={"hyena": _hyena(1024), "attention": _attention(1024)},
         dropout=0.3,
         scan=False,
     )
@@ -115,7 +115,11 @@ def pulse() -> Recipe:
     base = blt()
     latent = base.model.latent
     delta = GatedDeltaNetConfig(dim=latent.dim, num_heads=latent.dim // 128)
-    latent = replace(latent, pattern="DDAD", mixers={"D": delta, "A": latent.mixers["A"]})
+    latent = replace(
+        latent,
+        pattern=("gated_delta_net", "gated_delta_net", "attention", "gated_delta_net"),
+        mixers={"gated_delta_net": delta, "attention": latent.mixers["attention"]},
+    )
     return replace(base, name="books_pulse", model=replace(base.model, latent=latent))
 
 
@@ -127,8 +131,8 @@ def blt_32k() -> Recipe:
     """
     base, factor = blt(), 4
     latent = base.model.latent
-    attention = replace(latent.mixers["A"], rope_scale=float(factor))
-    latent = replace(latent, mixers={**latent.mixers, "A": attention})
+    attention = replace(latent.mixers["attention"], rope_scale=float(factor))
+    latent = replace(latent, mixers={**latent.mixers, "attention": attention})
     return replace(
         base,
         name="books_32k",
@@ -143,7 +147,12 @@ def blt_32k() -> Recipe:
 def transformer() -> Recipe:
     """The byte Transformer of the same size without the hash tables, for the same wall time."""
     stack = StackConfig(
-        dim=1024, num_layers=9, pattern="A", mixers={"A": _attention(1024)}, dropout=0.2, scan=False
+        dim=1024,
+        num_layers=9,
+        pattern=("attention",),
+        mixers={"attention": _attention(1024)},
+        dropout=0.2,
+        scan=False,
     )
     return Recipe(
         name="books_transformer",
@@ -157,7 +166,7 @@ def transformer() -> Recipe:
 def hyena() -> Recipe:
     """The byte Hyena of the same size, for as many steps as the Transformer."""
     stack = StackConfig(
-        dim=1024, num_layers=9, pattern="H", mixers={"H": _hyena(1024)}, dropout=0.2, scan=False
+        dim=1024, num_layers=9, pattern=("hyena",), mixers={"hyena": _hyena(1024)}, dropout=0.2, scan=False
     )
     return Recipe(
         name="books_hyena",
@@ -172,7 +181,7 @@ def implicit_hyena() -> Recipe:
     """`books_hyena` with implicit filters: 8,192 taps of any shape instead of sums of exponentials."""
     base = hyena()
     mixer = HyenaConfig(dim=1024, filter=ImplicitFilter(SEQ_LEN))
-    stack = replace(base.model.stack, mixers={"H": mixer})
+    stack = replace(base.model.stack, mixers={"hyena": mixer})
     return replace(base, name="books_hyena_implicit", model=replace(base.model, stack=stack))
 
 
@@ -181,7 +190,9 @@ def small() -> Recipe:
 
     The stack is scanned, as every adapter of the benchmark `routed_lora` compiles a program of its own.
     """
-    stack = StackConfig(dim=512, num_layers=8, pattern="A", mixers={"A": _attention(512)}, dropout=0.1)
+    stack = StackConfig(
+        dim=512, num_layers=8, pattern=("attention",), mixers={"attention": _attention(512)}, dropout=0.1
+    )
     return Recipe(
         name="books_512",
         model=ByteLMConfig(stack=stack),

@@ -234,9 +234,9 @@ def routed(**options):
             "needs a code of two numbers or more",
         ),
         (
-            lambda: Stack(StackConfig(dim=8, num_layers=1, pattern="R", adapter=over(side=3))).init(
-                jax.random.key(0), jnp.zeros((1, 4, 8))
-            ),
+            lambda: Stack(
+                StackConfig(dim=8, num_layers=1, pattern=("recurrence",), adapter=over(side=3))
+            ).init(jax.random.key(0), jnp.zeros((1, 4, 8))),
             "RouterConfig.side = 3 side features a token, got 0",
         ),
     ],

@@ -38,7 +38,7 @@ from tests.training.tiny import Letters, TinyConfig, random_batch, tiny_recipe
 BANK = AdapterConfig(
     sites=("mlp/down",), rank=4, blocks=2, router=RouterConfig(chunk=4, prefix=None, hidden=4), code=(Draw(),)
 )
-PLAIN = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8))
+PLAIN = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=8))
 MODEL = attach(PLAIN, BANK)
 ALONE = {"language": ((0, 0.0),), "reinforcement": ((0, 1.0),)}
 PPO = HybridConfig(**ALONE, policy=PolicyConfig("ppo", flip_price=0.1, refresh=2))
