@@ -109,11 +109,11 @@ class AttentionConfig:
         )
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Attention":
-        """The module; parameters are fp32, computation in `dtype`, softmax in fp32."""
+        """Return the module; parameters are fp32, computation in `dtype`, softmax in fp32."""
         return Attention(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> AttentionState:
-        """An empty cache of `capacity` slots, or of `window` slots if that is fewer.
+        """Return an empty cache of `capacity` slots, or of `window` slots if that is fewer.
 
         `capacity` slots are rounded up to an even number. Under a mesh that splits the sequence, they are rounded up to
         a multiple of its devices and lie on them in equal runs.
@@ -129,7 +129,7 @@ class AttentionConfig:
 
 
 class Attention(nn.Module):
-    """o = softmax(q k^T / sqrt(K) + mask) v, per head; see `AttentionConfig`.
+    """Attention o = softmax(q k^T / sqrt(K) + mask) v, per head; see `AttentionConfig`.
 
     In training the cost is that of the op; a row with holes is sorted to put them last unless the mask goes
     by time (window, ALiBi). With a state the call's tokens see the cache and each other, and on a GPU there may be no

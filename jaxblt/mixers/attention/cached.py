@@ -73,7 +73,7 @@ def attend_cached(
 
 
 def _joined(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
-    """Rows whose tokens read the cache and each other in one call, by positions."""
+    """Attend to the cache and to each other in one call, by positions."""
     q, new, fresh, _ = rows
     after = put(emptied(cache, fresh), new)
     near = _near(plan, q, cache, after, new, new.ids)
@@ -81,7 +81,7 @@ def _joined(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Ca
 
 
 def _behind(plan: Plan, ring: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
-    """Rows whose tokens follow a ring of `window` slots, in the order of time: indices are as far apart as times."""
+    """Attend behind a ring of `window` slots, in the order of time: indices are as far apart as times."""
     q, new, fresh, now = rows
     held, own = _in_order(_held(q, ring), now), (new.k, new.v, new.ids)
     k, v, ids = (jnp.concatenate(both, 1) for both in zip(held, own, strict=True))
@@ -93,7 +93,7 @@ def _behind(plan: Plan, ring: Cache, rows: Any, slopes: Any) -> tuple[Array, Cac
 
 
 def _apart(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
-    """Rows with too many scores for a mask as an array: first the call's own tokens, then the cache by its content.
+    """Attend to the call's own tokens, then to the cache by its content: a mask would be too large an array.
 
     What the cache holds is behind all tokens of the call, so that lengths are mask enough. Documents are shorter than
     any window of such a cache.
@@ -113,7 +113,7 @@ def _apart(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cac
 
 
 def _in_order(ring: Seen, now: Int[Array, "B"]) -> tuple[Array, Array, Int[Array, "B C"]]:
-    """k, v and ids by the times that C slots stand for, `now` - C to `now` - 1; a slot that holds another is empty."""
+    """Return k, v and ids by times, from `now` - C to `now` - 1 of C slots; a slot of another time is empty."""
     slots = ring.times.shape[1]
     times = now[:, None] - slots + jnp.arange(slots, dtype=jnp.int32)[None]
 
@@ -125,7 +125,7 @@ def _in_order(ring: Seen, now: Int[Array, "B"]) -> tuple[Array, Array, Int[Array
 
 
 def _shared(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
-    """Each device's own slots; keys of tokens that no slot holds yet are the first device's."""
+    """Attend to each device's own slots; keys that no slot holds yet are the first device's."""
     (q, new, fresh, _), device = rows, lax.axis_index(SEQ_AXIS)
     after = put(emptied(cache, fresh), new, device * cache.times.shape[1])
     near = _near(plan, q, cache, after, new, jnp.where(device == 0, new.ids, 0))
@@ -136,7 +136,7 @@ def _shared(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Ca
 def _near(
     plan: Plan, q: Array, cache: Cache, after: Cache, new: Entries, ids: Int[Array, "B T"]
 ) -> tuple[Array, Array, Mask]:
-    """Keys, values and the mask of a few tokens.
+    """Return keys, values and the mask of a few tokens.
 
     One token reads the cache that it was written to; more of them read the old cache and each other. Let time alone
     hide empty slots from one token. With ids in the mask, the op would write the whole cache anew for every token, to
@@ -151,7 +151,7 @@ def _near(
 
 
 def _held(q: Array, cache: Cache) -> Seen:
-    """What the cache shows to the document that continues."""
+    """Return what the cache shows to the document that continues."""
     ids = (cache.times >= 0).astype(jnp.int32)
     return Seen(cache.k.astype(q.dtype), cache.v.astype(q.dtype), ids, cache.times)
 
@@ -204,7 +204,7 @@ def _among(plan: Plan, q: Array, new: Entries, slopes: Any) -> Partial:
 
 
 def _put_last(ring: Cache, new: Entries) -> Cache:
-    """A ring that all devices hold whole, with the entries of all of them: no two have one slot."""
+    """Return a ring, whole on all devices, with the entries of all of them: no two have one slot."""
     nothing = jax.tree.map(jnp.zeros_like, ring)
     own = put(nothing, new._replace(times=new.times + 1))
     k, v, times = lax.psum(own, SEQ_AXIS)

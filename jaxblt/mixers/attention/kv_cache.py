@@ -49,7 +49,7 @@ class AttentionState:
 def init_attention_state(
     batch_size: int, *, num_kv_heads: int, head_dim: int, capacity: int, window: int | None, dtype: Any
 ) -> AttentionState:
-    """An empty cache: the ring of a window, or `capacity` slots in equal runs on the devices of a `seq` axis."""
+    """Return an empty cache: the ring of a window, or `capacity` slots in equal runs on the devices of a `seq` axis."""
     ring, axis = window is not None and window <= capacity, seq_axis()
     # Keep the number of slots even: the op pads odd ones for cuDNN, which would copy the cache at every token.
     unit = 2 if axis is None else axis.size
@@ -86,7 +86,7 @@ class Cache(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """What a call's tokens bring to the cache.
+    """Entries that a call's tokens bring to the cache.
 
     Attributes:
       k, v, times: as in the cache.
@@ -141,7 +141,7 @@ def meet(
 
 
 def _check_slots(slots: int) -> None:
-    """Raises ValueError, naming the slots and the fix, unless they divide among the devices of a `seq` axis."""
+    """Raise ValueError, naming the slots and the fix, unless they divide among the devices of a `seq` axis."""
     axis = seq_axis()
     if axis is not None and slots % axis.size:
         raise ValueError(
@@ -163,7 +163,7 @@ def _check_fits(tokens: Tokens, state: AttentionState) -> None:
 def entries(
     k: Float[Array, "B T G K"], v: Float[Array, "B T G K"], tokens: Tokens, slots: int
 ) -> tuple[Entries, Bool[Array, "B"]]:
-    """A call's tokens for a cache of C = `slots`, and the rows whose cache a new document empties.
+    """Return a call's tokens for a cache of C = `slots`, and the rows whose cache a new document empties.
 
     Kept are those of the last document alone, and of them the last C. Holes take no slot of their own: what their slot
     held is as old as the capacity, hence out of the window.
@@ -176,12 +176,12 @@ def entries(
 
 
 def emptied(cache: Cache, rows: Bool[Array, "B"]) -> Cache:
-    """The cache without what these rows held."""
+    """Return the cache without what these rows held."""
     return cache._replace(times=jnp.where(rows[:, None], EMPTY, cache.times))
 
 
 def put(cache: Cache, new: Entries, first: int | Int[Array, ""] = 0) -> Cache:
-    """The cache, whose slots count from `first`, with the entries that go to one of them; all else keeps every bit."""
+    """Return the cache, whose slots count from `first`, with its entries; all else keeps every bit."""
     slots = cache.times.shape[1]
     here = (new.slot >= first) & (new.slot < first + slots)
     slot = jnp.where(here, new.slot - first, slots)

@@ -39,7 +39,7 @@ def context_attention(
     layout: SequenceLayout = CONTIGUOUS,
     implementation: Implementation | Literal["mosaic_gpu"] = None,
 ) -> Float[Array, "B T H K"]:
-    """`pallas_kernels.attention` of whole rows whose tokens are split along the mesh axis `seq`.
+    """Return `pallas_kernels.attention` of rows whose tokens are split along the mesh axis `seq`.
 
     - "ring": a ring pass of keys and values (see `ring`). Memory and traffic of a device: its share. A
       causal mask without a window is balanced by swapping half-stretches into the zig-zag layout and back. A

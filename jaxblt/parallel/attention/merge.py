@@ -12,7 +12,7 @@ from pallas_kernels.attention import Partial
 
 
 def merge_devices(partial: Partial) -> Float[Array, "B T H K"]:
-    """Attention of queries that all devices of the sequence hold to the keys of all of them.
+    """Return attention of queries that all devices of the sequence hold to the keys of all of them.
 
     o = sum_i e^(lse_i - top) o_i / sum_i e^(lse_i - top), top = max_i lse_i: the same on every device, for an exchange
     of the outputs' size whatever the number of keys.
@@ -25,7 +25,7 @@ def merge_devices(partial: Partial) -> Float[Array, "B T H K"]:
 
 
 def ring_pass[C, H](visit: Callable[[C, H], C], carry: C, held: H) -> C:
-    """`carry` of each device after `visit(carry, held)` with what every other device holds, nearest before it first."""
+    """Return each device's `carry` after `visit(carry, held)` with all others' `held`, nearest before it first."""
     n = lax.axis_size(SEQ_AXIS)
 
     def hop(_: Array, both: tuple[C, H]) -> tuple[C, H]:

@@ -26,7 +26,7 @@ from pallas_kernels.runtime import OwnGradient, varying_axes
 
 
 def documents_rise(plan: Plan, ids: Int[Array, "B T"]) -> Bool[Array, ""]:
-    """Whether no id is less than one before it, in any row of any device; ids of content come first in every run."""
+    """Check that no id is less than one before it, in any row of any device, with content first in every run."""
     runs = ids.reshape(ids.shape[0], plan.runs, -1)
     within = jnp.all((runs[..., 1:] <= 0) | (runs[..., 1:] >= runs[..., :-1]))
     ends = jnp.stack((runs[..., 0], jnp.max(runs, -1)))
@@ -43,7 +43,7 @@ def _own(plan: Plan, q: Array) -> Tile:
 
 
 def _turned(plan: Plan, keys: Keys) -> Keys:
-    """Keys and values with the content of every run in reverse order, or back in order; ids stay."""
+    """Return keys and values with the content of every run in reverse order, or back in order; ids stay."""
     assert keys.segment_ids is not None
     size = keys.segment_ids.shape[1] // plan.runs
     lengths = jnp.sum(keys.segment_ids.reshape(-1, size) > 0, 1, dtype=jnp.int32)
@@ -52,7 +52,7 @@ def _turned(plan: Plan, keys: Keys) -> Keys:
 
 
 def _merged(plan: Plan, q: Array, keys: Keys) -> tuple[Partial, Array]:
-    """The output with its log-sum-exp, and whether ids rise."""
+    """Return the output with its log-sum-exp, and whether ids rise."""
     assert keys.segment_ids is not None
     rise = documents_rise(plan, keys.segment_ids)
 

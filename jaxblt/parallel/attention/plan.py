@@ -52,7 +52,7 @@ class CacheShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a caller asks of attention, whatever the call.
+    """A caller's wishes, whatever the call.
 
     Attributes:
       heads, groups: heads of queries and of keys.
@@ -112,26 +112,26 @@ class Call:
 
     @property
     def bounded(self) -> bool:
-        """The tokens meet a cache that holds whole documents."""
+        """True if the tokens meet a cache that holds whole documents."""
         return self.cache is not None and self.cache.bounded
 
     @property
     def heads_divide(self) -> bool:
-        """The heads that a device has divide among the devices of `axis`."""
+        """True if the heads that a device has divide among the devices of `axis`."""
         size = 1 if self.axis is None else self.axis.size
         devices = head_devices(self.asked.heads, self.asked.groups)
         return not any(count // devices % size for count in (self.asked.heads, self.asked.groups))
 
     @property
     def fills_windows(self) -> bool:
-        """The tokens are many more than the slots of a window's cache."""
+        """True if the tokens are many more than the slots of a window's cache."""
         if self.cache is None or self.cache.bounded:
             return False
         return self.length >= MANY_WINDOWS * self.cache.slots
 
     @property
     def fills_masks(self) -> bool:
-        """The scores are too many for a mask as an array, and lengths can say what it would."""
+        """True if the scores are too many for a mask as an array, and lengths can say what it would."""
         if self.cache is None or not self.bounded or self.asked.alibi:
             return False
         return self.length > 1 and self.length * (self.cache.slots + self.length) > LARGEST_MASK
@@ -152,7 +152,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one call of attention runs.
+    """The way in which one call of attention runs.
 
     A call projects and turns heads, sends keys by `route`, hides what a query may not see, runs kernels, and lets a
     `cache` take the tokens. A block map (key blocks that a query block sees, made from q and k) has its place between
@@ -208,7 +208,7 @@ class Plan:
 
     @property
     def exchanges(self) -> bool:
-        """Devices exchange something: the tokens or the slots of a cache are split among them."""
+        """True if devices exchange something: the tokens or the slots of a cache are split among them."""
         return self.axis is not None or self.cache == "shared"
 
     @property
@@ -223,7 +223,7 @@ class Plan:
 
     @property
     def sorts_rows(self) -> bool:
-        """Whole rows are sorted before the projection, not their queries and keys in an island."""
+        """True if whole rows are sorted before the projection, not their queries and keys in an island."""
         return self.route == "whole" and self.sort is not None
 
     @property

@@ -76,7 +76,7 @@ def ring_tiles(
 
 
 def _at_once(plan: Plan, step: int, length: int, device: Int[Array, ""]) -> list[Tile]:
-    """The tiles of a step as one: each run of queries sees as many of the keys, from their first on."""
+    """Return the tiles of a step as one: each run of queries sees as many of the keys, from their first on."""
     before = device >= step
     run = length // plan.runs
     reaches = tuple(jnp.where(before, run, i * length) for i in range(plan.runs))
@@ -92,7 +92,7 @@ def partial_ring_attention(
     cast_output: bool = False,
     between: bool = False,
 ) -> Partial:
-    """`ring_attention` with its log-sum-exp, merged into what is there; not differentiable.
+    """Return `ring_attention` with its log-sum-exp, merged into what is there; not differentiable.
 
     The output is in fp32. With `cast_output`, where nothing else is merged into it, it is in q's dtype if the kernel of
     the last step merges and casts in one.
@@ -122,7 +122,7 @@ def partial_ring_attention(
 
 
 def _lengths(plan: Plan, keys: Keys) -> Int[Array, "P B R"] | None:
-    """Those of every device's runs: a few numbers, for which no step has to wait then."""
+    """Return the lengths of every device's runs: a few numbers, for which no step has to wait then."""
     return None if keys.lengths is None else lax.all_gather(keys.lengths, plan.devices.name)
 
 
@@ -156,7 +156,7 @@ def ring_gradients(
     *,
     between: bool = False,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
-    """dq, dk and dv, summed in fp32, with those of `start`.
+    """Return dq, dk and dv, summed in fp32, with those of `start`.
 
     Keys travel a step ahead of their gradients, in one message. Of its own keys a device has the last tile at the end,
     beside which the gradients that others have summed arrive.
@@ -207,12 +207,12 @@ def ring_gradients(
 
 
 def _pair(k: Array, v: Array) -> Array:
-    """jnp.stack((k, v)), as a copy of one axis: 17 us for 41 where each is 16 MiB (jax 0.11.2, one H200)."""
+    """Return jnp.stack((k, v)), as a copy of one axis: 17 us for 41 where each is 16 MiB (jax 0.11.2, one H200)."""
     return jnp.concatenate((k.reshape(-1), v.reshape(-1))).reshape(2, *k.shape)
 
 
 def _pack(arrays: list[Array]) -> Array:
-    """One array with the bits of all, one after the other: the compiler overlaps one exchange at a time.
+    """Pack the bits of all in one array, one after the other: the compiler overlaps one exchange at a time.
 
     As integers: a backend may send narrow floats as wide ones, and half of an fp32 number can look like a NaN.
     """
