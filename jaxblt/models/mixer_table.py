@@ -94,7 +94,7 @@ BUILT_IN: Mapping[str, Any] = Table({**WORDS, **{c: WORDS[word] for c, word in S
 
 def split_words(pattern: str | tuple[str, ...], known: Iterable[str]) -> str | tuple[str, ...]:
     """Return a pattern's names: of a string its letters, or words behind commas, or the one word that it is."""
-    if isinstance(pattern, str) and ("," in pattern or pattern in {*known, *WORDS}):
+    if isinstance(pattern, str) and len(pattern) > 1 and ("," in pattern or pattern in {*known, *WORDS}):
         return tuple(word.strip() for word in pattern.split(","))
     return pattern
 

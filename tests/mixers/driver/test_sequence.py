@@ -38,7 +38,7 @@ from pallas_kernels.gated_delta_rule import gated_delta_rule, summary
 from tests.mixers.configs import ALL, MODAL, SHORT_IMPLICIT
 from tests.tolerances import assert_close
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "write-a-mixer.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "write-a-mixer.md"
 HEADS = 4
 
 
