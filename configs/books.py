@@ -65,8 +65,8 @@ def _window(dim: int, layers: int, dropout: float) -> StackConfig:
     return StackConfig(
         dim=dim,
         num_layers=layers,
-        pattern="W",
-        mixers={"W": replace(_attention(dim), window=512)},
+        pattern=("window",),
+        mixers={"window": replace(_attention(dim), window=512)},
         dropout=dropout,
         scan=False,
     )
@@ -88,8 +88,8 @@ def blt() -> Recipe:
     latent = StackConfig(
         dim=1024,
         num_layers=8,
-        pattern="HHAH",
-        mixers={"H": _hyena(1024), "A": _attention(1024)},
+        pattern=("hyena", "hyena", "attention", "hyena"),
+        mixers={"hyena": _hyena(1024), "attention": _attention(1024)},
         dropout=0.3,
         scan=False,
     )
@@ -116,7 +116,11 @@ def pulse() -> Recipe:
     base = blt()
     latent = base.model.latent
     delta = GatedDeltaNetConfig(dim=latent.dim, num_heads=latent.dim // 128)
-    latent = replace(latent, pattern="DDAD", mixers={"D": delta, "A": latent.mixers["A"]})
+    latent = replace(
+        latent,
+        pattern=("gated_delta_net", "gated_delta_net", "attention", "gated_delta_net"),
+        mixers={"gated_delta_net": delta, "attention": latent.mixers["attention"]},
+    )
     return replace(base, name="books_pulse", model=replace(base.model, latent=latent))
 
 
@@ -128,8 +132,8 @@ def blt_32k() -> Recipe:
     """
     base, factor = blt(), 4
     latent = base.model.latent
-    attention = replace(latent.mixers["A"], rope_scale=float(factor))
-    latent = replace(latent, mixers={**latent.mixers, "A": attention})
+    attention = replace(latent.mixers["attention"], rope_scale=float(factor))
+    latent = replace(latent, mixers={**latent.mixers, "attention": attention})
     return replace(
         base,
         name="books_32k",
@@ -147,7 +151,12 @@ def transformer() -> Recipe:
     Hash tables do not count in its size.
     """
     stack = StackConfig(
-        dim=1024, num_layers=9, pattern="A", mixers={"A": _attention(1024)}, dropout=0.2, scan=False
+        dim=1024,
+        num_layers=9,
+        pattern=("attention",),
+        mixers={"attention": _attention(1024)},
+        dropout=0.2,
+        scan=False,
     )
     return Recipe(
         name="books_transformer",
@@ -161,7 +170,7 @@ def transformer() -> Recipe:
 def hyena() -> Recipe:
     """Return the byte Hyena of the same size, for as many steps as the Transformer."""
     stack = StackConfig(
-        dim=1024, num_layers=9, pattern="H", mixers={"H": _hyena(1024)}, dropout=0.2, scan=False
+        dim=1024, num_layers=9, pattern=("hyena",), mixers={"hyena": _hyena(1024)}, dropout=0.2, scan=False
     )
     return Recipe(
         name="books_hyena",
@@ -179,7 +188,7 @@ def implicit_hyena() -> Recipe:
     """
     base = hyena()
     mixer = HyenaConfig(dim=1024, filter=ImplicitFilter(SEQ_LEN))
-    stack = replace(base.model.stack, mixers={"H": mixer})
+    stack = replace(base.model.stack, mixers={"hyena": mixer})
     return replace(base, name="books_hyena_implicit", model=replace(base.model, stack=stack))
 
 
@@ -189,7 +198,9 @@ def small() -> Recipe:
     It is the base that adapters are tried on. The stack is scanned, as every adapter of the benchmark `routed_lora`
     compiles a program of its own.
     """
-    stack = StackConfig(dim=512, num_layers=8, pattern="A", mixers={"A": _attention(512)}, dropout=0.1)
+    stack = StackConfig(
+        dim=512, num_layers=8, pattern=("attention",), mixers={"attention": _attention(512)}, dropout=0.1
+    )
     return Recipe(
         name="books_512",
         model=ByteLMConfig(stack=stack),

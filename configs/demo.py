@@ -23,7 +23,9 @@ def _data(batch_size: int) -> DataConfig:
 
 def _window(dim: int, layers: int, heads: int) -> StackConfig:
     window = AttentionConfig(dim=dim, num_heads=heads, window=64)
-    return StackConfig(dim=dim, num_layers=layers, pattern="W", mixers={"W": window}, dropout=0.1)
+    return StackConfig(
+        dim=dim, num_layers=layers, pattern=("window",), mixers={"window": window}, dropout=0.1
+    )
 
 
 def entropy() -> Recipe:
@@ -42,10 +44,10 @@ def blt() -> Recipe:
     latent = StackConfig(
         dim=96,
         num_layers=4,
-        pattern="HHAH",
+        pattern=("hyena", "hyena", "attention", "hyena"),
         mixers={
-            "H": HyenaConfig(dim=96, filter=ModalFilter(modes=8, max_timescale=2048.0)),
-            "A": AttentionConfig(dim=96, num_heads=4),
+            "hyena": HyenaConfig(dim=96, filter=ModalFilter(modes=8, max_timescale=2048.0)),
+            "attention": AttentionConfig(dim=96, num_heads=4),
         },
         dropout=0.15,
     )

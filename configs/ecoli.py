@@ -20,12 +20,12 @@ def hyena() -> Recipe:
     stack = StackConfig(
         dim=384,
         num_layers=8,
-        pattern="SMHA",
+        pattern=("hyena_short", "hyena_medium", "hyena", "attention"),
         mixers={
-            "S": HyenaConfig(dim=384, filter=ExplicitFilter(taps=7)),
-            "M": HyenaConfig(dim=384, filter=ExplicitFilter(taps=128)),
-            "H": HyenaConfig(dim=384, filter=ModalFilter(max_timescale=4096.0)),
-            "A": AttentionConfig(dim=384, num_heads=6),
+            "hyena_short": HyenaConfig(dim=384, filter=ExplicitFilter(taps=7)),
+            "hyena_medium": HyenaConfig(dim=384, filter=ExplicitFilter(taps=128)),
+            "hyena": HyenaConfig(dim=384, filter=ModalFilter(max_timescale=4096.0)),
+            "attention": AttentionConfig(dim=384, num_heads=6),
         },
         dropout=0.2,
     )

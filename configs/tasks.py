@@ -29,13 +29,15 @@ PIECE_S = 540
 
 
 def _stack(
-    pattern: str, dim: int, layers: int, *, mlp_dim: int | None = None, dropout: float = 0.0
+    pattern: tuple[str, ...], dim: int, layers: int, *, mlp_dim: int | None = None, dropout: float = 0.0
 ) -> StackConfig:
     mixers = {
-        "A": AttentionConfig(dim=dim, num_heads=dim // 32),
-        "H": HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=2048.0)),
-        "D": GatedDeltaNetConfig(dim=dim, num_heads=dim // 64),  # GPU kernels take heads of 64 and more
-        "G": GatedLinearAttentionConfig(dim=dim, num_heads=dim // 64),
+        "attention": AttentionConfig(dim=dim, num_heads=dim // 32),
+        "hyena": HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=2048.0)),
+        "gated_delta_net": GatedDeltaNetConfig(
+            dim=dim, num_heads=dim // 64
+        ),  # GPU kernels take heads of 64 and more
+        "gated_linear_attention": GatedLinearAttentionConfig(dim=dim, num_heads=dim // 64),
     }
     return StackConfig(
         dim=dim,
@@ -100,13 +102,13 @@ def _recipe(name: str, stack: StackConfig, data: TaskDataConfig, *, steps: int, 
 def mqar() -> Recipe:
     """Train recall of four values by their keys: a short convolution, then attention."""
     data = TaskDataConfig(task=MQAR(symbols=32, pairs=4, positions=32), seq_len=32, batch_size=64)
-    return _recipe("mqar", _stack("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
+    return _recipe("mqar", _stack(("hyena_short", "attention"), 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
 
 
 def copy() -> Recipe:
     """Train copies of up to 16 symbols: a short convolution, then attention."""
     data = TaskDataConfig(task=Copy(max_symbols=16), seq_len=33, batch_size=64)
-    return _recipe("copy", _stack("SA", 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
+    return _recipe("copy", _stack(("hyena_short", "attention"), 64, 2, mlp_dim=0), data, steps=300, rate=5e-3)
 
 
 def repeat_copy() -> Recipe:
@@ -116,20 +118,22 @@ def repeat_copy() -> Recipe:
     """
     task = RepeatCopy(symbols=8, max_symbols=5, max_repeats=4)
     data = TaskDataConfig(task=task, seq_len=task.length, batch_size=64)
-    return _recipe("repeat_copy", _stack("SA", 64, 4, mlp_dim=0), data, steps=600, rate=3e-3)
+    return _recipe(
+        "repeat_copy", _stack(("hyena_short", "attention"), 64, 4, mlp_dim=0), data, steps=600, rate=3e-3
+    )
 
 
 def pattern() -> Recipe:
     """Train to find two symbols in the 8 before them: a short convolution, then attention."""
     task = PatternMatching(symbols=8, text=8, pattern=2)
     data = TaskDataConfig(task=task, seq_len=task.length, batch_size=256)
-    return _recipe("pattern", _stack("SA", 64, 2), data, steps=1200, rate=3e-3)
+    return _recipe("pattern", _stack(("hyena_short", "attention"), 64, 2), data, steps=1200, rate=3e-3)
 
 
 def parity() -> Recipe:
     """Train parity of every prefix of up to 32 bits by a gated recurrence."""
     data = TaskDataConfig(task=Parity(prefixes=True), seq_len=33, batch_size=64)
-    return _recipe("parity", _stack("R", 64, 2), data, steps=400)
+    return _recipe("parity", _stack(("recurrence",), 64, 2), data, steps=400)
 
 
 def listops() -> Recipe:
@@ -137,7 +141,8 @@ def listops() -> Recipe:
 
     `jaxblt data fetch listops` draws the files. Each training expression is shown in 32 orders of its arguments, or the
     model learns them by heart. In three pieces: --train.time-limit-s 540, then 1080, then 1620. A Transformer of equal
-    size: --model.stack.pattern A --model.pooling mean --optimizer.learning-rate 1e-3 --run-dir runs/listops_transformer
+    size: --model.stack.pattern attention --model.pooling mean --optimizer.learning-rate 1e-3
+    --run-dir runs/listops_transformer
     Causal, as a language model reads: --model.stack.causal --objective.causal
     """
     data = TaskDataConfig(
@@ -148,7 +153,9 @@ def listops() -> Recipe:
         max_tokens=65_536,
         labels="symbol",
     )
-    recipe = _classifier("listops", _stack("H", 256, 6), data, classes=10, steps=60_000, rate=2e-3, pieces=3)
+    recipe = _classifier(
+        "listops", _stack(("hyena",), 256, 6), data, classes=10, steps=60_000, rate=2e-3, pieces=3
+    )
     return replace(recipe, model=replace(recipe.model, pooling="last"))
 
 
@@ -166,14 +173,16 @@ def imdb() -> Recipe:
         labels="digit",
     )
     hash = HashConfig(sizes=(3, 4, 5), table_size=30_000)
-    return _classifier("imdb", _stack("H", 128, 4, dropout=0.3), data, hash=hash, steps=6000, rate=1e-3)
+    return _classifier(
+        "imdb", _stack(("hyena",), 128, 4, dropout=0.3), data, hash=hash, steps=6000, rate=1e-3
+    )
 
 
 def babi() -> Recipe:
     """Train all twenty bAbI tasks jointly, by a delta rule, then attention.
 
     data/babi is a folder of the release. In three pieces: --train.time-limit-s 540, then 1080, then 1620. A Transformer
-    of equal size: --model.stack.pattern A --run-dir runs/babi_transformer
+    of equal size: --model.stack.pattern attention --run-dir runs/babi_transformer
     """
     data = TaskDataConfig(
         task=Babi(path="data/babi", subset="en-10k"),
@@ -181,7 +190,9 @@ def babi() -> Recipe:
         batch_size=256,
         buckets=(64, 128, 256, 640),
     )
-    recipe = _recipe("babi", _stack("DA", 256, 6, dropout=0.1), data, steps=24_000, rate=1e-3)
+    recipe = _recipe(
+        "babi", _stack(("gated_delta_net", "attention"), 256, 6, dropout=0.1), data, steps=24_000, rate=1e-3
+    )
     train = replace(
         recipe.train,
         dtype="bfloat16",

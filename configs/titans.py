@@ -45,7 +45,7 @@ def babilong() -> Recipe:
     --data.batch-size 8 --train.steps 2000
 
     Only windows, as large by wider MLPs, to compare with:
-    --model.stack.pattern W --model.stack.mlp-dim 1408 --run-dir runs/babilong_windows
+    --model.stack.pattern window --model.stack.mlp-dim 1408 --run-dir runs/babilong_windows
 
     Two facts instead of one: --data.task.task 2 in each stage.
     """

@@ -44,7 +44,9 @@ def embedded(ids: Any, **options: Any) -> Any:
 
 
 def widths(x: Any, **options: Any) -> Any:
-    return Stack(StackConfig(dim=8, num_layers=1, pattern="R")).apply({"params": {}}, x, **options)
+    return Stack(StackConfig(dim=8, num_layers=1, pattern=("recurrence",))).apply(
+        {"params": {}}, x, **options
+    )
 
 
 def mixed(shape: tuple[int, ...], config: Any = GatedRecurrenceConfig(dim=8), **options: Any) -> Any:

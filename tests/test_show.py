@@ -11,7 +11,7 @@ import pytest
 import configs
 from jaxblt.data import BytesSource, DataConfig
 from jaxblt.mixers import init_state
-from jaxblt.models.stack import DEFAULTS
+from jaxblt.models.mixer_table import STORED, WORDS
 from jaxblt.show import MOST, show
 
 MANY = 2_000
@@ -55,9 +55,11 @@ def test_recipes_are_shown_by_what_they_set(name: str) -> None:
     assert len(repr(recipe)) < MANY
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_states_and_their_parts_are_shown_without_their_numbers(name: str) -> None:
-    state = jax.eval_shape(lambda: init_state(DEFAULTS[name], 2, capacity=64))
+@pytest.mark.parametrize(
+    "config", [*WORDS.values(), STORED["N"], STORED["B"]], ids=[*WORDS, "ntm", "slot_memory"]
+)
+def test_states_and_their_parts_are_shown_without_their_numbers(config: Any) -> None:
+    state = jax.eval_shape(lambda: init_state(config, 2, capacity=64))
     filled = jax.tree.map(lambda x: np.full(x.shape, 0.12345678).astype(x.dtype), state)
     check_short(filled)
 

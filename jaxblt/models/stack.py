@@ -1,4 +1,4 @@
-"""A stack of mixer blocks described by a pattern of their names such as "HHAH"."""
+"""A stack of mixer blocks described by a pattern of their names such as ("hyena", "attention")."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -8,36 +8,27 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
-from flax.core import FrozenDict
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxblt.array_checks import check_width
 from jaxblt.layers import MLP, RMSNorm
-from jaxblt.mixers import (
-    AttentionConfig,
-    DualDecayConfig,
-    ExplicitFilter,
-    GatedDeltaNetConfig,
-    GatedLinearAttentionConfig,
-    GatedRecurrenceConfig,
-    GRUConfig,
-    HyenaConfig,
-    LSTMConfig,
-    MACConfig,
-    MAGConfig,
-    Mamba2Config,
-    MixerConfig,
-    NeuralMemoryConfig,
-    NTMConfig,
-    SlotMemoryConfig,
-    StateEngineConfig,
-    init_state,
-)
+from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.mixers.driver.sequence import check_call
 from jaxblt.models.adapter import CHOSEN, StackAdapter
+from jaxblt.models.mixer_table import (
+    BUILT_IN,
+    OLD_LETTERS,
+    STORED,
+    WINDOW,
+    WORDS,
+    Table,
+    check_names,
+    find_mixer,
+    split_words,
+)
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.models.routed import BlockState, call_routed, check_routers
 from jaxblt.parallel.constraints import by_token
@@ -46,46 +37,8 @@ from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.runtime import has_checked_ops
 
-WINDOW = 512
 MOST_LAYERS = 1024
 """The most layers of a stack: a config from a file that asks for a million must not exhaust who reads it."""
-
-
-class Table(FrozenDict):
-    """Configs by name: a dict that does not change, with a hash, written in one line."""
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-
-DEFAULTS: Mapping[str, Any] = Table(
-    {
-        "H": HyenaConfig(dim=64),
-        "S": HyenaConfig(dim=64, filter=ExplicitFilter(taps=7)),
-        "M": HyenaConfig(dim=64, filter=ExplicitFilter(taps=128)),
-        "A": AttentionConfig(dim=64),
-        "W": AttentionConfig(dim=64, window=WINDOW),
-        "R": GatedRecurrenceConfig(dim=64),
-        "P": GatedRecurrenceConfig(dim=64, cell="minlstm"),
-        "U": GRUConfig(dim=64),
-        "L": LSTMConfig(dim=64),
-        "N": NTMConfig(dim=64),
-        "D": GatedDeltaNetConfig(dim=64),
-        "G": GatedLinearAttentionConfig(dim=64),
-        "2": Mamba2Config(dim=64),
-        "E": DualDecayConfig(dim=64),
-        "T": StateEngineConfig(dim=64),
-        "K": NeuralMemoryConfig(dim=64),
-        "J": MAGConfig(dim=64),
-        "C": MACConfig(dim=64),
-        "B": SlotMemoryConfig(dim=64),
-    }
-)
-"""Mixers that a pattern may name without more: Hyena with a modal, a short and a medium explicit filter, attention over
-the document and over a sliding window, gated recurrence, minLSTM, GRU, LSTM, neural Turing machine; with a matrix of
-state per head Gated DeltaNet, gated linear attention, Mamba-2, and linear attention with two decays; a
-state engine; a memory that learns while it reads, that memory gated with attention over a window,
-and as the context of attention; a memory in a bank of slots."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +48,10 @@ class StackConfig:
     Attributes:
       dim: width D.
       num_layers: blocks.
-      pattern: the mixer of each block, repeated to `num_layers`: names of `mixers`, a string of letters or a tuple.
-      mixers: configs by name; other names have those of `DEFAULTS`. Their dim and causal become the stack's.
+      pattern: the mixer of each block, repeated to `num_layers`: a tuple of names, such as ("hyena", "attention"). In a
+        string, words stand between commas; without a comma each letter is a name, such as H, A and W in "HHAH".
+      mixers: configs by name. Other names are those of `jaxblt.models.mixer_table`. Their dim and causal become the
+        stack's.
       mlp_dim: width of the MLP; None for 8/3 D rounded up to 64, 0 for none.
       dropout: rate on the residual branches, active where a "dropout" rng is passed.
       causal: every mixer of the stack is causal, or none is.
@@ -151,42 +106,45 @@ class StackConfig:
         self.adapter.check(self)
 
     def _fill_table(self) -> None:
-        """Add the defaults that the pattern names to `mixers`, and drop the others."""
+        """Complete `mixers` by the built-in configs that the pattern names, and drop those that it does not."""
         for name, mixer in self.mixers.items():
             if not (isinstance(name, str) and callable(getattr(mixer, "build", None))):
                 given = dict(self.mixers)
                 raise ValueError(f"StackConfig.mixers must hold mixer configs by name, got {given!r}")
-        unknown = sorted({n for n in self.pattern if n not in self.mixers and n not in DEFAULTS})
+        object.__setattr__(self, "pattern", split_words(self.pattern, self.mixers))
         if not self.pattern:
-            raise ValueError(
-                f"StackConfig.pattern is empty ({self.pattern!r}): name a mixer for each layer, such as 'HA'"
-            )
+            raise ValueError(f"StackConfig.pattern is empty ({self.pattern!r}): name a mixer for each layer")
         if extra := self.pattern[self.num_layers :]:
             raise ValueError(
                 f"StackConfig.pattern {self.pattern!r} names {len(self.pattern)} layers, and num_layers is "
                 f"{self.num_layers}: set num_layers={len(self.pattern)}, or leave out {extra!r}"
             )
-        if unknown:
-            known = sorted({*DEFAULTS, *self.mixers})
-            raise ValueError(
-                f"pattern {self.pattern!r} names {unknown}, expected names of {known}: add a config to `mixers`"
-            )
-        used = {name: DEFAULTS[name] for name in self.pattern if name in DEFAULTS}
-        given = {n: m for n, m in self.mixers.items() if n in self.pattern or m != DEFAULTS.get(n)}
+        check_names(self.pattern, self.mixers)
+        used = {name: find_mixer(name, self.mixers) for name in self.pattern}
+        given = {n: m for n, m in self.mixers.items() if n in self.pattern or m != BUILT_IN.get(n)}
         object.__setattr__(self, "mixers", Table({**used, **given}))
 
     @classmethod
     def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
-        """Convert fields of an older version: one config a family of mixers becomes one a name."""
-        if not {"hyena", "attention", "recurrence"} & stored.keys():
-            return stored
+        """Return fields that an older version stored: letters without a config, or a config for each family."""
         fields = dict(stored)
+        if {"hyena", "attention", "recurrence"} & stored.keys():
+            fields = cls._by_name(fields)
+        pattern, mixers = fields.get("pattern"), fields.get("mixers", {})
+        if not isinstance(pattern, str | tuple) or not isinstance(mixers, Mapping):
+            return fields
+        old = {name: STORED[name] for name in pattern if isinstance(name, str) and name in STORED}
+        return fields | {"mixers": old | dict(mixers)} if old else fields
+
+    @classmethod
+    def _by_name(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return fields with a config by name instead of one for each family."""
         hyena, attention = fields.pop("hyena", None), fields.pop("attention", None)
         recurrence, window = fields.pop("recurrence", None), fields.pop("window", WINDOW)
         mixers = dict(fields.pop("extra", ()))
         if hyena is not None:
             mixers |= {"H": hyena}
-            mixers |= {c: dataclasses.replace(hyena, filter=DEFAULTS[c].filter) for c in "SM"}
+            mixers |= {c: dataclasses.replace(hyena, filter=WORDS[OLD_LETTERS[c]].filter) for c in "SM"}
         if attention is not None:
             mixers |= {"A": dataclasses.replace(attention, window=None)}
             mixers |= {"W": dataclasses.replace(attention, window=window)}

@@ -1,6 +1,6 @@
 """The tokens that each device of a split sequence holds, and their change of places."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,6 +42,13 @@ class SequenceLayout:
         stretches = np.arange(length).reshape(2 * devices, -1)
         pairs = [stretches[[i, 2 * devices - 1 - i]] for i in range(devices)]
         return np.concatenate(pairs).reshape(-1)
+
+    def places(self, length: int, axis: SeqAxis | None) -> Int[Array, "T"]:
+        """Return the place in their row of the `length` tokens in hand, which `axis` splits."""
+        if axis is None:
+            return jnp.arange(length, dtype=jnp.int32)
+        order = jnp.asarray(self.order(axis.whole(length), axis.size), jnp.int32)
+        return order.reshape(axis.size, -1)[lax.axis_index(axis.name)] if axis.manual else order
 
     def check(self, length: int, devices: int) -> None:
         """Raise ValueError, naming the length and the fix, unless it divides into equal stretches."""
@@ -85,6 +92,12 @@ def to_contiguous(x: Shaped[Array, "B T ..."], axis: SeqAxis) -> Shaped[Array, "
     first = lax.ppermute(low, axis.name, even_route)
     second = lax.ppermute(high, axis.name, odd_route)
     return jnp.concatenate([first, second], 1)
+
+
+def in_zigzag[X, T](run: Callable[[X], T], x: X, axis: SeqAxis) -> T:
+    """Return `run(x)`, pytrees of arrays [B, T, ...] in order, where `run` wants them in the zig-zag layout."""
+    y = run(jax.tree.map(lambda leaf: to_zigzag(leaf, axis), x))
+    return jax.tree.map(lambda leaf: to_contiguous(leaf, axis), y)
 
 
 def _routes(devices: int) -> tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]:

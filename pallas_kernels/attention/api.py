@@ -99,7 +99,7 @@ def explain(
     alibi: bool = False,
     device: Device | None = None,
 ) -> str:
-    """Which implementation `attention` runs for such arguments, and why not the faster ones.
+    """Say which implementation `attention` runs for such arguments, and why not the faster ones.
 
     Args:
       q: queries, or their shape and dtype.

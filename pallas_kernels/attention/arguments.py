@@ -9,7 +9,7 @@ from pallas_kernels.attention.masks import Interval, Mask
 
 
 def check_arguments(q: Any, k: Any, v: Any, mask: Mask, alibi_slopes: Any) -> None:
-    """Raises ValueError, naming the value and the fix, for arguments that do not fit together."""
+    """Raise ValueError, naming the value and the fix, for arguments that do not fit together."""
     if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape:
         raise ValueError(
             f"expected q [B, T, H, K] and k, v of one shape [B, S, G, K], got {q.shape}, {k.shape}, {v.shape}"
@@ -50,11 +50,11 @@ def _check_shapes(mask: Mask, batch: int, queries: int, keys: int) -> None:
 def without_padding(
     q: Array, k: Array, v: Array, mask: Mask
 ) -> tuple[Array, Array, Array, Bool[Array, "B T"] | None]:
-    """q, k, v with zeros where no token is (there may be anything, NaN too), and which queries are tokens."""
+    """Return q, k, v with zeros where no token is (there may be anything, NaN too), and which queries are tokens."""
     q_valid, kv_valid = mask.valid(q.shape[1], k.shape[1])
     return zero_where_not(q_valid, q), zero_where_not(kv_valid, k), zero_where_not(kv_valid, v), q_valid
 
 
 def zero_where_not(valid: Bool[Array, "B T"] | None, x: Array) -> Array:
-    """x, with zeros in value and in gradient where not `valid`."""
+    """Return x, with zeros in value and in gradient where not `valid`."""
     return x if valid is None else jnp.where(valid[:, :, None, None], x, jnp.zeros((), x.dtype))

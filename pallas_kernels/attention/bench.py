@@ -19,7 +19,7 @@ DENSE_BYTES = 2**33
 
 
 def plan(shape: AttentionShape, dtype: Any = jnp.bfloat16) -> Plan:
-    """cuDNN on a GPU, and the reference where its scores fit, against XLA's blocks; the truth is XLA's in fp32."""
+    """Time cuDNN on a GPU, and the reference where its scores fit, against XLA's blocks; the truth is XLA's in fp32."""
     args = arguments(shape, dtype)
     names = ["cudnn"] * (current_device().platform == "gpu")
     names += ["reference"] * (4 * shape.batch * shape.heads * shape.tokens**2 <= DENSE_BYTES)
@@ -38,7 +38,7 @@ def plan(shape: AttentionShape, dtype: Any = jnp.bfloat16) -> Plan:
 
 
 def arguments(shape: AttentionShape, dtype: Any) -> tuple[Any, ...]:
-    """q, k, v, and segment ids where rows hold several documents."""
+    """Return q, k, v, and segment ids where rows hold several documents."""
     keys = jax.random.split(jax.random.key(1), 3)
     sizes = [
         (shape.batch, shape.tokens, n, shape.head_dim) for n in (shape.heads, shape.groups, shape.groups)
@@ -48,7 +48,7 @@ def arguments(shape: AttentionShape, dtype: Any) -> tuple[Any, ...]:
 
 
 def segment_ids(shape: AttentionShape) -> np.ndarray:
-    """Ids [B, T] of documents whose ends are drawn evenly."""
+    """Return ids [B, T] of documents whose ends are drawn evenly."""
     rng = np.random.default_rng(0)
     ends = [rng.choice(np.arange(1, shape.tokens), shape.documents - 1, False) for _ in range(shape.batch)]
     rows = [1 + np.searchsorted(np.sort(row), np.arange(shape.tokens), side="right") for row in ends]
@@ -56,7 +56,7 @@ def segment_ids(shape: AttentionShape) -> np.ndarray:
 
 
 def visible_pairs(shape: AttentionShape) -> int:
-    """Pairs of a query and a key that it sees, in all rows."""
+    """Count the pairs of a query and a key that it sees, in all rows."""
     ids = segment_ids(shape) if shape.documents > 1 else np.ones((shape.batch, shape.tokens), np.int32)
     lengths = np.concatenate([np.unique(row, return_counts=True)[1] for row in ids]).astype(np.int64)
     reach = shape.tokens if shape.window is None else shape.window

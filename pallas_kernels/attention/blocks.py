@@ -53,7 +53,7 @@ class Blocks:
         return self.columns * self.block_k - self.keys
 
     def pairs(self) -> np.ndarray:
-        """Pairs (query block, key block) in which a query may see a key, row after row: int32 [pairs, 2]."""
+        """Return pairs (query block, key block) in which a query may see a key, row after row: int32 [pairs, 2]."""
         columns = np.arange(self.columns)
         band = [
             np.stack([np.full(high - low, row), columns[low:high]], 1)
@@ -76,7 +76,7 @@ class Blocks:
 def choose_blocks(
     queries: int, keys: int, *, interval: Interval, by_index: bool, size: int = BLOCK
 ) -> Blocks:
-    """Blocks of `size` at most: one if all fits, half a window if that is less; larger for millions."""
+    """Return blocks of `size` at most: one if all fits, half a window if that is less; larger for millions."""
     size_q = size_k = size
     window = interval.window
     if by_index and window is not None:
@@ -96,7 +96,7 @@ def choose_blocks(
 
 
 def cut_queries(x: Float[Array, "B T H K"], groups: int, blocks: Blocks) -> Float[Array, "n B G R q K"]:
-    """Queries (or their outputs) by block, the heads by the group whose keys they share."""
+    """Cut queries (or their outputs) by block, the heads by the group whose keys they share."""
     batch, _, heads, width = x.shape
     x = jnp.pad(x, ((0, 0), (0, blocks.pad_q), (0, 0), (0, 0)))
     x = x.reshape(batch, blocks.rows, blocks.block_q, groups, heads // groups, width)
@@ -104,27 +104,27 @@ def cut_queries(x: Float[Array, "B T H K"], groups: int, blocks: Blocks) -> Floa
 
 
 def join_queries(x: Float[Array, "n B G R q K"], blocks: Blocks) -> Float[Array, "B T H K"]:
-    """Undoes `cut_queries`."""
+    """Undo `cut_queries`."""
     rows, batch, groups, repeats, size, width = x.shape
     x = x.transpose(1, 0, 4, 2, 3, 5).reshape(batch, rows * size, groups * repeats, width)
     return x[:, : blocks.queries]
 
 
 def cut_keys(x: Float[Array, "B S G K"], blocks: Blocks) -> Float[Array, "m B G s K"]:
-    """Keys or values by block."""
+    """Cut keys or values by block."""
     batch, _, groups, width = x.shape
     x = jnp.pad(x, ((0, 0), (0, blocks.pad_k), (0, 0), (0, 0)))
     return x.reshape(batch, blocks.columns, blocks.block_k, groups, width).transpose(1, 0, 3, 2, 4)
 
 
 def join_keys(x: Float[Array, "m B G s K"], blocks: Blocks) -> Float[Array, "B S G K"]:
-    """Undoes `cut_keys`."""
+    """Undo `cut_keys`."""
     columns, batch, groups, size, width = x.shape
     return x.transpose(1, 0, 3, 2, 4).reshape(batch, columns * size, groups, width)[:, : blocks.keys]
 
 
 def cut_rows(x: Float[Array, "B H T"], groups: int, blocks: Blocks) -> Float[Array, "n B G R q"]:
-    """One number a query, by block, like `cut_queries`."""
+    """Cut one number a query, by block, like `cut_queries`."""
     batch, heads, _ = x.shape
     x = jnp.pad(x, ((0, 0), (0, 0), (0, blocks.pad_q)))
     x = x.reshape(batch, groups, heads // groups, blocks.rows, blocks.block_q)
@@ -132,13 +132,13 @@ def cut_rows(x: Float[Array, "B H T"], groups: int, blocks: Blocks) -> Float[Arr
 
 
 def join_rows(x: Float[Array, "n B G R q"], blocks: Blocks) -> Float[Array, "B H T"]:
-    """Undoes `cut_rows`."""
+    """Undo `cut_rows`."""
     rows, batch, groups, repeats, size = x.shape
     x = x.transpose(1, 2, 3, 0, 4).reshape(batch, groups * repeats, rows * size)
     return x[:, :, : blocks.queries]
 
 
 def cut_marks(x: Shaped[Array, "B T"], size: int, pad: int, fill: int) -> Shaped[Array, "n B size"]:
-    """Segments or positions by block of `size`, the last filled up with `fill`."""
+    """Cut segments or positions by block of `size`, the last filled up with `fill`."""
     x = jnp.pad(x, ((0, 0), (0, pad)), constant_values=fill)
     return x.reshape(x.shape[0], -1, size).swapaxes(0, 1)

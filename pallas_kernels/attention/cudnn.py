@@ -25,7 +25,7 @@ LARGEST_MASK = 4096 * 4096
 def why_not(
     device: Device, q: Any, k: Any, v: Any, mask: Mask, *, alibi_slopes: Any = None, scale: Any = None
 ):
-    """None if cuDNN can run this on `device`, else why not."""
+    """Return None if cuDNN can run this on `device`, else why not."""
     if device.platform != "gpu" or device.capability is None:
         return f"it needs an NVIDIA GPU, this is {device.platform}"
     if device.capability < (8, 0):
@@ -58,7 +58,7 @@ def attention(
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
 ) -> Float[Array, "B T H K"]:
-    """The output, in q's dtype; scores and softmax are fp32 in the kernel."""
+    """Return the output, in q's dtype; scores and softmax are fp32 in the kernel."""
     queries, keys = q.shape[1], k.shape[1]
     if not _native(mask, alibi_slopes) and queries * keys > LARGEST_MASK:
         return cudnn_packed.attention(q, k, v, mask, scale=scale)
@@ -117,7 +117,7 @@ def _masked_by_array(
 
 
 def why_not_partial(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = None) -> str | None:
-    """None if cuDNN can run partial attention with its log-sum-exp on `device`, else why not."""
+    """Return None if cuDNN can run partial attention with its log-sum-exp on `device`, else why not."""
     documents = _own_documents(mask)
     if not (documents or _native(mask, None)):
         return "for partial attention it has causal masks, causal windows and lengths, and documents of the same tokens"
@@ -142,7 +142,7 @@ def attention_with_lse(
     *,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
-    """Output in q's dtype and fp32 log-sum-exp."""
+    """Return the output in q's dtype and fp32 log-sum-exp."""
     if mask.segments is not None:
         return cudnn_packed.attention_with_lse(q, k, v, mask, scale=scale)
     queries, lengths = q.shape[1], _lengths(mask, q.shape[0], q.shape[1], k.shape[1])
@@ -167,7 +167,7 @@ def gradients_given_lse(
     *,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
-    """What these keys add to dq, and dk and dv, in the dtypes of q, k and v."""
+    """Return what these keys add to dq, and dk and dv, in the dtypes of q, k and v."""
     if mask.segments is not None:
         return cudnn_packed.gradients_given_lse(q, k, v, o, lse, do, mask, scale=scale)
     queries, keys = q.shape[1], k.shape[1]
@@ -200,7 +200,7 @@ def _part_options(
 def _lengths(
     mask: Mask, rows: int, queries: int, keys: int
 ) -> tuple[Int[Array, "B"], Int[Array, "B"]] | None:
-    """How many queries and how many keys of each row count; None if all do."""
+    """Return how many queries and keys of each row count; None if all do."""
     if mask.q_lengths is None and mask.kv_lengths is None:
         return None
 
@@ -215,18 +215,18 @@ def _lengths(
 def _meeting(
     lengths: tuple[Array, Array], q: Array, k: Array
 ) -> tuple[Bool[Array, "B T"], Bool[Array, "B S"]]:
-    """Queries that count and have a key that does, and such keys."""
+    """Return the queries that count and have a key that does, and such keys."""
     both = jnp.minimum(*lengths)[:, None] > 0
     return both & prefix(lengths[0], q.shape[1]), both & prefix(lengths[1], k.shape[1])
 
 
 def _zero_empty(o: Float[Array, "B T H K"], seen: Bool[Array, "#B T S"]) -> Float[Array, "B T H K"]:
-    """The kernel averages over all keys where none is visible."""
+    """Zero the rows that see no key, where the kernel averages over all keys."""
     return jnp.where(jnp.any(seen, -1)[:, :, None, None], o, jnp.zeros((), o.dtype))
 
 
 def _even(x: Array, axis: int) -> Array:
-    """x with one zero (or False) more along `axis` if its length is odd."""
+    """Return x with one zero (or False) more along `axis` if its length is odd."""
     if x.shape[axis] % 2 == 0:
         return x
     widths = [(0, 0)] * x.ndim

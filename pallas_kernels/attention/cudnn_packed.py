@@ -40,7 +40,7 @@ class _Options:
 
 
 class _Saved(NamedTuple):
-    """What the backward pass needs; `by_places` says which kernel ran."""
+    """Arrays that the backward pass needs; `by_places` says which kernel ran."""
 
     q: Array
     k: Array
@@ -54,7 +54,7 @@ class _Saved(NamedTuple):
 
 
 def why_not(device: Device, q: Any, k: Any, mask: Mask, *, alibi_slopes: Any = None) -> str | None:
-    """None if this form can run what cuDNN can run on `device`, else why not."""
+    """Return None if this form can run what cuDNN can run on `device`, else why not."""
     if device.capability is None or device.capability < (9, 0):
         return "documents by their places need compute capability 9.0"
     if mask.segments is None or q.shape[1] != k.shape[1]:
@@ -78,7 +78,7 @@ def attention(
     *,
     scale: float | None = None,
 ) -> Float[Array, "B T H K"]:
-    """The output in q's dtype, zero where no token is; scores and softmax are fp32 in the kernel.
+    """Return the output in q's dtype, zero where no token is; scores and softmax are fp32 in the kernel.
 
     The backward kernel's scratch is 32 bytes an element of q, 64 if G < H.
     """
@@ -93,7 +93,7 @@ def attention_with_lse(
     *,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
-    """`attention` without a derivative, and its fp32 log-sum-exp, EMPTY_LSE where no token is."""
+    """Return `attention` without a derivative, and its fp32 log-sum-exp, EMPTY_LSE where no token is."""
     _, saved = _forward(_options(q, mask, scale), *_operands(mask, q, k, v))
     return saved.o[:, : q.shape[1]], saved.lse[:, :, : q.shape[1]]
 
@@ -109,7 +109,7 @@ def gradients_given_lse(
     *,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
-    """dq, dk and dv, zero where no token is, from an output and a log-sum-exp over these keys and others."""
+    """Return dq, dk and dv, zero where no token is, from an output and a log-sum-exp over these keys and others."""
     tokens, sums = q.shape[1], lse.swapaxes(1, 2)
     options, given = _options(q, mask, scale), (o.astype(q.dtype), do.astype(q.dtype), sums)
     q, k, v, o, do, sums, q_ids, kv_ids = _operands(mask, q, k, v, *given)
@@ -123,7 +123,7 @@ def _options(q: Array, mask: Mask, scale: float | None) -> _Options:
 
 
 def _operands(mask: Mask, *arrays: Array) -> tuple[Array, ...]:
-    """The arrays and the segment ids of queries and keys, of a length that classes divide.
+    """Return the arrays and the segment ids of queries and keys, of a length that classes divide.
 
     Raises:
       ValueError: the mask has no documents.

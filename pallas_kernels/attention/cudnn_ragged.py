@@ -23,7 +23,7 @@ def attention(
     longest: int,
     **options: Any,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "N H longest"]]:
-    """The output, which is anything outside of the documents, and the fp32 log-sum-exp of every document.
+    """Return the output, which is anything outside of the documents, and the fp32 log-sum-exp of every document.
 
     Args:
       q, k, v: of all tokens.
@@ -53,7 +53,7 @@ def gradients(
     longest: int,
     **options: Any,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
-    """dq, dk and dv, which are anything outside of the documents; arguments as of `attention`."""
+    """Return dq, dk and dv, which are anything outside of the documents; arguments as of `attention`."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     shapes = q.shape, k.shape, v.shape
@@ -67,7 +67,7 @@ def gradients(
 
 
 def _places(q: Array, k: Array, documents: Documents) -> tuple[tuple[Array, ...], Array]:
-    """Lengths in tokens and starts in elements, of queries and of keys; and what stands for absent operands."""
+    """Return lengths in tokens and starts in elements, of queries and of keys; and what stands for absent operands."""
     rows, longest, heads, width = q.shape
     room = documents.lengths.size // rows
     lengths = documents.lengths.reshape(rows, room)

@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
 
 def longest_by_class(length: int) -> tuple[int, ...]:
-    """Tokens of the longest document of each class, for rows of `length` tokens: each RATIO times the next."""
+    """Return tokens of each class's longest document, for rows of `length` tokens: each RATIO times the next."""
     sizes = [length]
     while sizes[-1] % (2 * RATIO) == 0 and sizes[-1] // RATIO >= SHORTEST:
         sizes.append(sizes[-1] // RATIO)
@@ -61,7 +61,7 @@ def longest_by_class(length: int) -> tuple[int, ...]:
 
 
 def find_documents(segment_ids: Int[Array, "B T"]) -> Layout:
-    """The documents of all rows: runs of one id > 0.
+    """Find the documents of all rows: runs of one id > 0.
 
     `complete` is False if an id does not exceed all before it in its row (a document may be in two runs then, as it
     is with holes in it), or if more documents fall into the last class than RATIO times as many as would fill all
@@ -88,7 +88,7 @@ def find_documents(segment_ids: Int[Array, "B T"]) -> Layout:
 def _runs(
     segment_ids: Int[Array, "B T"],
 ) -> tuple[Bool[Array, "B T"], Int[Array, "B T"], Int[Array, "B T"], Bool[Array, ""]]:
-    """Whether a document begins, the length of the token's document, its place in it, and whether all ids rise."""
+    """Return whether a document begins, its length, the token's place in it, and whether all ids rise."""
     ids = jnp.maximum(segment_ids, 0)
     before, after = jnp.pad(ids[:, :-1], ((0, 0), (1, 0))), jnp.pad(ids[:, 1:], ((0, 0), (0, 1)))
     opens, closes = (ids > 0) & (ids != before), (ids > 0) & (ids != after)

@@ -22,14 +22,14 @@ Shaped = Array | jax.ShapeDtypeStruct
 
 @dataclass(frozen=True)
 class Interval:
-    """A query at position p may see the keys at positions p - before to p + after; None is no bound."""
+    """An interval: position p may see the keys at positions p - before to p + after; None is no bound."""
 
     before: int | None = None
     after: int | None = None
 
     @property
     def causal(self) -> bool:
-        """No key after the query is visible."""
+        """True if no key after the query is visible."""
         return self.after == 0
 
     @property
@@ -41,14 +41,14 @@ class Interval:
         return Interval(_least(self.before, other.before), _least(self.after, other.after))
 
     def conditions(self, distance: Int[Array, "..."]) -> list[Bool[Array, "..."]]:
-        """What the bounds say of pairs whose query is `distance` positions after the key."""
+        """Return what the bounds say of pairs whose query is `distance` positions after the key."""
         if self.before is not None and self.before == self.after:
             return [jnp.abs(distance) < self.before + 1]
         found = [] if self.after is None else [distance >= -self.after]
         return found if self.before is None else [*found, distance < self.before + 1]
 
     def reach(self, first: int, last: int, keys: int) -> tuple[int, int]:
-        """First and end of those of `keys` positions that some query from `first` to `last` may see."""
+        """Return first and end of those of `keys` positions that some query from `first` to `last` may see."""
         low = 0 if self.before is None else max(0, first - self.before)
         return low, keys if self.after is None else min(keys, last + self.after + 1)
 
@@ -68,7 +68,7 @@ class PerToken(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Mask:
-    """A key is visible iff every condition that is given holds; made by the functions of this module.
+    """Conditions that must all hold for a key to be visible; made by the functions of this module.
 
     Attributes:
       interval: of positions around the query's.
@@ -85,7 +85,7 @@ class Mask:
     kv_lengths: Int[Array, "B"] | Int[Array, "B R"] | None = None
 
     def __and__(self, other: "Mask") -> "Mask":
-        """Both conditions.
+        """Return the mask of both conditions.
 
         Raises:
           ValueError: both have segment ids, or both have positions.
@@ -100,11 +100,11 @@ class Mask:
 
     @property
     def same_tokens(self) -> bool:
-        """Whether documents are promised to be those of the same tokens, queries and keys."""
+        """True if documents are promised to be those of the same tokens, queries and keys."""
         return self.segments is not None and self.segments.kv is None
 
     def distances(self, queries: int, keys: int) -> Int[Array, "B T S"]:
-        """Position of the query less position of the key; B is 1 if they are indices."""
+        """Return the position of the query less position of the key; B is 1 if they are indices."""
         if self.positions is None:
             here, there = (jnp.arange(size, dtype=jnp.int32)[None] for size in (queries, keys))
         else:
@@ -112,7 +112,7 @@ class Mask:
         return here[:, :, None] - there[:, None, :]
 
     def dense(self, queries: int, keys: int) -> Bool[Array, "B T S"]:
-        """The mask as an array; B is 1 if it is the same for all rows."""
+        """Return the mask as an array; B is 1 if it is the same for all rows."""
         distance = self.distances(queries, keys)
         seen = jnp.ones_like(distance, bool)
         for condition in self.interval.conditions(distance):
@@ -124,7 +124,7 @@ class Mask:
         return seen if kv_valid is None else seen & kv_valid[:, None, :]
 
     def valid(self, queries: int, keys: int) -> tuple[Bool[Array, "B T"] | None, Bool[Array, "B S"] | None]:
-        """Queries and keys that are neither padding nor holes; None where all are valid."""
+        """Return the queries and keys that are neither padding nor holes; None where all are valid."""
         q_ids, kv_ids = (None, None) if self.segments is None else (self.segments.q, self.segments.of_keys)
         return _valid(q_ids, self.q_lengths, queries), _valid(kv_ids, self.kv_lengths, keys)
 
@@ -137,7 +137,7 @@ CAUSAL = Mask(Interval(after=0))
 
 
 def window(size: int | None) -> Mask:
-    """Keys at a distance of fewer than `size` positions on either side, the query's own included; None for all.
+    """Show keys at a distance of fewer than `size` positions on either side, the query's own included; None for all.
 
     Raises:
       ValueError: size is below 1.
@@ -148,12 +148,12 @@ def window(size: int | None) -> Mask:
 
 
 def band(causal: bool, size: int | None = None) -> Mask:
-    """As layers' configs have it: `window(size)`, and `CAUSAL` too if `causal`."""
+    """Return the mask of a layer's config: `window(size)`, and `CAUSAL` too if `causal`."""
     return CAUSAL & window(size) if causal else window(size)
 
 
 def documents(q_ids: Int[Shaped, "B T"] | None, kv_ids: Int[Shaped, "B S"] | None = None) -> Mask:
-    """Keys of the query's own document: ids are equal, and > 0; without any ids, all keys.
+    """Show keys of the query's own document: ids are equal, and > 0; without any ids, all keys.
 
     Without `kv_ids` this is the promise that queries and keys are the same tokens, which some kernels need.
     """
@@ -166,22 +166,22 @@ def positions(q: Int[Shaped, "B T"], kv: Int[Shaped, "B S"]) -> Mask:
 
 
 def query_lengths(lengths: Int[Shaped, "B"]) -> Mask:
-    """Nothing for queries at an index >= lengths[b]."""
+    """Hide all keys from queries at an index >= lengths[b]."""
     return Mask(q_lengths=lengths)  # pyright: ignore[reportArgumentType]
 
 
 def key_lengths(lengths: Int[Shaped, "B"] | Int[Shaped, "B R"]) -> Mask:
-    """Keys at an index < lengths[b]; or < lengths[b, r] for each of R equal runs of the queries."""
+    """Show keys at an index < lengths[b]; or < lengths[b, r] for each of R equal runs of the queries."""
     return Mask(kv_lengths=lengths)  # pyright: ignore[reportArgumentType]
 
 
 def token_lengths(lengths: Int[Shaped, "B"]) -> Mask:
-    """`query_lengths` and `key_lengths`, where both are the same tokens."""
+    """Return `query_lengths` and `key_lengths`, where both are the same tokens."""
     return query_lengths(lengths) & key_lengths(lengths)
 
 
 def prefix(lengths: Int[Array, "B"], size: int) -> Bool[Array, "B S"]:
-    """True at the first lengths[b] places of row b."""
+    """Return True at the first lengths[b] places of row b."""
     return jnp.arange(size, dtype=jnp.int32)[None] < lengths[:, None]
 
 

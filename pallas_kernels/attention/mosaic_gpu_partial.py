@@ -93,7 +93,7 @@ def attention_with_lse(
 
 
 class Shared(NamedTuple):
-    """Shared memory of a program: queries and outputs of each warpgroup, keys and values, and whose turn it is."""
+    """Return a program's shared memory: queries and outputs of each warpgroup, keys, values, and whose turn it is."""
 
     queries: Any
     outputs: Any
@@ -112,7 +112,7 @@ def _scratch(dtype: Any, width: int) -> Any:
 
 
 def _program(*refs: Any, call: Call) -> None:
-    """128 queries of one head; those that see most keys come first."""
+    """Attend with 128 queries of one head; those that see most keys come first."""
     q, k, v, *given, o, lse, shared = refs
     row, head, worker = lax.axis_index("row"), lax.axis_index("head"), lax.axis_index("warpgroup")
     tile = call.tiles - 1 - lax.axis_index("tile")
@@ -163,19 +163,19 @@ def _program(*refs: Any, call: Call) -> None:
 def _attend(
     shared: Shared, worker: Array, first: Array, limit: Array, steps: Array, call: Call
 ) -> tuple[Array, Array, Array]:
-    """sum p v, sum p (1 where it is 0) and log-sum-exp of one warpgroup's queries."""
+    """Return sum p v, sum p (1 where it is 0) and log-sum-exp of one warpgroup's queries."""
     keys, values, queries = shared.keys, shared.values, shared.queries.at[worker]
     factor = call.scale * LOG2E
     (tiles,), count = values.tiles, keys.tiles[0].shape[0]
 
     def soften(scores: Array, top: Array, total: Array) -> tuple[Array, Array, Array, Array]:
-        """What to keep of sums until now, the new maximum and sum, and p."""
+        """Return what to keep of sums until now, the new maximum and sum, and p."""
         higher = jnp.maximum(top, scores.max(axis=1) * factor)
         keep, p = jnp.exp2(top - higher), jnp.exp2(scores * factor - across(higher, TILE))
         return keep, higher, total * keep + p.sum(axis=1), p
 
     def advance(step: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        """The scores of the next tile, while the values of this one are added."""
+        """Return the scores of the next tile, while the values of this one are added."""
         acc, top, total, p = carry
         slot, after = step % count, (step + 1) % count
         plgpu.barrier_wait(values.there.at[slot])
@@ -214,7 +214,7 @@ def _attend(
 
 
 def _weights(a: Array, b: Array) -> tuple[Array, Array, Array]:
-    """Of two log-sum-exps: the weights of either output, and that of both."""
+    """Return the weights of two outputs and their joint log-sum-exp."""
     top = jnp.maximum(a, b)
     keep, add = jnp.exp(a - top), jnp.exp(b - top)
     return keep / (keep + add), add / (keep + add), top + jnp.log(keep + add)
@@ -223,7 +223,7 @@ def _weights(a: Array, b: Array) -> tuple[Array, Array, Array]:
 def _two_products(
     acc: Array, operands: tuple[Any, ...], issued: Any, scored: Any, simulated: bool
 ) -> tuple[Array, Any]:
-    """acc + p v, and scored(q k^T), which runs while p v may still be under way; `issued` runs before both."""
+    """Return acc + p v, and scored(q k^T), which runs while p v may still be under way; `issued` runs before both."""
     q, k, p, v = operands
     if simulated:
         issued()

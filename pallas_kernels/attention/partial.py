@@ -21,7 +21,7 @@ Choice = Literal["cudnn", "xla", "mosaic_gpu", "reference"] | None
 
 
 def _mosaic_gpu(*args: Any, **options: Any) -> Any:
-    """Imported where it runs, as Pallas' GPU dialect takes over a second to import."""
+    """Import the kernel where it runs, as Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.attention.mosaic_gpu_partial import attention_with_lse
 
     return attention_with_lse(*args, **options)
@@ -125,13 +125,13 @@ def partial_attention_backward(
 def merges_in_kernel(
     q: Any, k: Any, v: Any, *, scale: float | None = None, implementation: Choice = None
 ) -> bool:
-    """Whether the kernel of `partial_attention`, for all of these keys, merges into an accumulator itself."""
+    """Check whether the kernel of `partial_attention`, for all of these keys, merges into an accumulator itself."""
     entry = _choose("partial_attention", FORWARD, q, k, v, FULL, scale, implementation)
     return entry.name in MERGING
 
 
 def merge_partials(a: Partial, b: Partial) -> Partial:
-    """Attention over the keys of both: lse = log(e^lse_a + e^lse_b), o = e^(lse_a - lse) o_a + ...; fp32."""
+    """Return attention over the keys of both: lse = log(e^lse_a + e^lse_b), o = e^(lse_a - lse) o_a + ...; fp32."""
     top = jnp.maximum(a.lse, b.lse)
     keep, add = jnp.exp(a.lse - top), jnp.exp(b.lse - top)
     total = keep + add
@@ -170,7 +170,7 @@ def _attend_runs(
     cast_output: bool,
     implementation: Choice,
 ) -> Partial:
-    """Runs of queries as rows, of which a merging kernel takes several to a row of keys."""
+    """Take runs of queries as rows, of which a merging kernel takes several to a row of keys."""
     runs, mask = lengths.shape[1], Mask(kv_lengths=lengths.reshape(-1))
 
     def fold(x: Array) -> Array:

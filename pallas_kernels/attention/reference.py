@@ -18,7 +18,7 @@ def attention_with_lse(
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
-    """Output and log-sum-exp of the scores, both fp32."""
+    """Return output and log-sum-exp of the scores, both fp32."""
     queries, keys, repeats = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     k, v = jnp.repeat(k, repeats, axis=2), jnp.repeat(v, repeats, axis=2)
@@ -47,7 +47,7 @@ def attention(
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
 ) -> Float[Array, "B T H K"]:
-    """The output alone, in q's dtype."""
+    """Return the output alone, in q's dtype."""
     return attention_with_lse(q, k, v, mask, alibi_slopes=alibi_slopes, scale=scale)[0].astype(q.dtype)
 
 
@@ -62,7 +62,7 @@ def gradients_given_lse(
     *,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
-    """What these keys add to dq, and dk and dv, fp32: p = exp(score - lse), dscore = p (do.v - do.o)."""
+    """Return these keys' dq, and dk and dv, fp32: p = exp(score - lse), dscore = p (do.v - do.o)."""
     repeats = q.shape[2] // k.shape[2]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v, o, do = (x.astype(jnp.float32) for x in (q, k, v, o, do))

@@ -19,7 +19,7 @@ BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 
 
 class Call(NamedTuple):
-    """What a program knows when it is compiled.
+    """The facts that a program is compiled with.
 
     Attributes:
       causal: as of the mask.
@@ -60,7 +60,7 @@ def call_of(q: Any, k: Any, mask: Mask, scale: float | None, interpret: Any) -> 
 
 
 def limits(mask: Mask, keys: int) -> list[Int[Array, "B"]]:
-    """Lengths of keys where they are given, within bounds."""
+    """Return lengths of keys where they are given, within bounds."""
     return [] if mask.kv_lengths is None else [jnp.clip(mask.kv_lengths, 0, keys).astype(jnp.int32)]
 
 
@@ -73,23 +73,23 @@ class Stages(NamedTuple):
 
 
 def stages(count: int, *tiles: Any) -> Stages:
-    """Scratch for `count` places that two warpgroups read."""
+    """Return scratch for `count` places that two warpgroups read."""
     there = plgpu.Barrier(num_arrivals=len(tiles), num_barriers=count)
     return Stages(tiles, there, plgpu.Barrier(num_arrivals=2, num_barriers=count))
 
 
 def matrix(x: Float[Array, "B T H K"]) -> Float[Array, "B padded H*K"]:
-    """Heads side by side, and a multiple of 8 rows, as the copy engine wants it."""
+    """Lay heads side by side, and pad to a multiple of 8 rows, as the copy engine wants it."""
     return jnp.pad(x.reshape(*x.shape[:2], -1), ((0, 0), (0, -x.shape[1] % 8), (0, 0)))
 
 
 def per_query(x: Float[Array, "B H T"]) -> Float[Array, "B H padded"]:
-    """One number for each query of a whole number of tiles."""
+    """Return one number for each query of a whole number of tiles."""
     return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % TILE)))
 
 
 def feed(walked: Sequence[Stages], boxes: Callable[[Any], Sequence[Sequence[Any]]], steps: Array) -> None:
-    """Copies what `boxes` names at each step to its place as soon as that is free, and sees all places free again."""
+    """Copy what `boxes` names at each step to its place as soon as that is free, and sees all places free again."""
     count = walked[0].tiles[0].shape[0]
 
     def advance(step: Array, _: None) -> None:
@@ -108,32 +108,32 @@ def feed(walked: Sequence[Stages], boxes: Callable[[Any], Sequence[Sequence[Any]
 
 
 def across(x: Array, width: int) -> Array:
-    """One number a row in each column."""
+    """Return one number a row in each column."""
     return lax.broadcast_in_dim(x, (x.shape[0], width), [0])
 
 
 def by_row(x: Any) -> Array:
-    """A vector from memory, one number for each row of a product."""
+    """Load a vector from memory, one number for each row of a product."""
     return plgpu.load(x, layout=BY_ROW, optimized=False)
 
 
 def constants(value: float) -> Float[Array, "64"]:
-    """The same number for each row."""
+    """Return the same number for each row."""
     return plgpu.layout_cast(jnp.full((ROWS,), value, jnp.float32), BY_ROW)
 
 
 def zeros(width: int) -> Float[Array, "64 K"]:
-    """An accumulator."""
+    """Return an accumulator."""
     return plgpu.layout_cast(jnp.zeros((ROWS, width), jnp.float32), plgpu.Layout.WGMMA)
 
 
 def indices(width: int, axis: int) -> Int[Array, "64 K"]:
-    """Of the rows (0) or columns (1) of a tile."""
+    """Return the indices of the rows (0) or columns (1) of a tile."""
     return plgpu.broadcasted_iota(jnp.int32, (ROWS, width), axis, layout=plgpu.Layout.WGMMA)
 
 
 def visible(first: Array, start: Array, limit: Array, causal: bool) -> Bool[Array, "64 128"]:
-    """Which of the keys from `start` on the queries from `first` on see."""
+    """Return which of the keys from `start` on the queries from `first` on see."""
     last = limit - 1 - start
     if causal:
         last = jnp.minimum(indices(TILE, 0) + (first - start), last)
@@ -141,7 +141,7 @@ def visible(first: Array, start: Array, limit: Array, causal: bool) -> Bool[Arra
 
 
 def product(left: Any, right: Any) -> Array:
-    """left @ right in fp32, both in shared memory."""
+    """Return left @ right in fp32, both in shared memory."""
 
     def multiply(total: Any) -> Array:
         plgpu.wgmma(total, left, right)

@@ -32,7 +32,7 @@ class _Plan:
 
 
 class _Marks(NamedTuple):
-    """What the mask compares: tags (segments, padding; None if all equal), positions (None if indices)."""
+    """The numbers that the mask compares: tags (segments, padding; None if all equal), positions (None if indices)."""
 
     q_tags: Int[Array, "..."] | None
     kv_tags: Int[Array, "..."] | None
@@ -67,7 +67,7 @@ def attention(
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
 ) -> Float[Array, "B T H K"]:
-    """The output alone, in q's dtype."""
+    """Return the output alone, in q's dtype."""
     return _attend(q, k, v, mask, alibi_slopes, scale, q.dtype)[0]
 
 
@@ -80,7 +80,7 @@ def attention_with_lse(
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
-    """Output and log-sum-exp, both fp32 and both differentiable."""
+    """Return output and log-sum-exp, both fp32 and both differentiable."""
     return _attend(q, k, v, mask, alibi_slopes, scale, jnp.float32)
 
 
@@ -95,7 +95,7 @@ def gradients_given_lse(
     *,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
-    """What these keys add to dq, and dk and dv: fp32, from the output and the log-sum-exp over all keys."""
+    """Return what these keys add to dq, and dk and dv: fp32, from the output and the log-sum-exp over all keys."""
     plan = _plan(q, k, mask, scale, jnp.float32)
     q, k, v, o, lse, do, *marks = vary_alike(q, k, v, o, lse, do, *_marks(mask, plan.blocks))
     return _gradients(plan, (q, k, v, None, _Marks(*marks), o, lse), (do, jnp.zeros_like(lse)))[:3]
@@ -185,7 +185,7 @@ def _backward(plan: _Plan, saved: Any, cotangents: tuple[Array, Array]) -> tuple
 def _gradients(
     plan: _Plan, saved: Any, cotangents: tuple[Array, Array]
 ) -> tuple[Array, Array, Array, Array | None]:
-    """fp32 gradients of q, k, v and the slopes."""
+    """Return fp32 gradients of q, k, v and the slopes."""
     q, k, v, slopes, marks, o, lse = saved
     do, dlse = cotangents
     groups, blocks = k.shape[2], plan.blocks
@@ -210,7 +210,7 @@ _blockwise.defvjp(_forward, _backward)
 def _pair_gradients(
     plan: _Plan, x: _Operands, do: Array, lse: Array, delta: Array, i: Any, j: Any
 ) -> tuple[Array, Array, Array, Array | None]:
-    """What one pair of blocks adds to dq, dk, dv and the gradient of the slopes."""
+    """Return what one pair of blocks adds to dq, dk, dv and the gradient of the slopes."""
     q, k, v = _get(x.q, i), _get(x.k, j), _get(x.v, j)
     scores, distance = _scores(plan, x, i, j)
     p = jnp.exp(scores - lse[..., None])
@@ -224,7 +224,7 @@ def _pair_gradients(
 def _sum_pairs(
     blocks: cut.Blocks, backward: Callable[..., Any], x: _Operands
 ) -> tuple[Array, Array, Array, Array | None]:
-    """dq by block of queries, dk and dv by block of keys, the gradient of the slopes in all."""
+    """Return dq by block of queries, dk and dv by block of keys, the gradient of the slopes in all."""
     pairs = blocks.pairs()
     if len(pairs) == 1:
         dq, dk, dv, dslopes = backward(0, 0)
@@ -266,7 +266,7 @@ def _cut(plan: _Plan, q: Array, k: Array, v: Array, slopes: Array | None, marks:
 def _scores(
     plan: _Plan, x: _Operands, i: Any, j: Any
 ) -> tuple[Float[Array, "B G R q s"], Float[Array, "#B q s"] | None]:
-    """Masked scores of a pair of blocks, and the distances if ALiBi took some off."""
+    """Return masked scores of a pair of blocks, and the distances if ALiBi took some off."""
     scores = _dot("bgrqk,bgsk->bgrqs", _get(x.q, i), _get(x.k, j)) * plan.scale
     blocks, marks = plan.blocks, x.marks
     if marks.q_positions is not None and marks.kv_positions is not None:

@@ -166,7 +166,7 @@ def test_rows_shorter_than_the_prefix_have_the_fallback() -> None:
 
 
 def test_routers_are_told_of_the_rows_that_a_recipe_makes() -> None:
-    stack = StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8)
+    stack = StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=8)
     model = attach(ByteLMConfig(stack=stack), AdapterConfig(router=ROUTER))
     alone = promise_rows(model, DataConfig(packing="buckets"), None)
     assert alone.stack.adapter.router.packed is False
@@ -175,7 +175,9 @@ def test_routers_are_told_of_the_rows_that_a_recipe_makes() -> None:
 
 
 def test_stacks_of_bytes_and_of_patches_may_share_patterns() -> None:
-    byte, patch = (StackConfig(dim=8, num_layers=1, pattern=p, mlp_dim=8) for p in "RS")
+    byte, patch = (
+        StackConfig(dim=8, num_layers=1, pattern=p, mlp_dim=8) for p in ("recurrence", "hyena_short")
+    )
     adapter = AdapterConfig(sites=("mixer/gate", "mixer/in"), router=ROUTER)
     model = attach(BLTConfig(encoder=byte, latent=patch, decoder=byte), adapter)
     patcher = PatcherConfig(block_size=64, capacity=32)

@@ -45,18 +45,18 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*TRAIN, "--optimizer.weight-decay", "-1"), 2, "AdamWConfig.weight_decay must be at least 0, got -1"),
     ((*TRAIN, "--model.latent.dropout", "1.5"), 2, "--model.latent: StackConfig.dropout .*got 1.5"),
     (
-        (*TRAIN, "--model.encoder.mixers.W.num-heads", "0"),
+        (*TRAIN, "--model.encoder.mixers.window.num-heads", "0"),
         2,
-        "--model.encoder.mixers.W: AttentionConfig.num_heads must be at least 1, got 0",
+        "--model.encoder.mixers.window: AttentionConfig.num_heads must be at least 1, got 0",
     ),
     ((*TRAIN, "--patcher.capacity", "0"), 2, "PatcherConfig.capacity must lie in 1..block_size = .*, got 0"),
     ((*TRAIN, "--data.fractions", "0.5", "0.5", "0.5"), 2, "fractions must sum to 1, got"),
     ((*TRAIN, "--mesh.seq", "0"), 2, "seq=0.*a size is at least 1, or -1"),
     ((*TRAIN, "--name", "a/b"), 1, "name must be a plain word, it names a folder; got 'a/b'"),
     (
-        (*TRAIN, "--model.latent.pattern", "HK", "--model.latent.mixers.K.chunk-size=8"),
+        (*TRAIN, "--model.latent.pattern", "HA", "--model.latent.mixers.K.chunk-size=8"),
         1,
-        r"--model.latent.mixers.K.chunk-size: model.latent.mixers has H, A, and no .*jaxblt new FILE.py --from demo\)",
+        r"--model.latent.mixers.K.chunk-size: model.latent.mixers has hyena, attention, and no .*--from demo\)",
     ),
     (
         (*TRAIN, "--bytes-per-patch", "6", "--patcher.threshold", "1"),

@@ -98,7 +98,7 @@ from jaxblt.training.routing.hybrid import HybridConfig
 from jaxblt.training.routing.policy import PolicyConfig
 from jaxblt.training.train_config import TrainConfig
 
-BYTES = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern="R"))
+BYTES = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern=("recurrence",)))
 GOOD: dict[type, dict[str, Any]] = {
     TrainConfig: {},
     AdamWConfig: {},

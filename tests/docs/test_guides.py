@@ -17,7 +17,7 @@ import jaxblt.adapters
 import jaxblt.inference
 from configs import RECIPES
 from jaxblt.inference.requests import lay_out
-from jaxblt.models.stack import DEFAULTS
+from jaxblt.models.mixer_table import WORDS
 from jaxblt.training.log.report import _adapters
 from jaxblt.training.start.base import trained_part
 from jaxblt.training.start.setup import Setup, make_task
@@ -75,7 +75,7 @@ def test_parts_md_uses_parts_by_themselves(capsys):
     )
     shown = set(re.findall(r"`(\w+)`", " ".join(first_cells)))
     ops = {path.parent.name for path in (ROOT / "pallas_kernels").glob("*/README.md")}
-    assert {*DEFAULTS, *ops} == shown
+    assert {*WORDS, *ops} == shown
 
 
 def test_benchmark_md_measures_a_program(monkeypatch, tmp_path, capsys):

@@ -38,7 +38,9 @@ PATCHER = PatcherConfig(mode="entropy", threshold=5.0, block_size=16, capacity=8
 
 def blt(long_filter):
     hyena = HyenaConfig(dim=8, filter=long_filter)
-    latent = dataclasses.replace(LOCAL, pattern="HRA", num_layers=3, mixers={"H": hyena, "A": HEADS})
+    latent = dataclasses.replace(
+        LOCAL, pattern=("H", "recurrence", "A"), num_layers=3, mixers={"H": hyena, "A": HEADS}
+    )
     return BLTConfig(LOCAL, latent, LOCAL, hash=GRAMS, bridge_heads=2)
 
 

@@ -218,7 +218,9 @@ def test_what_the_format_lacks_is_refused(tmp_path):
 
 def test_a_file_stands_without_what_its_run_was_trained_with():
     """A reference without a run is the base, which a file does not name."""
-    model = attach(ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R")), AdapterConfig(rank=2))
+    model = attach(
+        ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern=("recurrence",))), AdapterConfig(rank=2)
+    )
     trained = tiny_recipe(
         model=model,
         base_run="runs/base",

@@ -53,7 +53,11 @@ def noise(tree, seed):
 def stack(pattern, dim):
     heads, hyena = AttentionConfig(dim=dim, num_heads=2), HyenaConfig(dim=dim, filter=MODAL)
     sizes = {"dim": dim, "num_layers": len(pattern), "mlp_dim": 0}
-    return StackConfig(pattern=pattern, mixers=table(attention=heads, hyena=hyena, window=5), **sizes)
+    return StackConfig(
+        pattern=pattern,
+        mixers=table(attention=heads, hyena=hyena, window=5, R=GatedRecurrenceConfig(dim)),
+        **sizes,
+    )
 
 
 def blt_loss():

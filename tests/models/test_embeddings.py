@@ -49,7 +49,7 @@ def test_no_byte_changes_nothing_in_the_state():
 @pytest.mark.parametrize(("of", "given"), [(CONFIG, None), (None, CONFIG)])
 def test_the_state_of_another_config_is_refused(of: HashConfig | None, given: HashConfig | None) -> None:
     """Without n-grams there is no state, as in training: each call would begin its n-grams anew."""
-    stack = StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=0)
+    stack = StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=0)
     module = ByteLMConfig(stack=stack, hash=of).build()
     state = ByteLMConfig(stack=stack, hash=given).build().init_state(2, num_bytes=8)
     ids = jnp.zeros((2, 3), jnp.int32)

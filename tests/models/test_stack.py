@@ -154,7 +154,12 @@ def test_side_outputs_arrive_through_scan_and_remat(policy):
 
 
 def test_chunks_equal_one_call():
-    cfg = config(pattern="HWAR", num_layers=4, mlp_dim=0, mixers=table(attention=ATTENTION, window=5))
+    cfg = config(
+        pattern=("H", "W", "A", "recurrence"),
+        num_layers=4,
+        mlp_dim=0,
+        mixers=table(attention=ATTENTION, window=5),
+    )
     stack, params, x = build(cfg)
     segments = np.array([[1] * 7 + [2] * 5, [1] * 12], np.int32)
     whole, none = jax.jit(stack.apply)({"params": params}, x, segment_ids=segments)
@@ -182,13 +187,42 @@ def test_dropout_acts_only_with_an_rng():
 @pytest.mark.parametrize(("of", "given"), [(5, 4), (4, 5), (2, 4), (4, 2)])
 def test_the_state_of_another_depth_is_refused(of, given):
     """Of blocks, in periods of two: those that it lacks would begin anew at each call."""
-    fields = {"dim": 8, "pattern": "RP", "mlp_dim": 0, "scan": False}
+    fields = {"dim": 8, "pattern": ("recurrence", "minlstm"), "mlp_dim": 0, "scan": False}
     cfg, other = (StackConfig(num_layers=count, **fields) for count in (of, given))
     state = init_stack_state(other, 2, capacity=8)
     with pytest.raises(
         ValueError, match=f"holds {given // 2} x 2 .* {given % 2} blocks, and the stack has {of // 2} x"
     ):
         jax.eval_shape(Stack(cfg).init, jax.random.key(0), jnp.ones((2, 3, 8)), state=state)
+
+
+def test_mixers_are_named_by_words_or_short_forms():
+    words, letters = StackConfig(pattern=("hyena", "attention")), StackConfig(pattern="HA")
+    assert list(words.mixers.values()) == list(letters.mixers.values())
+    assert StackConfig(pattern="hyena,attention").pattern == words.pattern
+    assert StackConfig(pattern="attention").pattern == ("attention",)
+    assert StackConfig(pattern="A", mixers={"attention": ATTENTION}).mixers["A"] == ATTENTION
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fix"),
+    [
+        ("R", "write 'recurrence', or add a config"),
+        (("attenton",), "write 'attention', or add a config"),
+        ("HN", r"experimental mixer is named by its config, such as mixers=\{'N': NTMConfig"),
+    ],
+)
+def test_other_names_are_refused_with_the_one_that_is_meant(pattern, fix):
+    with pytest.raises(ValueError, match=fix):
+        StackConfig(pattern=pattern)
+
+
+def test_letters_of_stored_stacks_are_read():
+    """With a config for each, as stacks are stored, or without one, as older versions stored them."""
+    old = StackConfig.upgrade({"pattern": "SRNB", "mixers": {"R": ATTENTION}})
+    assert StackConfig(**old).mixers["R"] == ATTENTION
+    assert StackConfig(**old).mixers["S"] == StackConfig(pattern=("hyena_short",)).mixers["hyena_short"]
+    assert [type(StackConfig(**old).mixers[c]).__name__ for c in "NB"] == ["NTMConfig", "SlotMemoryConfig"]
 
 
 def test_errors_name_the_letter():

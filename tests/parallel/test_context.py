@@ -17,7 +17,8 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jaxblt.models.remat import ALWAYS_SAVED, _policy
 from jaxblt.parallel import make_mesh
 from jaxblt.parallel.attention import ring
-from jaxblt.parallel.attention.context import SHORT, context_attention
+from jaxblt.parallel.attention.context import context_attention
+from jaxblt.parallel.attention.plan import SHORT
 from jaxblt.parallel.attention.ring import SAVED_LSE, SAVED_OUT, _pack, _unpack
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout
 from pallas_kernels._dispatch import compiling_for

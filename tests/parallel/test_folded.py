@@ -12,7 +12,9 @@ from jaxblt.parallel.folded import layer_of, short_table
 
 @pytest.fixture(scope="module")
 def boxed():
-    model = ByteLMConfig(stack=StackConfig(dim=32, num_layers=5, pattern="RAR")).build()
+    model = ByteLMConfig(
+        stack=StackConfig(dim=32, num_layers=5, pattern=("recurrence", "A", "recurrence"))
+    ).build()
     return jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"])
 
 

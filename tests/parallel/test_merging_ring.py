@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.parallel.attention import ring
+from jaxblt.parallel.attention import plan, ring
 from jaxblt.parallel.attention.context import context_attention
 from jaxblt.parallel.layout import ZIGZAG
 from pallas_kernels.attention import attention, masks
@@ -18,7 +18,7 @@ from tests.tolerances import relative_error
 def test_equals_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, at_once = [], ring._at_once
     cast, attend = [], ring.attend
-    monkeypatch.setattr(ring, "merges_in_kernel", lambda *args, **options: True)
+    monkeypatch.setattr(plan, "merges_in_kernel", lambda *args, **options: True)
     monkeypatch.setattr(ring, "_at_once", lambda *args: calls.append(args) or at_once(*args))
     monkeypatch.setattr(
         ring, "attend", lambda *args: cast.append(args[4].get("cast_output", False)) or attend(*args)

@@ -13,9 +13,9 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.models.remat import _policy
-from jaxblt.parallel.attention import context, packed_ring
+from jaxblt.parallel.attention import packed_ring, plan
 from jaxblt.parallel.attention.context import context_attention
-from jaxblt.parallel.attention.ring import Ring
+from jaxblt.parallel.attention.plan import Plan
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG
 from jaxblt.parallel.sequence import SeqAxis, over_sequence
 from pallas_kernels import _compat
@@ -79,22 +79,22 @@ def row_by_name(name: str, n: int, stretch: int) -> np.ndarray:
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if cuDNN were there; what runs is XLA."""
-    monkeypatch.setattr(context, "can_run_on_cudnn", lambda *_: True)
+    monkeypatch.setattr(plan, "can_run_on_cudnn", lambda *_: True)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, *, between: bool) -> None:
     """NaN from the ring that sends keys `between` different runs alone, or from the other."""
     attend, gradients = packed_ring.partial_ring_attention, packed_ring.ring_gradients
 
-    def poisoned_attention(ring: Ring, q: Any, keys: Any, *merged: Any) -> Partial:
-        if isinstance(ring, packed_ring._Between) == between:
-            return Partial(jnp.nan * q, jnp.nan * q[..., 0].swapaxes(1, 2))
-        return attend(ring, q, keys, *merged)
+    def poisoned_attention(*args: Any, **options: bool) -> Partial:
+        if options.get("between", False) == between:
+            return Partial(jnp.nan * args[1], jnp.nan * args[1][..., 0].swapaxes(1, 2))
+        return attend(*args, **options)
 
-    def poisoned_gradients(ring: Ring, q: Any, keys: Any, *others: Any) -> Any:
-        if isinstance(ring, packed_ring._Between) == between:
-            return tuple(jnp.nan * x for x in (q, keys.k, keys.v))
-        return gradients(ring, q, keys, *others)
+    def poisoned_gradients(*args: Any, **options: bool) -> Any:
+        if options.get("between", False) == between:
+            return tuple(jnp.nan * x for x in (args[1], args[2].k, args[2].v))
+        return gradients(*args, **options)
 
     monkeypatch.setattr(packed_ring, "partial_ring_attention", poisoned_attention)
     monkeypatch.setattr(packed_ring, "ring_gradients", poisoned_gradients)
@@ -140,7 +140,7 @@ def test_in_the_full_matrix(case: Packed, chosen: None, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("layout", [CONTIGUOUS, ZIGZAG], ids=lambda x: x.kind)
 def test_whether_documents_rise(layout: Any) -> None:
     """Of runs with their content first, against a loop over the rows."""
-    ring, rng = Ring(SeqAxis("seq", 4), True, layout), np.random.default_rng(0)
+    ring, rng = Plan("ring", axis=SeqAxis("seq", 4), layout=layout), np.random.default_rng(0)
 
     def rise(ids: Any) -> Any:
         both = lambda ids, *_: jnp.full(ids.shape, packed_ring.documents_rise(ring, ids))  # noqa: E731
@@ -205,7 +205,7 @@ def asked(change: dict[str, Any]) -> bool:
     given = {"causal": True, "implementation": "cudnn", "dtype": jnp.bfloat16, "length": 128} | change
     q = jax.ShapeDtypeStruct((1, given.pop("length"), 2, 64), given.pop("dtype"))
     with compiling_for(given.pop("device", H200)):
-        return packed_ring.can_run_on_cudnn(Ring(SeqAxis("seq", 4), layout=ZIGZAG, **given), q, q)
+        return plan.can_run_on_cudnn(Plan("ring", axis=SeqAxis("seq", 4), layout=ZIGZAG, **given), q, q)
 
 
 @pytest.mark.parametrize("implementation", ["cudnn", "xla", None])

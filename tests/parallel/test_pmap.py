@@ -16,7 +16,9 @@ from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 DEVICES, ROWS, LENGTH = 8, 16, 24
-MODEL = ByteLMConfig(stack=StackConfig(dim=16, num_layers=3, pattern="HAR", mlp_dim=24)).build()
+MODEL = ByteLMConfig(
+    stack=StackConfig(dim=16, num_layers=3, pattern=("H", "A", "recurrence"), mlp_dim=24)
+).build()
 OPTIMIZER = optax.adam(1e-2)
 
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxblt.data.batch import Batch
-from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.models.bridge import visible_patches
 from jaxblt.models.positions import document_positions
@@ -43,6 +43,7 @@ def stack(dim: int, pattern: str) -> StackConfig:
             hyena=hyena,
             attention=AttentionConfig(dim=8, num_heads=2, context_parallel="ring"),
             window=BLOCK,
+            R=GatedRecurrenceConfig(dim=8),
         ),
         scan=False,
     )

@@ -105,7 +105,7 @@ def test_books_32k_is_books_but_for_length_scale_and_schedule():
     short, long = configs.get("books"), configs.get("books_32k")
     assert long.data.seq_len == 4 * short.data.seq_len == 32_768
     assert long.data.batch_size * long.data.seq_len == short.data.batch_size * short.data.seq_len
-    assert long.model.latent.mixers["A"].rope_scale == 4.0
+    assert long.model.latent.mixers["attention"].rope_scale == 4.0
     latent = replace(long.model.latent, mixers=short.model.latent.mixers)
     assert replace(long.model, latent=latent) == short.model
     assert long.init_from == "runs/books"

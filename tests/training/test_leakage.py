@@ -12,7 +12,7 @@ import pytest
 
 from jaxblt.data import BytesSource, DataConfig
 from jaxblt.data.vocab import OFFSET
-from jaxblt.mixers import AttentionConfig, HyenaConfig, ImplicitFilter, ModalFilter
+from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig, HyenaConfig, ImplicitFilter, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
@@ -52,6 +52,7 @@ def stack(pattern: str, *, causal: bool = True) -> StackConfig:
             attention=AttentionConfig(dim=8, num_heads=2, packed=False),
             window=8,
             I=IMPLICIT,
+            R=GatedRecurrenceConfig(dim=8),
         ),
         scan=False,
     )

@@ -35,7 +35,7 @@ from jaxblt.training.stored.resolved import read_resolved
 from tests.training.tiny import tiny_recipe
 
 CHUNK = 8
-MODEL = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern="S", mlp_dim=16))
+MODEL = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern=("hyena_short",), mlp_dim=16))
 SHORT = {"steps": 2, "eval_every": 0, "checkpoint_every": 2, "checkpoint_every_s": None} | {
     "optimizer": AdamWConfig(learning_rate=1e-2, warmup_steps=0)
 }

@@ -113,7 +113,7 @@ def test_a_model_is_asked_for_what_it_answers():
     )
     with pytest.raises(ValueError, match=said):
         replace(tiny_recipe(), data=data, model=ByteClassifierConfig())
-    stack = StackConfig(dim=8, num_layers=1, pattern="R")
+    stack = StackConfig(dim=8, num_layers=1, pattern=("recurrence",))
     with pytest.raises(
         ValueError, match="objective Classify asks for labels, and model ByteLMConfig answers"
     ):

@@ -26,7 +26,7 @@ from jaxblt.training.stored.integrity import FILE_LIST
 from jaxblt.training.stored.resolved import Resolved, checkpoint_dir, read_resolved, write_resolved
 from tests.training.tiny import TinyConfig, tiny_recipe
 
-STACK = StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8, scan=False)
+STACK = StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=8, scan=False)
 RECIPE = tiny_recipe(model=ByteLMConfig(stack=STACK))
 PATCHED = tiny_recipe(
     model=TinyConfig(dim=4),

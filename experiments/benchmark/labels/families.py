@@ -202,6 +202,13 @@ def byte_model(dim: int, layers: int) -> Any:
     from jaxblt.mixers import AttentionConfig
     from jaxblt.models import ByteLMConfig, HashConfig, StackConfig
 
-    mixers = {"A": AttentionConfig(dim=dim, num_heads=max(dim // 64, 1))}
-    stack = StackConfig(dim=dim, num_layers=layers, pattern="SSSA", mixers=mixers, dropout=0.2, causal=False)
+    mixers = {"attention": AttentionConfig(dim=dim, num_heads=max(dim // 64, 1))}
+    stack = StackConfig(
+        dim=dim,
+        num_layers=layers,
+        pattern=("hyena_short", "hyena_short", "hyena_short", "attention"),
+        mixers=mixers,
+        dropout=0.2,
+        causal=False,
+    )
     return ByteLMConfig(stack=stack, hash=HashConfig(sizes=(2, 3), table_size=16_384))

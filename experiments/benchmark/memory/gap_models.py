@@ -24,7 +24,7 @@ PATTERNS: dict[str, str | tuple[str, ...]] = {
     "delta": "D",
     "engine": "T",
     "levels": "U",
-    "attention": ("S", "A"),
+    "attention": ("hyena_short", "A"),
 }
 """Stacks: four with a memory, the last of which is a bank of slots; attention over a window, modal Hyena, Gated
 DeltaNet, state engines of one level and of three, full attention. Full attention has a short convolution before it, as

@@ -77,7 +77,7 @@ class Settings(Budget):
             engine = replace(slots, num_slots=int(named[1] or SLOTS))
             mixers[mixer] = with_edges(engine) if named[2] else engine
         used = {name: config for name, config in mixers.items() if name == mixer}
-        pattern = ("S", mixer)
+        pattern = ("hyena_short", mixer)
         stack = StackConfig(dim=self.dim, num_layers=self.layers, pattern=pattern, mixers=used, mlp_dim=0)
         return ByteLMConfig(stack=stack, vocab_size=task.vocab_size)
 

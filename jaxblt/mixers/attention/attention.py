@@ -1,29 +1,22 @@
 """Attention as a sequence mixer: grouped queries, rotary or ALiBi positions, full or sliding window, KV cache."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import Linear, linears
-from jaxblt.mixers.attention.cached import Heads, Op, attend_cached
-from jaxblt.mixers.attention.kv_cache import AttentionState, check_ring, init_attention_state
-from jaxblt.mixers.attention.rotary import alibi_slopes, rotary_angles, rotary_frequencies, rotate
-from jaxblt.mixers.driver.base import blank, content_of
-from jaxblt.mixers.driver.sequence import check_call, check_kind, read
-from jaxblt.parallel.attention.context import ContextParallel, Implementation, context_attention
+from jaxblt.mixers.attention.cached import attend_cached
+from jaxblt.mixers.attention.kv_cache import AttentionState, check_ring, init_attention_state, meet
+from jaxblt.mixers.attention.rotary import alibi_slopes, turn
+from jaxblt.mixers.driver.sequence import check_kind, read
+from jaxblt.parallel.attention.context import attend_rows
+from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, plan_call
 from jaxblt.parallel.content import content_first
-from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
-from jaxblt.parallel.sequence import SeqAxis, seq_axis
 from jaxblt.validation import check_bounds, check_fields, check_read
-from pallas_kernels.attention import attention, masks
-from pallas_kernels.attention.masks import Mask
-from pallas_kernels.runtime import check_documents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +92,28 @@ class AttentionConfig:
         """Width K of a head."""
         return self.dim // self.num_heads if self.head_dim is None else self.head_dim
 
+    @property
+    def asked(self) -> Asked:
+        """Everything that a call's plan wants to know of the config."""
+        return Asked(
+            heads=self.num_heads,
+            groups=self.groups,
+            width=self.width,
+            causal=self.causal,
+            window=self.window,
+            alibi=self.position == "alibi",
+            packed=self.packed,
+            layout=SequenceLayout(self.layout),
+            mode=self.context_parallel,
+            implementation=self.implementation,
+        )
+
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Attention":
-        """The module; parameters are fp32, computation in `dtype`, softmax in fp32."""
+        """Return the module; parameters are fp32, computation in `dtype`, softmax in fp32."""
         return Attention(self, dtype, name=name)
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> AttentionState:
-        """An empty cache of `capacity` slots, or of `window` slots if that is fewer.
+        """Return an empty cache of `capacity` slots, or of `window` slots if that is fewer.
 
         `capacity` slots are rounded up to an even number. Under a mesh that splits the sequence, they are rounded up to
         a multiple of its devices and lie on them in equal runs.
@@ -120,7 +129,7 @@ class AttentionConfig:
 
 
 class Attention(nn.Module):
-    """o = softmax(q k^T / sqrt(K) + mask) v, per head; see `AttentionConfig`.
+    """Attention o = softmax(q k^T / sqrt(K) + mask) v, per head; see `AttentionConfig`.
 
     In training the cost is that of the op; a row with holes is sorted to put them last unless the mask goes
     by time (window, ALiBi). With a state the call's tokens see the cache and each other, and on a GPU there may be no
@@ -139,103 +148,54 @@ class Attention(nn.Module):
         positions: Int[Array, "B T"] | None = None,
         state: AttentionState | None = None,
     ) -> tuple[Float[Array, "B T D"], AttentionState | None]:
-        """Output and the state after the tokens (None in training)."""
-        config = self.config
+        """Return the output and the state after the tokens (None in training)."""
+        config, clock = self.config, None if state is None else state.clock
         check_kind(AttentionState, state)
-        clock = None if state is None else state.clock
-        check_call(x, segment_ids, positions, clock, width=config.dim)
-        sizes = {"q": config.num_heads, "k": config.groups, "v": config.groups}
-        project = [self._project(name, heads) for name, heads in sizes.items()]
-        names = ("heads", "head_dim", "embed")
-        out = Linear("bthk,hkd->btd", {"d": config.dim}, names, self.dtype, name="out")
-        x = x.astype(self.dtype)
+        check_ring(state, config.window)
+        alone = not config.packed
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim, alone=alone)
+        call = Call(
+            config.asked,
+            rows=x.shape[0],
+            tokens=x.shape[1],
+            dtype=self.dtype,
+            has_ids=rows.segment_ids is not None,
+            axis=rows.axis,
+            split=rows.split,
+            cache=None if state is None else state.shape,
+        )
+        plan = plan_call(call)
         if state is not None:
-            check_ring(state, config.window)
-            rows = read(x, segment_ids, positions, state.clock)
-            tokens = rows.arranged
-            heads = self._turn(linears(rows.x, project), tokens.positions)
-            op = Op(config.window, config.implementation)
-            o, state = attend_cached(op, heads, tokens, state, self._slopes, split=rows.split)
-            return rows.restore(out(o)), dataclasses.replace(state, clock=rows.clock)
-        check_documents(segment_ids, 1 if config.packed else None)
-        x = blank(x, content_of(segment_ids))
-        axis = seq_axis(x)
-        if positions is None:
-            positions = self._places(x.shape[1], axis)[None]
-        if axis is not None:
-            q, k, v = self._turn(linears(x, project), positions)
-            return out(self._split(q, k, v, segment_ids)), None
-        if segment_ids is None or config.packed or self._by_time:
-            q, k, v = self._turn(linears(x, project), positions)
-            return out(self._over_heads(self._segmented, (q, k, v, segment_ids))), None
-        content = content_first(segment_ids)
-        positions = jnp.take_along_axis(positions, content.order, 1)
-        x = content.sort(x)
-        q, k, v = self._turn(linears(x, project), positions)
-        o = self._over_heads(self._prefix, (q, k, v, content.lengths))
-        return content.restore(out(o)), None
+            positions = rows.arranged.positions
+        elif positions is None:
+            positions = config.asked.layout.places(x.shape[1], plan.axis)[None]
+        x, content = rows.x, None
+        hides = None if rows.segment_ids is None else jnp.maximum(rows.segment_ids, 0)
+        if plan.sorts_rows and hides is not None:
+            content = content_first(hides)
+            x, hides = content.sort(x), content.lengths
+            positions = jnp.take_along_axis(positions, content.order, 1)
+        heads = {"q": config.num_heads, "k": config.groups, "v": config.groups}
+        q, k, v = linears(x, [self._project(name, count) for name, count in heads.items()])
+        if config.position == "rope":
+            q, k = turn(q, k, positions, theta=config.rope_theta, scale=config.rope_scale)
+        if state is None:
+            y = self._out(attend_rows(plan, q, k, v, hides, self._slopes))
+            return y if content is None else content.restore(y), None
+        met = meet(k, v, rows.arranged, state, split=rows.split)
+        o, cache = attend_cached(plan, q, met, self._slopes)
+        state = dataclasses.replace(state, clock=rows.clock, **cache._asdict())
+        return rows.restore(self._out(o)), state
 
     def _project(self, name: str, heads: int) -> Linear:
         axis = "heads" if name == "q" else "kv_heads"
         sizes = {"h": heads, "k": self.config.width}
         return Linear("btd,dhk->bthk", sizes, ("embed", axis, "head_dim"), self.dtype, name=name)
 
-    def _turn(self, heads: list[Array], positions: Int[Array, "#B T"]) -> Heads:
-        config, (q, k, v) = self.config, heads
-        if config.position != "rope":
-            return q, k, v
-        frequencies = rotary_frequencies(config.width, theta=config.rope_theta, scale=config.rope_scale)
-        angles = rotary_angles(positions, frequencies)
-        return rotate(q, angles), rotate(k, angles), v
-
-    def _places(self, length: int, axis: SeqAxis | None) -> Int[Array, "T"]:
-        """Each token's place in its row."""
-        if axis is None:
-            return jnp.arange(length, dtype=jnp.int32)
-        order = jnp.asarray(self._layout.order(axis.whole(length), axis.size), jnp.int32)
-        return order.reshape(axis.size, -1)[jax.lax.axis_index(axis.name)] if axis.manual else order
-
-    @property
-    def _layout(self) -> SequenceLayout:
-        return SequenceLayout(self.config.layout)
-
-    @property
-    def _by_time(self) -> bool:
-        return self.config.window is not None or self.config.position == "alibi"
+    def _out(self, o: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
+        names = ("heads", "head_dim", "embed")
+        return Linear("bthk,hkd->btd", {"d": self.config.dim}, names, self.dtype, name="out")(o)
 
     @property
     def _slopes(self) -> Float[Array, "H"] | None:
         return jnp.asarray(alibi_slopes(self.config.num_heads)) if self.config.position == "alibi" else None
-
-    def _over_heads(self, fn: Callable[[Any, Any], Array], batched: Any) -> Float[Array, "B T H K"]:
-        return over_batch(fn, batched, self._slopes, heads=(True, True, True, False))
-
-    def _segmented(self, batched: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
-        q, k, v, segment_ids = batched
-        ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
-        return self._attend(q, k, v, masks.documents(ids), slopes)
-
-    def _split(self, q: Array, k: Array, v: Array, segment_ids: Array | None) -> Float[Array, "B T H K"]:
-        ids = None if segment_ids is None else jnp.maximum(segment_ids, 0)
-        config = self.config
-        return context_attention(
-            q,
-            k,
-            v,
-            ids,
-            causal=config.causal,
-            window=config.window,
-            alibi_slopes=self._slopes,
-            packed=config.packed,
-            mode=config.context_parallel,
-            layout=self._layout,
-            implementation=config.implementation,
-        )
-
-    def _prefix(self, batched: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
-        q, k, v, lengths = batched
-        return self._attend(q, k, v, masks.token_lengths(lengths), slopes)
-
-    def _attend(self, q: Array, k: Array, v: Array, rows: Mask, slopes: Array | None) -> Array:
-        mask = rows & masks.band(self.config.causal, self.config.window)
-        return attention(q, k, v, mask, alibi_slopes=slopes, implementation=self.config.implementation)

@@ -9,34 +9,24 @@ many tokens attend to each other as in training (a ring pass, or a halo if there
 held before, which is skipped as long as it held nothing.
 """
 
-import dataclasses
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from jaxblt.mixers.attention.kv_cache import (
-    AttentionState,
-    Cache,
-    Entries,
-    check_slots,
-    emptied,
-    entries,
-    put,
-)
-from jaxblt.mixers.driver.base import Tokens
-from jaxblt.parallel.attention.merge import balanced_ring, merge_devices, ring_pass
-from jaxblt.parallel.attention.ring import Ring
+from jaxblt.mixers.attention.kv_cache import Cache, Entries, Meeting, emptied, put
+from jaxblt.parallel.attention.context import on_devices
+from jaxblt.parallel.attention.merge import merge_devices, ring_pass
+from jaxblt.parallel.attention.plan import Plan
+from jaxblt.parallel.attention.ring import partial_in_layout
 from jaxblt.parallel.attention.tiles import Keys
-from jaxblt.parallel.attention.window import Band, partial_band_attention
+from jaxblt.parallel.attention.window import partial_band_attention
 from jaxblt.parallel.content import content_first
-from jaxblt.parallel.islands import over_batch
-from jaxblt.parallel.layout import CONTIGUOUS
-from jaxblt.parallel.sequence import SEQ_AXIS, SeqAxis, over_sequence, seq_axis
+from jaxblt.parallel.sequence import SEQ_AXIS
 from pallas_kernels.attention import (
     Partial,
     attention,
@@ -46,17 +36,10 @@ from pallas_kernels.attention import (
     partial_attention,
 )
 from pallas_kernels.attention.arguments import zero_where_not
-from pallas_kernels.attention.cudnn import LARGEST_MASK
 from pallas_kernels.attention.masks import Mask
-
-MANY_WINDOWS = 4
-"""Windows of tokens in a call from which they are put behind the ring. Its slots are queries too then: where a kernel
-takes the mask as an array and visits all of it, a call has at most 1.25 times the scores."""
 
 NEVER = np.iinfo(np.int32).max
 """Time of a slot that the causal mask hides from every token."""
-
-Heads = tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]
 
 
 class Seen(NamedTuple):
@@ -68,121 +51,69 @@ class Seen(NamedTuple):
     times: Int[Array, "B S"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Op:
-    """Options of the attention op; the slopes travel as an argument."""
-
-    window: int | None
-    implementation: Any
-
-
 def attend_cached(
-    op: Op,
-    heads: Heads,
-    tokens: Tokens,
-    state: AttentionState,
-    slopes: Float[Array, "H"] | None,
-    *,
-    split: bool,
-) -> tuple[Float[Array, "B T H K"], AttentionState]:
-    """Outputs, and the state after the tokens but for its clock.
+    plan: Plan, q: Float[Array, "B T H K"], met: Meeting, slopes: Float[Array, "H"] | None
+) -> tuple[Float[Array, "B T H K"], Cache]:
+    """Return the outputs and the cache after the tokens.
 
     Args:
-      op: the mask's window and the implementation.
-      heads: queries, keys and values, position encoding applied.
-      tokens: of the call.
-      state: before them.
+      plan: of a call with a cache.
+      q: queries, position encoding applied.
+      met: the cache and the call's tokens.
       slopes: of ALiBi, or None.
-      split: whether the call's tokens are split along the sequence.
 
     Raises:
-      ValueError: the cache or the tokens do not divide among the devices, or the tokens do not fit the cache.
+      ValueError: the rows or the tokens do not divide among the devices.
     """
-    q, k, v = heads
-    axis, bounded = seq_axis(), state.capacity is not None
-    new, fresh = entries(k, v, tokens, state.times.shape[1])
-    cache = Cache(state.k, state.v, state.times)
-    if axis is not None and bounded:
-        check_slots(state.times.shape[1])
-    if split:
-        assert axis is not None
-        _check_fits(tokens, state)
-        o, cache = _many(op, axis, q, new, fresh, cache, slopes, jnp.any(state.clock.time > 0), bounded)
-    elif axis is not None and bounded:
-        o, cache = over_sequence(
-            lambda cache, rows, slopes: _few(op, cache, rows, slopes),
-            cache,
-            (q, new, fresh),
-            slopes,
-            outputs=(False, True),
-        )
-    else:
-        visit = _form(q.shape[1], state, slopes)
-        rows = (cache, q, new, fresh, state.clock.time)
-        o, cache = over_batch(lambda rows, slopes: visit(op, rows, slopes), rows, slopes)
-    return o, dataclasses.replace(state, **cache._asdict())
+    if plan.cache == "visited":
+        return _visited(plan, q, met, slopes)
+    attend = {"joined": _joined, "behind": _behind, "apart": _apart, "shared": _shared}[plan.cache]
+    cache, *rows = met
+    return on_devices(plan, partial(attend, plan), cache, (q, *rows), slopes, outputs=(False, True))
 
 
-def _check_fits(tokens: Tokens, state: AttentionState) -> None:
-    length = tokens.run.shape[1]
-    if tokens.whole and state.capacity is not None and length > state.capacity:
-        raise ValueError(
-            f"a prompt of {length} tokens does not fit a cache of {state.capacity}: call "
-            f"init_state(capacity={length}) or more"
-        )
-
-
-def _form(length: int, state: AttentionState, slopes: Any) -> Callable[..., tuple[Array, Cache]]:
-    """What runs a call of `length` tokens, where tokens and cache are whole."""
-    slots = state.times.shape[1]
-    if state.capacity is None:
-        return _behind if length >= MANY_WINDOWS * slots else _alone
-    too_many = length > 1 and length * (slots + length) > LARGEST_MASK
-    return _by_partial_attention if too_many and slopes is None else _alone
-
-
-def _alone(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
-    """Rows whose tokens read the cache and each other in one call, by positions."""
-    cache, q, new, fresh, _ = rows
+def _joined(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+    """Attend to the cache and to each other in one call, by positions."""
+    q, new, fresh, _ = rows
     after = put(emptied(cache, fresh), new)
-    near = _near(op, q, cache, after, new, new.ids)
-    return attention(q, *near, alibi_slopes=slopes, implementation=op.implementation), after
+    near = _near(plan, q, cache, after, new, new.ids)
+    return attention(q, *near, alibi_slopes=slopes, implementation=plan.implementation), after
 
 
-def _behind(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
-    """Rows whose tokens follow a ring of `window` slots, in the order of time: indices are as far apart as times."""
-    ring, q, new, fresh, now = rows
+def _behind(plan: Plan, ring: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+    """Attend behind a ring of `window` slots, in the order of time: indices are as far apart as times."""
+    q, new, fresh, now = rows
     held, own = _in_order(_held(q, ring), now), (new.k, new.v, new.ids)
     k, v, ids = (jnp.concatenate(both, 1) for both in zip(held, own, strict=True))
     slots = ring.times.shape[1]
     q = jnp.pad(q, ((0, 0), (slots, 0), (0, 0), (0, 0)))
-    mask = masks.band(True, op.window) & masks.documents(ids)
-    o = attention(q, k, v, mask, alibi_slopes=slopes, implementation=op.implementation)
+    mask = plan.band & masks.documents(ids)
+    o = attention(q, k, v, mask, alibi_slopes=slopes, implementation=plan.implementation)
     return o[:, slots:], put(emptied(ring, fresh), new)
 
 
-def _by_partial_attention(op: Op, rows: Any, slopes: Any) -> tuple[Array, Cache]:
-    """Rows with too many scores for a mask as an array: first the call's own tokens, then the cache by its content.
+def _apart(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+    """Attend to the call's own tokens, then to the cache by its content: a mask would be too large an array.
 
     What the cache holds is behind all tokens of the call, so that lengths are mask enough. Documents are shorter than
     any window of such a cache.
     """
-    cache, q, new, fresh, _ = rows
+    q, new, fresh, _ = rows
     q, k, v = (zero_where_not(new.ids > 0, x) for x in (q, new.k, new.v))
     mask = masks.CAUSAL & masks.documents(new.ids)
-    own = partial_attention(q, k, v, mask, implementation=op.implementation)
+    own = partial_attention(q, k, v, mask, implementation=plan.implementation)
     held = _held(q, cache)
     content = content_first(held.ids)
     k, v = (content.sort(zero_where_not(held.ids > 0, x)) for x in held[:2])
     place = jnp.arange(1, q.shape[1] + 1, dtype=jnp.int32)[None]
     going_on = jnp.max(jnp.where(new.ids == 1, place, 0), 1)
     mask = masks.query_lengths(going_on) & masks.key_lengths(content.lengths)
-    merged = partial_attention(q, k, v, mask, accumulator=own, implementation=op.implementation)
+    merged = partial_attention(q, k, v, mask, accumulator=own, implementation=plan.implementation)
     return merged.o.astype(q.dtype), put(emptied(cache, fresh), new)
 
 
 def _in_order(ring: Seen, now: Int[Array, "B"]) -> tuple[Array, Array, Int[Array, "B C"]]:
-    """k, v and ids by the times that C slots stand for, `now` - C to `now` - 1; a slot that holds another is empty."""
+    """Return k, v and ids by times, from `now` - C to `now` - 1 of C slots; a slot of another time is empty."""
     slots = ring.times.shape[1]
     times = now[:, None] - slots + jnp.arange(slots, dtype=jnp.int32)[None]
 
@@ -193,19 +124,19 @@ def _in_order(ring: Seen, now: Int[Array, "B"]) -> tuple[Array, Array, Int[Array
     return k, v, jnp.where(found == times, ids, 0)
 
 
-def _few(op: Op, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
-    """Each device's own slots; keys of tokens that no slot holds yet are the first device's."""
-    (q, new, fresh), device = rows, lax.axis_index(SEQ_AXIS)
+def _shared(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+    """Attend to each device's own slots; keys that no slot holds yet are the first device's."""
+    (q, new, fresh, _), device = rows, lax.axis_index(SEQ_AXIS)
     after = put(emptied(cache, fresh), new, device * cache.times.shape[1])
-    near = _near(op, q, cache, after, new, jnp.where(device == 0, new.ids, 0))
+    near = _near(plan, q, cache, after, new, jnp.where(device == 0, new.ids, 0))
     found = Partial(*attention_with_lse(q, *near, alibi_slopes=slopes))
     return merge_devices(found).astype(q.dtype), after
 
 
 def _near(
-    op: Op, q: Array, cache: Cache, after: Cache, new: Entries, ids: Int[Array, "B T"]
+    plan: Plan, q: Array, cache: Cache, after: Cache, new: Entries, ids: Int[Array, "B T"]
 ) -> tuple[Array, Array, Mask]:
-    """Keys, values and the mask of a few tokens.
+    """Return keys, values and the mask of a few tokens.
 
     One token reads the cache that it was written to; more of them read the old cache and each other. Let time alone
     hide empty slots from one token. With ids in the mask, the op would write the whole cache anew for every token, to
@@ -213,77 +144,67 @@ def _near(
     """
     if q.shape[1] == 1:
         times = jnp.where(after.times >= 0, after.times, NEVER)
-        return after.k.astype(q.dtype), after.v.astype(q.dtype), _by_time(op, new, times)
+        return after.k.astype(q.dtype), after.v.astype(q.dtype), _by_time(plan, new, times)
     joined = zip(_held(q, cache), (new.k, new.v, ids, new.times), strict=True)
     seen = Seen(*(jnp.concatenate([old, own], 1) for old, own in joined))
-    return seen.k, seen.v, _mask(op, new, seen)
+    return seen.k, seen.v, _mask(plan, new, seen)
 
 
 def _held(q: Array, cache: Cache) -> Seen:
-    """What the cache shows to the document that continues."""
+    """Return what the cache shows to the document that continues."""
     ids = (cache.times >= 0).astype(jnp.int32)
     return Seen(cache.k.astype(q.dtype), cache.v.astype(q.dtype), ids, cache.times)
 
 
-def _mask(op: Op, new: Entries, seen: Seen) -> Mask:
-    return _by_time(op, new, seen.times) & masks.documents(new.ids, seen.ids)
+def _mask(plan: Plan, new: Entries, seen: Seen) -> Mask:
+    return _by_time(plan, new, seen.times) & masks.documents(new.ids, seen.ids)
 
 
-def _by_time(op: Op, new: Entries, times: Int[Array, "B S"]) -> Mask:
-    return masks.band(True, op.window) & masks.positions(new.times, times)
+def _by_time(plan: Plan, new: Entries, times: Int[Array, "B S"]) -> Mask:
+    return plan.band & masks.positions(new.times, times)
 
 
-def _partial(op: Op, q: Array, new: Entries, seen: Seen, slopes: Any) -> Partial:
-    return Partial(*attention_with_lse(q, seen.k, seen.v, _mask(op, new, seen), alibi_slopes=slopes))
+def _partial(plan: Plan, q: Array, new: Entries, seen: Seen, slopes: Any) -> Partial:
+    return Partial(*attention_with_lse(q, seen.k, seen.v, _mask(plan, new, seen), alibi_slopes=slopes))
 
 
-def _many(
-    op: Op,
-    axis: SeqAxis,
-    q: Array,
-    new: Entries,
-    fresh: Bool[Array, "B"],
-    cache: Cache,
-    slopes: Any,
-    started: Bool[Array, ""],
-    bounded: bool,
-) -> tuple[Array, Cache]:
-    """Tokens split along the sequence; the cache is split as well if it is `bounded`."""
+def _visited(plan: Plan, q: Array, met: Meeting, slopes: Any) -> tuple[Array, Cache]:
+    """Attend with tokens split along the sequence; a cache that bounds its documents is split as well."""
 
     def island(sequenced: Any, batched: Any, shared: Any) -> tuple[Array, Cache]:
         (q, new, cache), (fresh, ring), (slopes, started) = sequenced, batched, shared
-        merged = _among(op, axis, q, new, slopes)
 
         def visit(merged: Partial, cache: Cache) -> Partial:
-            return merge_partials(merged, _partial(op, q, new, _held(q, cache), slopes))
+            return merge_partials(merged, _partial(plan, q, new, _held(q, cache), slopes))
 
-        if not bounded:
+        merged = _among(plan, q, new, slopes)
+        if cache is None:
             return visit(merged, ring).o.astype(q.dtype), _put_last(emptied(ring, fresh), new)
         merged = lax.cond(started, lambda: ring_pass(visit, visit(merged, cache), cache), lambda: merged)
-        first = lax.axis_index(axis.name) * cache.times.shape[1]
+        first = lax.axis_index(plan.devices.name) * cache.times.shape[1]
         store = lambda cache, new: put(cache, new, first)  # noqa: E731
         return merged.o.astype(q.dtype), ring_pass(store, store(emptied(cache, fresh), new), new)
 
-    sequenced, rows = (q, new, cache if bounded else None), (fresh, None if bounded else cache)
-    return over_sequence(island, sequenced, rows, (slopes, started), outputs=(True, bounded))
+    split, whole = (met.cache, None) if plan.bounded else (None, met.cache)
+    shared, outputs = (slopes, jnp.any(met.time > 0)), (True, plan.bounded)
+    return on_devices(plan, island, (q, met.new, split), (met.fresh, whole), shared, outputs=outputs)
 
 
-def _among(op: Op, axis: SeqAxis, q: Array, new: Entries, slopes: Any) -> Partial:
-    """Attention of this device's tokens to all tokens of the call."""
-    stretch, valid = q.shape[1], new.ids > 0
-    window = None if op.window is None or op.window >= stretch * axis.size else op.window
-    if slopes is not None or (window is not None and window > stretch):
-        visit = lambda merged, held: merge_partials(merged, _partial(op, q, new, held, slopes))  # noqa: E731
-        own = Seen(new.k, new.v, new.ids, new.times)
-        return ring_pass(visit, _partial(op, q, new, own, slopes), own)
+def _among(plan: Plan, q: Array, new: Entries, slopes: Any) -> Partial:
+    """Attend to all tokens of the call with this device's."""
+    valid = new.ids > 0
     keys = Keys(zero_where_not(valid, new.k), zero_where_not(valid, new.v), new.ids)
-    if window is not None:
-        return partial_band_attention(Band(axis, True, window, implementation=op.implementation), q, keys)
-    return balanced_ring(Ring(axis, True, CONTIGUOUS, implementation=op.implementation), q, keys)
+    if plan.route == "halo":
+        return partial_band_attention(plan, q, keys)
+    if plan.route == "ring":
+        return partial_in_layout(plan, q, keys)
+    visit = lambda merged, held: merge_partials(merged, _partial(plan, q, new, held, slopes))  # noqa: E731
+    own = Seen(new.k, new.v, new.ids, new.times)
+    return ring_pass(visit, _partial(plan, q, new, own, slopes), own)
 
 
 def _put_last(ring: Cache, new: Entries) -> Cache:
-    """A ring that all devices hold whole, with the entries of all of them: no two have one slot."""
+    """Return a ring, whole on all devices, with the entries of all of them: no two have one slot."""
     nothing = jax.tree.map(jnp.zeros_like, ring)
     own = put(nothing, new._replace(times=new.times + 1))
     k, v, times = lax.psum(own, SEQ_AXIS)

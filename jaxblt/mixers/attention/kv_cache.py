@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.driver.base import Clock, Tokens, last_run, start_clock
+from jaxblt.parallel.attention.plan import CacheShape
 from jaxblt.parallel.sequence import made_split, seq_axis
 from jaxblt.show import show
 
@@ -39,11 +40,16 @@ class AttentionState:
 
     __repr__ = show
 
+    @property
+    def shape(self) -> CacheShape:
+        """Its size, of which calls are planned."""
+        return CacheShape(self.times.shape[1], bounded=self.capacity is not None)
+
 
 def init_attention_state(
     batch_size: int, *, num_kv_heads: int, head_dim: int, capacity: int, window: int | None, dtype: Any
 ) -> AttentionState:
-    """An empty cache: the ring of a window, or `capacity` slots in equal runs on the devices of a `seq` axis."""
+    """Return an empty cache: the ring of a window, or `capacity` slots in equal runs on the devices of a `seq` axis."""
     ring, axis = window is not None and window <= capacity, seq_axis()
     # Keep the number of slots even: the op pads odd ones for cuDNN, which would copy the cache at every token.
     unit = 2 if axis is None else axis.size
@@ -59,23 +65,15 @@ def init_attention_state(
     )
 
 
-def check_ring(state: AttentionState, window: int | None) -> None:
-    """Raises ValueError for a ring that has forgotten what `window` still sees."""
+def check_ring(state: AttentionState | None, window: int | None) -> None:
+    """Raise ValueError for a ring that has forgotten what `window` still sees."""
+    if state is None:
+        return
     slots = state.times.shape[1]
     if state.capacity is None and (window is None or slots < window):
         raise ValueError(
             f"the state is the ring of a window of {slots} tokens, and the config has window = {window}: make it by "
             "init_state of the same config"
-        )
-
-
-def check_slots(slots: int) -> None:
-    """Raises ValueError, naming the slots and the fix, unless they divide among the devices of a `seq` axis."""
-    axis = seq_axis()
-    if axis is not None and slots % axis.size:
-        raise ValueError(
-            f"a cache of {slots} slots does not divide among the {axis.size} devices of mesh axis {axis.name!r}: "
-            f"call init_state where the mesh is in force, or with capacity={-(-slots // axis.size) * axis.size}"
         )
 
 
@@ -88,7 +86,7 @@ class Cache(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """What a call's tokens bring to the cache.
+    """Entries that a call's tokens bring to the cache.
 
     Attributes:
       k, v, times: as in the cache.
@@ -103,10 +101,69 @@ class Entries(NamedTuple):
     slot: Int[Array, "B T"]
 
 
+class Meeting(NamedTuple):
+    """A cache and the tokens that meet it.
+
+    Attributes:
+      cache: before the call.
+      new: what the tokens bring to it.
+      fresh: rows whose cache a new document empties.
+      time: tokens of each row's document before the call.
+    """
+
+    cache: Cache
+    new: Entries
+    fresh: Bool[Array, "B"]
+    time: Int[Array, "B"]
+
+
+def meet(
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T G K"],
+    tokens: Tokens,
+    state: AttentionState,
+    *,
+    split: bool,
+) -> Meeting:
+    """Return the state's cache and what a call's keys and values bring to it.
+
+    `split` says that a mesh splits the tokens along the sequence.
+
+    Raises:
+      ValueError: the cache does not divide among the devices, or split tokens do not fit it.
+    """
+    if state.capacity is not None:
+        _check_slots(state.times.shape[1])
+    if split:
+        _check_fits(tokens, state)
+    new, fresh = entries(k, v, tokens, state.times.shape[1])
+    return Meeting(Cache(state.k, state.v, state.times), new, fresh, state.clock.time)
+
+
+def _check_slots(slots: int) -> None:
+    """Raise ValueError, naming the slots and the fix, unless they divide among the devices of a `seq` axis."""
+    axis = seq_axis()
+    if axis is not None and slots % axis.size:
+        raise ValueError(
+            f"a cache of {slots} slots does not divide among the {axis.size} devices of mesh axis {axis.name!r}: "
+            f"call init_state where the mesh is in force, or with capacity={-(-slots // axis.size) * axis.size}"
+        )
+
+
+def _check_fits(tokens: Tokens, state: AttentionState) -> None:
+    """Raise ValueError for a prompt that is longer than the cache."""
+    length = tokens.run.shape[1]
+    if tokens.whole and state.capacity is not None and length > state.capacity:
+        raise ValueError(
+            f"a prompt of {length} tokens does not fit a cache of {state.capacity}: call "
+            f"init_state(capacity={length}) or more"
+        )
+
+
 def entries(
     k: Float[Array, "B T G K"], v: Float[Array, "B T G K"], tokens: Tokens, slots: int
 ) -> tuple[Entries, Bool[Array, "B"]]:
-    """A call's tokens for a cache of C = `slots`, and the rows whose cache a new document empties.
+    """Return a call's tokens for a cache of C = `slots`, and the rows whose cache a new document empties.
 
     Kept are those of the last document alone, and of them the last C. Holes take no slot of their own: what their slot
     held is as old as the capacity, hence out of the window.
@@ -119,12 +176,12 @@ def entries(
 
 
 def emptied(cache: Cache, rows: Bool[Array, "B"]) -> Cache:
-    """The cache without what these rows held."""
+    """Return the cache without what these rows held."""
     return cache._replace(times=jnp.where(rows[:, None], EMPTY, cache.times))
 
 
 def put(cache: Cache, new: Entries, first: int | Int[Array, ""] = 0) -> Cache:
-    """The cache, whose slots count from `first`, with the entries that go to one of them; all else keeps every bit."""
+    """Return the cache, whose slots count from `first`, with its entries; all else keeps every bit."""
     slots = cache.times.shape[1]
     here = (new.slot >= first) & (new.slot < first + slots)
     slot = jnp.where(here, new.slot - first, slots)

@@ -120,6 +120,14 @@ class Tokens:
     whole: bool = flax.struct.field(pytree_node=False)
     moved: bool = flax.struct.field(pytree_node=False, default=True)
 
+    @property
+    def documents(self) -> Int[Array, "B T"] | None:
+        """Segment ids of the tokens: ±1 is the state's document; None if all is of one."""
+        if self.whole:
+            return None
+        document = jnp.where(self.live, self.run + 1, 0)
+        return jnp.where(self.content, document, -document)
+
 
 def arrange(
     x: Shaped[Array, "B T D"],

@@ -41,7 +41,7 @@ from jaxblt.parallel.carry import at_end, exclusive_scan
 from jaxblt.parallel.halo import before, behind
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.scatter import over_heads
-from jaxblt.parallel.sequence import SEQ_AXIS, check_whole_rows, over_sequence, seq_axis
+from jaxblt.parallel.sequence import SEQ_AXIS, SeqAxis, check_whole_rows, over_sequence, seq_axis
 from jaxblt.parallel.tensor_heads import over_tensor, splits_heads
 from pallas_kernels.runtime import OwnGradient, check_documents, is_symbolic
 
@@ -101,7 +101,8 @@ class Rows:
       segment_ids: documents as an op wants them: s > 0 a token, -s a hole, 0 nothing; None for one document a row.
       content: True for tokens; None if everything is one.
       alignment: documents start at multiples of it.
-      split: whether the mesh splits these tokens along the sequence.
+      axis: of the mesh that could split such rows along the sequence, or None.
+      split: whether it splits these tokens.
       tokens: of a call with a state.
       clock: behind the call; None without a state.
     """
@@ -110,6 +111,7 @@ class Rows:
     segment_ids: Int[Array, "B T"] | None
     content: Bool[Array, "B T"] | None
     alignment: int
+    axis: SeqAxis | None
     split: bool
     tokens: Tokens | None = None
     clock: Clock | None = None
@@ -158,8 +160,7 @@ class Rows:
     @property
     def length(self) -> int:
         """Positions of a whole row."""
-        axis = seq_axis(self.x)
-        return self.x.shape[1] if axis is None else axis.whole(self.x.shape[1])
+        return self.x.shape[1] if self.axis is None else self.axis.whole(self.x.shape[1])
 
     @property
     def arranged(self) -> Tokens:
@@ -207,20 +208,21 @@ def read(
         promised, or the state is of another number of rows.
     """
     check_call(x, segment_ids, positions, clock, width=width)
+    if clock is not None and is_symbolic(x.shape[1]):
+        raise ValueError(
+            f"a call with a state is compiled for one number of tokens, got a symbolic one, {x.shape[1]}: export "
+            "one program for each number, such as 1 for decoding"
+        )
+    split = clock is not None and splits_call(x.shape[1])
+    axis = seq_axis(x)
     if clock is not None:
         check_whole_rows(x, "a call with a state")
-        if is_symbolic(x.shape[1]):
-            raise ValueError(
-                f"a call with a state is compiled for one number of tokens, got a symbolic one, {x.shape[1]}: export "
-                "one program for each number, such as 1 for decoding"
-            )
-        split = splits_call(x.shape[1])
         tokens, clock = arrange(x, segment_ids, positions, clock, split=split)
-        return Rows(tokens.x, _documents(tokens), tokens.content, 1, split, tokens, clock)
+        return Rows(tokens.x, tokens.documents, tokens.content, 1, axis, split, tokens, clock)
     check_documents(segment_ids, alignment if packed and not alone else None)
     content = content_of(segment_ids)
     ids = segment_ids if packed else None
-    return Rows(blank(x, content), ids, content, alignment, seq_axis(x) is not None)
+    return Rows(blank(x, content), ids, content, alignment, axis, axis is not None)
 
 
 def check_call(
@@ -307,17 +309,6 @@ def splits_call(length: int) -> bool:
     """
     axis = seq_axis()
     return axis is not None and length >= SHORTEST * axis.size
-
-
-def _documents(tokens: Tokens) -> Int[Array, "B T"] | None:
-    """Return segment ids of a call's tokens, or None if all are of one document.
-
-    ±1 is the state's document.
-    """
-    if tokens.whole:
-        return None
-    document = jnp.where(tokens.live, tokens.run + 1, 0)
-    return jnp.where(tokens.content, document, -document)
 
 
 @dataclasses.dataclass(frozen=True)

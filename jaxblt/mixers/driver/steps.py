@@ -76,3 +76,11 @@ def check_causal(config: Any) -> None:
         raise ValueError(
             f"{type(config).__name__} steps forward only, got causal=False: use Hyena or attention, or causal=True"
         )
+
+
+def check_divides(config: Any) -> None:
+    """Raise ValueError unless a width is given or divides among the heads."""
+    if config.head_dim is None and config.dim % config.num_heads:
+        raise ValueError(
+            f"dim {config.dim} does not divide among num_heads = {config.num_heads}: set head_dim"
+        )

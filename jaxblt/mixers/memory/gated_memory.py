@@ -14,8 +14,8 @@ from jaxblt.mixers.attention.attention import AttentionConfig
 from jaxblt.mixers.attention.kv_cache import AttentionState
 from jaxblt.mixers.driver.base import blank, content_of
 from jaxblt.mixers.driver.sequence import check_kind
-from jaxblt.mixers.driver.steps import check_causal
-from jaxblt.mixers.memory.neural_memory import NeuralMemoryConfig, NeuralMemoryState, check_divides
+from jaxblt.mixers.driver.steps import check_causal, check_divides
+from jaxblt.mixers.memory.neural_memory import NeuralMemoryConfig, NeuralMemoryState
 from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 

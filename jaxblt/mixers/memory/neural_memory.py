@@ -15,7 +15,7 @@ from jaxblt.mixers.driver.marks import Marks
 from jaxblt.mixers.driver.open_chunk import OpenChunk, append, lay_out, left_open, no_tokens, take_back
 from jaxblt.mixers.driver.recording import keep_core
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
-from jaxblt.mixers.driver.steps import check_causal, per_block
+from jaxblt.mixers.driver.steps import check_causal, check_divides, per_block
 from jaxblt.mixers.linear.gated_delta_net import unit
 from jaxblt.mixers.linear.matrix_state import HeadShape, Readout, Streams
 from jaxblt.show import show
@@ -367,14 +367,6 @@ def start_state(weights: tuple[Array, ...], like: Int[Array, "B H"]) -> MemorySt
 def select_heads(mask: Bool[Array, "B H"], new: Any, old: Any) -> Any:
     """Return memories [B, H, ...] of `new` where the mask says so, else of `old`."""
     return jax.tree.map(lambda a, b: jnp.where(mask[..., None, None], a, b), new, old)
-
-
-def check_divides(config: Any) -> None:
-    """Raise ValueError unless a width is given or divides among the heads."""
-    if config.head_dim is None and config.dim % config.num_heads:
-        raise ValueError(
-            f"dim {config.dim} does not divide among num_heads = {config.num_heads}: set head_dim"
-        )
 
 
 def check_memory(config: Any, carry: MemoryCarry) -> None:

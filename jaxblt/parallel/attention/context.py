@@ -1,9 +1,8 @@
 """Context parallelism: exact attention over a sequence that is split among devices, in three modes."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,27 +11,17 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxblt.parallel.attention.all_to_all import attend_by_heads
-from jaxblt.parallel.attention.packed_ring import can_run_on_cudnn, packed_ring_attention
-from jaxblt.parallel.attention.ring import Ring, ring_attention
+from jaxblt.parallel.attention.packed_ring import packed_ring_attention
+from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, Plan, plan_call
+from jaxblt.parallel.attention.ring import ring_attention
 from jaxblt.parallel.attention.tiles import Keys
-from jaxblt.parallel.attention.window import Band, band_attention
+from jaxblt.parallel.attention.window import band_attention
 from jaxblt.parallel.content import content_first
-from jaxblt.parallel.islands import head_devices
-from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contiguous, to_zigzag
-from jaxblt.parallel.sequence import SeqAxis, over_sequence, seq_axis
+from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, in_zigzag
+from jaxblt.parallel.sequence import over_sequence, seq_axis
 from pallas_kernels.attention import attention, masks
 from pallas_kernels.attention.arguments import check_arguments, zero_where_not
-from pallas_kernels.attention.masks import Mask
-from pallas_kernels.runtime import has_reference_ops
-
-ContextParallel = Literal["ring", "all_to_all", "all_gather"]
-"""How devices exchange what attention over a split sequence needs."""
-Implementation = Literal["reference", "xla", "cudnn"] | None
-"""Which attention runs on a device; None picks the best that the device and the shapes allow."""
-
-SHORT = 8192
-"""Tokens a device up to which heads are scattered where they can be. With 32 query and 8 key heads of 128 on four
-H200s, forward and backward: all-to-all 1.5 ms, a ring with its swaps 2.5 ms at 2,048; 15.4 and 19.0 ms at 8,192."""
 
 
 def context_attention(
@@ -50,7 +39,7 @@ def context_attention(
     layout: SequenceLayout = CONTIGUOUS,
     implementation: Implementation | Literal["mosaic_gpu"] = None,
 ) -> Float[Array, "B T H K"]:
-    """`pallas_kernels.attention` of whole rows whose tokens are split along the mesh axis `seq`.
+    """Return `pallas_kernels.attention` of rows whose tokens are split along the mesh axis `seq`.
 
     - "ring": a ring pass of keys and values (see `ring`). Memory and traffic of a device: its share. A
       causal mask without a window is balanced by swapping half-stretches into the zig-zag layout and back. A
@@ -81,133 +70,117 @@ def context_attention(
     if axis is None:
         raise ValueError("no mesh with a 'seq' axis is in force: call pallas_kernels.attention.attention")
     check_arguments(q, k, v, masks.band(causal, window) & masks.documents(segment_ids), alibi_slopes)
-    length = axis.whole(q.shape[1])
-    window = None if window is not None and window >= length else window
-    counts = q.shape[2], k.shape[2]
-    heads_divide = not any(count // head_devices(*counts) % axis.size for count in counts)
-    if mode is None:
-        short = length <= SHORT * axis.size and window is None and layout == CONTIGUOUS
-        by_heads = heads_divide and short and implementation != "mosaic_gpu"
-        mode = "all_to_all" if alibi_slopes is not None or by_heads else "ring"
-    _check(axis, mode, length, causal, window, alibi_slopes, layout, implementation)
-    mask, options = masks.band(causal, window), {"scale": scale, "implementation": implementation}
-    by_length = segment_ids is not None and not packed and window is None and alibi_slopes is None
-
-    def island(sequenced: Any, _: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
-        (q, k, v), ids = sequenced
-        keys = Keys(k, v, ids)
-        if mode == "all_to_all":
-            return attend_by_heads(axis, q, keys, slopes, mask, options, by_length=by_length)
-        if mode == "all_gather":
-            return _by_gathering(axis, q, keys, slopes, mask, options)
-        valid = None if ids is None else ids > 0
-        q, k, v = (zero_where_not(valid, x) for x in (q, k, v))
-        keys = Keys(k, v, ids)
-        if window is not None:
-            o = band_attention(Band(axis, causal, window, **options), q, keys)
-        else:
-            ring = Ring(axis, causal, layout, **options)
-            o = _ring_pass(ring, q, keys, packed=packed, by_length=by_length)
-        return zero_where_not(valid, o)
-
-    if mode == "all_to_all":
-        _check_heads(axis, *counts, alibi_slopes)
-    # Over `tensor` too, unless what is left to a device there is too little to exchange.
-    by_head = mode != "all_to_all" or heads_divide
-    return over_sequence(island, ((q, k, v), segment_ids), (), alibi_slopes, heads=(by_head, False))
+    plan = plan_call(
+        Call(
+            Asked(
+                heads=q.shape[2],
+                groups=k.shape[2],
+                width=q.shape[3],
+                causal=causal,
+                window=window,
+                alibi=alibi_slopes is not None,
+                packed=packed,
+                layout=layout,
+                mode=mode,
+                scale=scale,
+                implementation=implementation,
+            ),
+            rows=q.shape[0],
+            tokens=q.shape[1],
+            dtype=q.dtype,
+            has_ids=segment_ids is not None,
+            axis=axis,
+            split=True,
+        )
+    )
+    return attend_rows(plan, q, k, v, segment_ids, alibi_slopes)
 
 
-def _ring_pass(ring: Ring, q: Array, keys: Keys, *, packed: bool, by_length: bool) -> Array:
-    """A ring, by documents or lengths where kernels know them; tokens in order are swapped under a causal mask."""
-    swap = ring.causal and ring.layout == CONTIGUOUS
-    ring = replace(ring, layout=ZIGZAG) if swap else ring
-    by_documents = keys.segment_ids is not None and packed and can_run_on_cudnn(ring, q, keys.k)
-    attend = packed_ring_attention if by_documents else ring_attention
-    attend = partial(_swapped, attend, ring) if swap else partial(attend, ring)
-    sort = by_length or by_documents
-    return _sorted(ring.runs, attend, q, keys, by_length=by_length) if sort else attend(q, keys)
+def attend_rows(
+    plan: Plan,
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B T G K"],
+    v: Float[Array, "B T G K"],
+    hides: Int[Array, "B T"] | Int[Array, "B"] | None,
+    slopes: Float[Array, "H"] | None,
+) -> Float[Array, "B T H K"]:
+    """Return attention of a call without a cache, as planned.
+
+    `hides` are segment ids, or for whole rows that are sorted their lengths.
+    """
+    # Split over `tensor` too, unless what is left to a device there is too little to exchange.
+    heads = (plan.by_head, False)
+    return on_devices(plan, partial(_attend, plan), ((q, k, v), hides), (), slopes, heads=heads)
 
 
-def _sorted(
-    runs: int, attend: Callable[[Array, Keys], Array], q: Array, keys: Keys, *, by_length: bool
-) -> Array:
-    """`attend` where the holes of each run come last in it, and keys have lengths or else ids."""
+def on_devices[T](
+    plan: Plan,
+    fn: Callable[[Any, Any, Any], T],
+    sequenced: Any,
+    batched: Any,
+    shared: Any,
+    *,
+    outputs: Any = True,
+    heads: Any = False,
+) -> T:
+    """Return `fn(sequenced, batched, shared)`, each device on its own rows, and on its stretch if the plan exchanges.
+
+    The arguments are those of `over_sequence`.
+    """
+    if plan.exchanges:
+        return over_sequence(fn, sequenced, batched, shared, outputs=outputs, heads=heads)
+    whole = lambda rows, shared: fn(rows[0], rows[1], shared)  # noqa: E731
+    return over_batch(whole, (sequenced, batched), shared, heads=(heads, False))
+
+
+def _attend(plan: Plan, sequenced: Any, _: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
+    """Attend on one device, inside an island."""
+    (q, k, v), ids = sequenced
+    if plan.route == "whole":
+        mask = plan.band & (masks.documents(ids) if plan.sort is None else masks.token_lengths(ids))
+        return attention(q, k, v, mask, alibi_slopes=slopes, **plan.options)
+    if plan.route == "all_to_all":
+        return attend_by_heads(plan, q, Keys(k, v, ids), slopes)
+    if plan.route == "all_gather":
+        return _by_gathering(plan, q, Keys(k, v, ids), slopes)
+    valid = None if ids is None else ids > 0
+    q, k, v = (zero_where_not(valid, x) for x in (q, k, v))
+    attend = band_attention if plan.route == "halo" else _by_ring
+    return zero_where_not(valid, attend(plan, q, Keys(k, v, ids)))
+
+
+def _by_ring(plan: Plan, q: Array, keys: Keys) -> Array:
+    """Attend by a ring, the holes of each run sorted behind it if kernels know lengths or documents."""
+    if plan.sort is None:
+        return _in_layout(plan, ring_attention, q, keys)
 
     def cut(x: Array) -> Array:
-        return rearrange(x, "b (r s) ... -> (b r) s ...", r=runs)
+        return rearrange(x, "b (r s) ... -> (b r) s ...", r=plan.runs)
 
-    assert keys.segment_ids is not None
-    content = content_first(cut(keys.segment_ids))
-    sorted_q, k, v = (content.sort(cut(x)).reshape(x.shape) for x in (q, keys.k, keys.v))
-    if by_length:
-        sorted_keys = Keys(k, v, None, content.lengths.reshape(-1, runs))
+    ids = keys.segment_ids
+    assert ids is not None
+    content = content_first(cut(ids))
+    q, k, v = (content.sort(cut(x)).reshape(x.shape) for x in (q, keys.k, keys.v))
+    if plan.sort == "lengths":
+        attend, keys = ring_attention, Keys(k, v, None, content.lengths.reshape(-1, plan.runs))
     else:
-        sorted_keys = Keys(k, v, content.sort(cut(keys.segment_ids)).reshape(keys.segment_ids.shape))
-    o = attend(sorted_q, sorted_keys)
+        attend, keys = packed_ring_attention, Keys(k, v, content.sort(cut(ids)).reshape(ids.shape))
+    o = _in_layout(plan, attend, q, keys)
     return content.restore(cut(o)).reshape(o.shape)
 
 
-def _swapped(attend: Callable[[Ring, Array, Keys], Array], ring: Ring, q: Array, keys: Keys) -> Array:
-    q, keys = jax.tree.map(lambda x: to_zigzag(x, ring.axis), (q, keys))
-    return to_contiguous(attend(ring, q, keys), ring.axis)
+def _in_layout(plan: Plan, ring: Callable[[Plan, Array, Keys], Array], q: Array, keys: Keys) -> Array:
+    if not plan.swaps:
+        return ring(plan, q, keys)
+    return in_zigzag(lambda given: ring(plan, *given), (q, keys), plan.devices)
 
 
-def _by_gathering(
-    axis: SeqAxis, q: Array, keys: Keys, slopes: Array | None, mask: Mask, options: dict[str, Any]
-) -> Array:
-    rows, length = q.shape[:2]
+def _by_gathering(plan: Plan, q: Array, keys: Keys, slopes: Array | None) -> Array:
+    """Attend to the keys of all devices, gathered on each of them."""
+    (rows, length), axis = q.shape[:2], plan.devices
     whole = jax.tree.map(lambda x: lax.all_gather(x, axis.name, axis=1, tiled=True), keys)
     here = lax.axis_index(axis.name) * length + jnp.arange(length, dtype=jnp.int32)
     there = jnp.arange(length * axis.size, dtype=jnp.int32)
-    mask &= masks.positions(*(jnp.broadcast_to(x, (rows, x.size)) for x in (here, there)))
+    mask = plan.band & masks.positions(*(jnp.broadcast_to(x, (rows, x.size)) for x in (here, there)))
     mask &= masks.documents(keys.segment_ids, whole.segment_ids)
-    return attention(q, whole.k, whole.v, mask, alibi_slopes=slopes, **options)
-
-
-def _check(
-    axis: SeqAxis,
-    mode: str,
-    length: int,
-    causal: bool,
-    window: int | None,
-    slopes: Array | None,
-    layout: SequenceLayout,
-    implementation: str | None,
-) -> None:
-    if mode not in get_args(ContextParallel):
-        raise ValueError(f"mode {mode!r} is not one of {get_args(ContextParallel)} or None")
-    if layout != CONTIGUOUS and (mode != "ring" or window is not None):
-        raise ValueError(
-            f"the {layout.kind} layout goes with mode='ring' without a window, not with mode={mode!r}, "
-            f"window={window}: leave the tokens in order"
-        )
-    if implementation == "mosaic_gpu" and (mode != "ring" or window is not None):
-        raise ValueError(
-            f"implementation 'mosaic_gpu' runs rings without a window, not mode={mode!r}, window={window}: "
-            "use implementation=None"
-        )
-    if mode == "ring" and has_reference_ops():
-        raise ValueError(
-            f"mode 'ring' over {axis.size} devices has first derivatives only, and this is inside reference_ops: "
-            "use mode='all_to_all' or 'all_gather' (a config's context_parallel), or a mesh without 'seq'"
-        )
-    if mode == "ring" and slopes is not None:
-        raise ValueError("a ring knows no ALiBi distances: use mode='all_to_all', 'all_gather' or None")
-    balanced = mode == "ring" and causal and window is None
-    (ZIGZAG if balanced else layout).check(length, axis.size)
-    stretch = length // axis.size
-    if mode == "ring" and window is not None and window > stretch:
-        raise ValueError(
-            f"a window of {window} is longer than the {stretch} tokens of a device (T = {length} over "
-            f"{axis.size}), and the halo reaches one neighbour: use mode='all_to_all' or 'all_gather', or fewer "
-            "devices on the sequence"
-        )
-
-
-def _check_heads(axis: SeqAxis, heads: int, groups: int, slopes: Array | None) -> None:
-    others = "'ring' or 'all_gather'" if slopes is None else "'all_gather'"
-    if heads % axis.size or groups % axis.size:
-        raise ValueError(
-            f"mode 'all_to_all' splits heads among the {axis.size} devices of {axis.name!r}: {heads} query heads "
-            f"and {groups} key heads must both be multiples of it; use mode={others}"
-        )
+    return attention(q, whole.k, whole.v, mask, alibi_slopes=slopes, **plan.options)

@@ -10,7 +10,6 @@ Source: Liu, Zaharia, Abbeel, Ring Attention, 2310.01889; Brandon et al., Stripe
 balancing the causal mask.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,11 +18,10 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from jaxblt.parallel.attention.plan import Plan
 from jaxblt.parallel.attention.tiles import Keys, Tile, add_at, attend, tile_gradients
-from jaxblt.parallel.layout import SequenceLayout
-from jaxblt.parallel.sequence import SeqAxis
+from jaxblt.parallel.layout import in_zigzag
 from pallas_kernels.attention import Partial
-from pallas_kernels.attention.partial import merges_in_kernel
 from pallas_kernels.runtime import OwnGradient
 
 SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
@@ -34,90 +32,80 @@ MERGED_AT_ONCE = 2**15
 them in one pass over memory. For longer ones the passes are small beside the kernels, and what is kept is not."""
 
 
-@dataclass(frozen=True)
-class Ring:
-    """What the compiler knows of a ring.
+def partial_in_layout(plan: Plan, q: Float[Array, "B T H K"], keys: Keys) -> Partial:
+    """Return `partial_ring_attention` of tokens that come in the order of the sequence."""
 
-    Attributes:
-      axis: the devices, in the order of the ring.
-      causal: a token sees what is not after it, in the order of the sequence (not of the layout).
-      layout: the tokens of each device.
-      scale: of the scores; K**-0.5 if None.
-      implementation: of the kernel; None for the fastest that runs.
+    def by_token(given: tuple[Array, Keys]) -> tuple[Array, Array]:
+        o, lse = partial_ring_attention(plan, *given)
+        return o, lse.swapaxes(1, 2)
+
+    given = (q, keys)
+    o, lse = in_zigzag(by_token, given, plan.devices) if plan.swaps else by_token(given)
+    return Partial(o, lse.swapaxes(1, 2))
+
+
+def shift[T](plan: Plan, held: T) -> T:
+    """Return what the device before this one holds."""
+    n = plan.devices.size
+    return lax.ppermute(held, plan.devices.name, [(i, (i + 1) % n) for i in range(n)])
+
+
+def ring_tiles(
+    plan: Plan, step: int, length: int, device: Int[Array, ""], *, apart: bool = False, between: bool = False
+) -> list[Tile]:
+    """Return what a device, given by its index, has to do at a step; at step 0 it meets its own keys.
+
+    Args:
+      apart: each half of a zig-zag stretch may have a length of its own, so that step 0 is two calls: both halves by
+        themselves, and the later one with the keys of the earlier one. Otherwise it is one causal call.
+      between: only tiles in which different runs meet, as `packed_ring` wants them.
     """
-
-    axis: SeqAxis
-    causal: bool
-    layout: SequenceLayout
-    scale: float | None = None
-    implementation: Any = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """For every call of the kernel."""
-        return {"scale": self.scale, "implementation": self.implementation}
-
-    def shift[T](self, held: T) -> T:
-        """What the device before this one holds."""
-        n = self.axis.size
-        return lax.ppermute(held, self.axis.name, [(i, (i + 1) % n) for i in range(n)])
-
-    @property
-    def runs(self) -> int:
-        """Of the tokens of a device: calls of the kernel take whole ones."""
-        return 2 if self.layout.kind == "zigzag" and self.causal else 1
-
-    def tiles(self, step: int, length: int, device: Int[Array, ""], *, apart: bool = False) -> list[Tile]:
-        """What a device, given by its index, has to do at a step; at step 0 it meets its own keys.
-
-        Its tokens are in order, so that these are one causal call in either layout. Or, `apart`, two in the zig-zag
-        layout, where each half may have a length of its own: both halves by themselves, and the later one with the keys
-        of the earlier one.
-        """
-        whole, half = Tile(0, 0, length, causal=False), length // 2
-        if step == 0 and apart and self.runs == 2:
-            return [Tile(0, 0, half, causal=True, each=2), Tile(half, 0, half, causal=False)]
-        if step == 0 or not self.causal:
-            return [whole._replace(causal=self.causal)]
-        before = device >= step
-        if self.runs == 1:
-            return [whole._replace(live=before)]
-        start = jnp.where(before, 0, half)
-        return [Tile(half, 0, half, causal=False), Tile(start, start, half, causal=False)]
-
-
-def _at_once(ring: Ring, step: int, length: int, device: Int[Array, ""]) -> list[Tile]:
-    """The tiles of a step as one: each run of queries sees as many of the keys, from their first on."""
+    if between:
+        tiles = ring_tiles(plan, step, length, device, apart=True)
+        return [tile._replace(shared=True) for tile in tiles if not tile.causal]
+    whole, half = Tile(0, 0, length, causal=False), length // 2
+    if step == 0 and apart and plan.runs == 2:
+        return [Tile(0, 0, half, causal=True, each=2), Tile(half, 0, half, causal=False)]
+    if step == 0 or not plan.causal:
+        return [whole._replace(causal=plan.causal)]
     before = device >= step
-    run = length // ring.runs
-    reaches = tuple(jnp.where(before, run, i * length) for i in range(ring.runs))
+    if plan.runs == 1:
+        return [whole._replace(live=before)]
+    start = jnp.where(before, 0, half)
+    return [Tile(half, 0, half, causal=False), Tile(start, start, half, causal=False)]
+
+
+def _at_once(plan: Plan, step: int, length: int, device: Int[Array, ""]) -> list[Tile]:
+    """Return the tiles of a step as one: each run of queries sees as many of the keys, from their first on."""
+    before = device >= step
+    run = length // plan.runs
+    reaches = tuple(jnp.where(before, run, i * length) for i in range(plan.runs))
     return [Tile(0, 0, length, causal=False, reaches=reaches)]
 
 
 def partial_ring_attention(
-    ring: Ring,
+    plan: Plan,
     q: Float[Array, "B T H K"],
     keys: Keys,
     merged: Partial | None = None,
     *,
     cast_output: bool = False,
+    between: bool = False,
 ) -> Partial:
-    """`ring_attention` with its log-sum-exp, merged into what is there; not differentiable.
+    """Return `ring_attention` with its log-sum-exp, merged into what is there; not differentiable.
 
     The output is in fp32. With `cast_output`, where nothing else is merged into it, it is in q's dtype if the kernel of
     the last step merges and casts in one.
     """
-    kv, ids, device = _pair(keys.k, keys.v), keys.segment_ids, lax.axis_index(ring.axis.name)
-    lengths, n = _lengths(ring, keys), ring.axis.size
-    alike = keys.segment_ids is None and keys.lengths is None
-    merging = alike and ring.causal and merges_in_kernel(q, keys.k, keys.v, **ring.options)
+    kv, ids, device = _pair(keys.k, keys.v), keys.segment_ids, lax.axis_index(plan.devices.name)
+    lengths, n = _lengths(plan, keys), plan.devices.size
     for step in range(n):
-        coming = ring.shift((kv, ids)) if step + 1 < n else (kv, ids)
-        tiles = ring.tiles(step, q.shape[1], device, apart=keys.lengths is not None)
-        options = ring.options
-        if step and merging:
+        coming = shift(plan, (kv, ids)) if step + 1 < n else (kv, ids)
+        tiles = ring_tiles(plan, step, q.shape[1], device, apart=keys.lengths is not None, between=between)
+        options = plan.options
+        if step and plan.merges:
             # Avoid cutting out half of what was merged and putting it back.
-            tiles = _at_once(ring, step, q.shape[1], device)
+            tiles = _at_once(plan, step, q.shape[1], device)
             options = options | {"cast_output": cast_output and step + 1 == n}
         held = _held(kv, ids, lengths, (device - step) % n)
         for tile in tiles:
@@ -126,47 +114,49 @@ def partial_ring_attention(
         # Keep the next exchange behind this step's kernel: without the barrier XLA hoists all exchanges to the front
         # and waits for each. Tie the device's index too, or XLA slices every step's queries early. Leave out the
         # log-sum-exp of a kernel that merges: its runs would be put in a row and taken apart again.
-        tied = "o" if merging or q.shape[1] > MERGED_AT_ONCE else "lse"
+        tied = "o" if plan.merges or q.shape[1] > MERGED_AT_ONCE else "lse"
         (kv, ids), value, device = lax.optimization_barrier((coming, getattr(merged, tied), device))
         merged = merged._replace(**{tied: value})
     assert merged is not None
     return merged
 
 
-def _lengths(ring: Ring, keys: Keys) -> Int[Array, "P B R"] | None:
-    """Those of every device's runs: a few numbers, for which no step has to wait then."""
-    return None if keys.lengths is None else lax.all_gather(keys.lengths, ring.axis.name)
+def _lengths(plan: Plan, keys: Keys) -> Int[Array, "P B R"] | None:
+    """Return the lengths of every device's runs: a few numbers, for which no step has to wait then."""
+    return None if keys.lengths is None else lax.all_gather(keys.lengths, plan.devices.name)
 
 
 def _held(kv: Array, ids: Array | None, lengths: Array | None, owner: Int[Array, ""]) -> Keys:
     return Keys(kv[0], kv[1], ids, None if lengths is None else lengths[owner])
 
 
-def _primal(ring: Ring, q: Float[Array, "B T H K"], keys: Keys) -> Float[Array, "B T H K"]:
-    return partial_ring_attention(ring, q, keys, cast_output=True).o.astype(q.dtype)
+def _primal(plan: Plan, q: Float[Array, "B T H K"], keys: Keys) -> Float[Array, "B T H K"]:
+    return partial_ring_attention(plan, q, keys, cast_output=True).o.astype(q.dtype)
 
 
-def _forward(ring: Ring, q: Array, keys: Keys) -> tuple[Array, Any]:
-    o, lse = partial_ring_attention(ring, q, keys, cast_output=True)
+def _forward(plan: Plan, q: Array, keys: Keys) -> tuple[Array, Any]:
+    o, lse = partial_ring_attention(plan, q, keys, cast_output=True)
     o = checkpoint_name(o.astype(q.dtype), SAVED_OUT)
     return o, (q, keys, Partial(o, checkpoint_name(lse, SAVED_LSE)))
 
 
-def _backward(ring: Ring, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Array, Keys]:
+def _backward(plan: Plan, saved: Any, do: Float[Array, "B T H K"]) -> tuple[Array, Keys]:
     q, keys, merged = saved
-    dq, dk, dv = ring_gradients(ring, q, keys, merged, do)
+    dq, dk, dv = ring_gradients(plan, q, keys, merged, do)
     return dq, Keys(dk, dv, None)
 
 
 def ring_gradients(
-    ring: Ring,
+    plan: Plan,
     q: Float[Array, "B T H K"],
     keys: Keys,
     merged: Partial,
     do: Float[Array, "B T H K"],
     start: tuple[Array, Array, Array] | None = None,
+    *,
+    between: bool = False,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
-    """dq, dk and dv, summed in fp32, with those of `start`.
+    """Return dq, dk and dv, summed in fp32, with those of `start`.
 
     Keys travel a step ahead of their gradients, in one message. Of its own keys a device has the last tile at the end,
     beside which the gradients that others have summed arrive.
@@ -174,9 +164,9 @@ def ring_gradients(
     # Keep the first exchange in the backward pass: in the forward pass XLA may have nothing to hide it behind.
     k, v, lse, do = lax.optimization_barrier((keys.k, keys.v, merged.lse, do))
     merged = merged._replace(lse=lse)
-    own, lengths, n = keys._replace(k=k, v=v), _lengths(ring, keys), ring.axis.size
-    kv, ids, device = _pair(k, v), keys.segment_ids, lax.axis_index(ring.axis.name)
-    length, own_tiles = q.shape[1], ring.tiles(0, q.shape[1], device, apart=True)
+    own, lengths, n = keys._replace(k=k, v=v), _lengths(plan, keys), plan.devices.size
+    kv, ids, device = _pair(k, v), keys.segment_ids, lax.axis_index(plan.devices.name)
+    length, own_tiles = q.shape[1], ring_tiles(plan, 0, q.shape[1], device, apart=True, between=between)
     dq, dkv = (jnp.zeros_like(x, jnp.float32) for x in (q, kv))
     dq = dq if start is None else start[0].astype(jnp.float32)
     kept: list[tuple[Any, Any]] = []
@@ -184,15 +174,18 @@ def ring_gradients(
         if own_keys := step in (0, n):
             held, tiles = own, own_tiles[-1:] if step else own_tiles[:-1]
         else:
-            held, tiles = _held(kv, ids, lengths, (device - step) % n), ring.tiles(step, length, device)
+            held, tiles = (
+                _held(kv, ids, lengths, (device - step) % n),
+                ring_tiles(plan, step, length, device, between=between),
+            )
         sent = [kv] * (step + 1 < n) + [dkv] * (step > 1)
         # Start no kernel before the message is ready, or XLA may have nothing left to send it beside.
         message, lse = lax.optimization_barrier((_pack(sent) if sent else None, merged.lse))
         merged = merged._replace(lse=lse)
-        coming = ring.shift((message, ids if step + 1 < n else None)) if sent else None
+        coming = shift(plan, (message, ids if step + 1 < n else None)) if sent else None
         gradients = []
         for tile in tiles:
-            found = tile_gradients(tile, q, keys.segment_ids, held, merged, do, ring.options)
+            found = tile_gradients(tile, q, keys.segment_ids, held, merged, do, plan.options)
             if length > MERGED_AT_ONCE:
                 # Run one after the other, or what is cut out for all of them is there at once.
                 found, q, merged, do, dq = lax.optimization_barrier((found, q, merged, do, dq))
@@ -214,12 +207,12 @@ def ring_gradients(
 
 
 def _pair(k: Array, v: Array) -> Array:
-    """jnp.stack((k, v)), as a copy of one axis: 17 us for 41 where each is 16 MiB (jax 0.11.2, one H200)."""
+    """Return jnp.stack((k, v)), as a copy of one axis: 17 us for 41 where each is 16 MiB (jax 0.11.2, one H200)."""
     return jnp.concatenate((k.reshape(-1), v.reshape(-1))).reshape(2, *k.shape)
 
 
 def _pack(arrays: list[Array]) -> Array:
-    """One array with the bits of all, one after the other: the compiler overlaps one exchange at a time.
+    """Pack the bits of all in one array, one after the other: the compiler overlaps one exchange at a time.
 
     As integers: a backend may send narrow floats as wide ones, and half of an fp32 number can look like a NaN.
     """

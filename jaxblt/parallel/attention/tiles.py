@@ -61,13 +61,13 @@ class Tile(NamedTuple):
 def attend(
     tile: Tile, q: Array, q_ids: Array | None, keys: Keys, options: dict[str, Any], merged: Partial | None
 ) -> Partial:
-    """`merged` with the tile merged into it, in fp32; None is nothing yet, and the tile has all queries.
+    """Return `merged` with the tile merged into it, in fp32; None is nothing yet, and the tile has all queries.
 
     With the option `cast_output`, which takes a tile that has them all, in q's dtype.
     """
-    operands = _operands(tile, q, q_ids, keys)
     old = None if merged is None else _slice(tile, merged)
     accumulator = None if old is None else _each(_fold, tile, old)
+    operands = _operands(tile, q, q_ids, keys)
     found = _each(_unfold, tile, partial_attention(*operands, accumulator=accumulator, **options))
     if tile.live is not None:
         if old is None:
@@ -90,7 +90,7 @@ def tile_gradients(
     do: Array,
     options: dict[str, Any],
 ) -> tuple[Array, Array, Array]:
-    """What the tile adds to dq, dk and dv, for its runs of queries and keys alone."""
+    """Return what the tile adds to dq, dk and dv, for its runs of queries and keys alone."""
     q, k, v, mask = _operands(tile, q, q_ids, keys)
     own, do = _each(_fold, tile, _slice(tile, merged)), _run(tile, do, tile.q_start)
     gradients = partial_attention_backward(q, k, v, own, do, mask, **options)
@@ -102,33 +102,37 @@ def tile_gradients(
 
 
 def add_at(total: Array, x: Array, start: int | Array, axis: int) -> Array:
-    """`total` with x added from `start` on, along `axis`, in the precision of `total`."""
+    """Return `total` with x added from `start` on, along `axis`, in the precision of `total`."""
     old = lax.dynamic_slice_in_dim(total, start, x.shape[axis], axis)
     return lax.dynamic_update_slice_in_dim(total, old + x.astype(total.dtype), start, axis)
 
 
 def _operands(tile: Tile, q: Array, q_ids: Array | None, keys: Keys) -> tuple[Array, Array, Array, Mask]:
     k, v = (_run(tile, x, tile.k_start) for x in keys[:2])
-    mask = masks.band(tile.causal, tile.window)
+    return _run(tile, q, tile.q_start), k, v, _mask(tile, q.shape[0], q_ids, keys)
+
+
+def _mask(tile: Tile, rows: int, q_ids: Array | None, keys: Keys) -> Mask:
+    """Return what a query of the tile may see."""
+    mask = masks.FULL
     if q_ids is not None and keys.segment_ids is not None:
-        here = _run(tile, q_ids, tile.q_start)
-        there = _run(tile, keys.segment_ids, tile.k_start)
+        here, there = _run(tile, q_ids, tile.q_start), _run(tile, keys.segment_ids, tile.k_start)
         if tile.shared:
             q_lengths, kv_lengths = _shared(here, there)
-            mask &= masks.query_lengths(q_lengths) & masks.key_lengths(kv_lengths)
+            mask = masks.query_lengths(q_lengths) & masks.key_lengths(kv_lengths)
         else:
-            mask &= masks.documents(here, None if tile.own else there)
+            mask = masks.documents(here, None if tile.own else there)
     if tile.reaches is not None:
         reaches = jnp.stack(tile.reaches).astype(jnp.int32)
-        mask &= masks.key_lengths(jnp.broadcast_to(reaches, (q.shape[0], len(tile.reaches))))
+        mask &= masks.key_lengths(jnp.broadcast_to(reaches, (rows, len(tile.reaches))))
     if keys.lengths is not None:
         runs = lax.dynamic_slice_in_dim(keys.lengths, tile.k_start // tile.size, tile.each, 1)
         mask &= masks.key_lengths(runs.reshape(-1))
-    return _run(tile, q, tile.q_start), k, v, mask
+    return masks.band(tile.causal, tile.window) & mask
 
 
 def _shared(here: Int[Array, "B T"], there: Int[Array, "B S"]) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
-    """Tokens in each of two runs of the document with which one begins and the other ends; 0 if there is none."""
+    """Count tokens in each of two runs of the document that ends one and begins the other."""
     first, last = here[:, :1], jnp.max(there, 1, keepdims=True)
     shared = (first > 0) & (first == last)
     q_lengths, kv_lengths = (jnp.sum(shared & (x == first), 1, dtype=jnp.int32) for x in (here, there))
@@ -141,7 +145,7 @@ def _run(tile: Tile, x: Array, start: int | Array) -> Array:
 
 
 def _fold(tile: Tile, x: Array) -> Array:
-    """Runs as rows, in the order in which the kernel reads them."""
+    """Return runs as rows, in the order in which the kernel reads them."""
     x = rearrange(x, "b (r s) ... -> (b r) s ...", s=tile.size)
     return jax.lax.rev(x, (1,)) if tile.reverse else x
 

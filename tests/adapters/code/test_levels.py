@@ -261,7 +261,9 @@ def routed(**options):
         ),
         (
             lambda: Stack(
-                StackConfig(dim=8, num_layers=1, pattern="R", adapter=over(reads=(ChunkMean(), Side(3))))
+                StackConfig(
+                    dim=8, num_layers=1, pattern=("recurrence",), adapter=over(reads=(ChunkMean(), Side(3)))
+                )
             ).init(jax.random.key(0), jnp.zeros((1, 4, 8))),
             "the router's reads take 3 side features a token, got 0",
         ),

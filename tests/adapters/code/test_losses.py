@@ -116,7 +116,9 @@ def _noise():
 def test_orthogonality_arrives_from_every_layer_of_a_scan():
     """And is the sum over sites and layers of both matrices."""
     adapter = AdapterConfig(sites=("mlp/*",), rank=2, losses=AdapterLosses(orthogonality=0.5))
-    stack = StackConfig(dim=4, num_layers=2, pattern="R", mlp_dim=4, remat="full", adapter=adapter)
+    stack = StackConfig(
+        dim=4, num_layers=2, pattern=("recurrence",), mlp_dim=4, remat="full", adapter=adapter
+    )
     x = jnp.ones((1, 4, 4))
     params = drawn(Stack(stack), x)["params"]
     side = jax.jit(lambda p: Stack(stack).apply({"params": p}, x, mutable=["losses"])[1])(params)

@@ -27,7 +27,7 @@ from jaxblt.models import ByteLMConfig, StackConfig
 from tests.adapters.routing import TURNS
 from tests.parameters import drawn
 
-STACK = StackConfig(dim=8, num_layers=2, pattern="R", mlp_dim=12)
+STACK = StackConfig(dim=8, num_layers=2, pattern=("recurrence",), mlp_dim=12)
 BANK = AdapterConfig(
     sites=("mlp/*",),
     rank=4,

@@ -20,7 +20,7 @@ from jaxblt.adapters import (
 from jaxblt.models import ByteLMConfig, StackConfig
 from tests.parameters import drawn
 
-BASE = ByteLMConfig(stack=StackConfig(dim=8, num_layers=3, pattern="RR", mlp_dim=12))
+BASE = ByteLMConfig(stack=StackConfig(dim=8, num_layers=3, pattern=("recurrence", "recurrence"), mlp_dim=12))
 SITES = ("mlp/down", "mixer/out")
 RANKS = (2, 3)
 IDS = jnp.zeros((1, 8), jnp.int32)

@@ -83,7 +83,7 @@ def test_tau_settles_where_few_codes_are_over_it():
 
 def test_a_step_bounds_the_next_one():
     """tau moves after the pass that it bounds; it has no gradient; a merged model is bounded as well."""
-    stack = StackConfig(dim=8, num_layers=2, pattern="R", mlp_dim=8)
+    stack = StackConfig(dim=8, num_layers=2, pattern=("recurrence",), mlp_dim=8)
     adapter = AdapterConfig(sites=("mlp/*",), rank=2, governor=Governor(start=0.5))
     config = attach(ByteLMConfig(stack=stack), adapter)
     model = config.build()

@@ -50,7 +50,7 @@ def test_many_tokens_see_what_they_would_one_by_one(
     window: int | None, position: Any, dtype: Any, axes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a mesh splits rows, and would split longer calls along the sequence."""
-    monkeypatch.setattr("jaxblt.mixers.attention.cached.LARGEST_MASK", 0)
+    monkeypatch.setattr("jaxblt.parallel.attention.plan.LARGEST_MASK", 0)
     config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, window=window, position=position)
     module = config.build(dtype=dtype)
     x = np.random.default_rng(0).standard_normal((4, LENGTH, 8)).astype(np.float32)

@@ -31,14 +31,14 @@ from jaxblt.mixers.driver.sequence import Adjoined, Joined, read
 from jaxblt.mixers.linear import gated_delta_net
 from jaxblt.mixers.linear.gated_delta_net import DeltaRule
 from jaxblt.mixers.linear.gated_linear_attention import LinearState
-from jaxblt.models.stack import DEFAULTS
+from jaxblt.models.mixer_table import STORED, WORDS
 from jaxblt.parallel import make_mesh
 from jaxblt.testing import Subject, check_mixer
 from pallas_kernels.gated_delta_rule import gated_delta_rule, summary
 from tests.mixers.configs import ALL, MODAL, SHORT_IMPLICIT
 from tests.tolerances import assert_close
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "write-a-mixer.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "write-a-mixer.md"
 HEADS = 4
 
 
@@ -207,7 +207,9 @@ def _call(config: Any, other: Any) -> None:
     jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x, state=state), given)
 
 
-@pytest.mark.parametrize("config", DEFAULTS.values(), ids=DEFAULTS)
+@pytest.mark.parametrize(
+    "config", [*WORDS.values(), STORED["N"], STORED["B"]], ids=[*WORDS, "ntm", "slot_memory"]
+)
 def test_inputs_of_another_width_are_refused(config: Any) -> None:
     """Else the mixer would be built for their width without a word, and put out its own."""
     given, module = jax.ShapeDtypeStruct((1, 2, 48), jnp.float32), config.build()

@@ -148,7 +148,7 @@ def test_a_run_logs_to_the_trackers_that_it_names_and_to_given_ones(fake, tmp_pa
     assert own.calls[1][1]["train.steps"] == 6
 
 
-SMALL = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern="R"))
+SMALL = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern=("recurrence",)))
 
 
 @pytest.mark.slow(weeks=26, group="whole runs")

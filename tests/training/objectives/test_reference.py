@@ -120,7 +120,8 @@ def test_a_run_imitates_another_and_goes_on_bit_by_bit(teacher, tmp_path):
 
 def test_the_base_is_a_reference_without_its_adapters():
     config = attach(
-        ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8)), AdapterConfig(rank=2)
+        ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=8)),
+        AdapterConfig(rank=2),
     )
     task = make_task(tiny_recipe(model=config, base_run="runs/base", reference=ReferenceConfig()))
     assert task.reference is not None
@@ -132,7 +133,7 @@ def test_the_base_is_a_reference_without_its_adapters():
 @pytest.mark.slow(weeks=26, group="whole runs")
 def test_the_divergence_from_the_base_is_0_at_first_alone():
     """The adapter begins as the base, and moves away with its first step."""
-    plain = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8))
+    plain = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=8))
     recipe = tiny_recipe(
         model=attach(plain, AdapterConfig(rank=2)), base_run="runs/base", reference=ReferenceConfig()
     )

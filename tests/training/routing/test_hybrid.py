@@ -42,7 +42,7 @@ BANK = AdapterConfig(
     router=RouterConfig(chunk=4, reads=(ChunkMean(),), hidden=4),
     code=(Draw(),),
 )
-PLAIN = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8))
+PLAIN = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=8))
 MODEL = attach(PLAIN, BANK)
 ALONE = {"language": ((0, 0.0),), "reinforcement": ((0, 1.0),)}
 PPO = HybridConfig(**ALONE, policy=PolicyConfig("ppo", flip_price=0.1, refresh=2))

@@ -148,7 +148,7 @@ def test_ranks_by_depth_go_over_a_base_that_was_scanned(base_run, axes):
 @pytest.mark.slow(weeks=26, group="whole runs")
 def test_a_base_is_stored_as_the_model_reads_it():
     """Kernels and tables in the compute dtype; what is read in fp32 stays so, recurrent matrices of a GRU too."""
-    config = ByteLMConfig(stack=StackConfig(dim=16, num_layers=3, pattern="HAU", mlp_dim=16))
+    config = ByteLMConfig(stack=StackConfig(dim=16, num_layers=3, pattern=("H", "A", "gru"), mlp_dim=16))
     model, ids = config.build(dtype=jnp.bfloat16), jnp.zeros((1, 8), jnp.int32)
     trace = lambda: jax.eval_shape(model.init, jax.random.key(0), ids)["params"]  # noqa: E731
     products, boxed = products_in(jnp.bfloat16, trace)

@@ -18,7 +18,7 @@ from jaxblt.training.start.compile_ahead import at_context, plan_step, settle, w
 from pallas_kernels._dispatch import compiling_for, current_device
 from tests.training.tiny import TinyConfig, patched_recipe, tiny_recipe
 
-STACK = StackConfig(dim=32, num_layers=4, pattern="R")
+STACK = StackConfig(dim=32, num_layers=4, pattern=("recurrence",))
 
 
 def planned(recipe: Recipe, devices: int = 1):

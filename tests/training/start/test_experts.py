@@ -20,7 +20,7 @@ from jaxblt.training.stored.resolved import Resolved, read_resolved, write_resol
 from tests.adapters.routing import TURNS
 from tests.training.tiny import Letters, tiny_recipe
 
-PLAIN = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=8))
+PLAIN = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=8))
 LORA = AdapterConfig(sites=("mlp/down",), rank=2)
 BANK = AdapterConfig(
     sites=("mlp/down",),

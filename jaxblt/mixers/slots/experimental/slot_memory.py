@@ -16,10 +16,9 @@ from jaxblt.mixers.driver.choices import COLLECTION, held
 from jaxblt.mixers.driver.open_chunk import OpenChunk
 from jaxblt.mixers.driver.recording import keep_core
 from jaxblt.mixers.driver.sequence import check_kind, read
-from jaxblt.mixers.driver.steps import check_causal, per_block
+from jaxblt.mixers.driver.steps import check_causal, check_divides, per_block
 from jaxblt.mixers.linear.gated_delta_net import unit
 from jaxblt.mixers.linear.matrix_state import HeadShape, Readout, Streams
-from jaxblt.mixers.memory.neural_memory import check_divides
 from jaxblt.mixers.slots.experimental.slot_bank import SlotBank, empty_bank
 from jaxblt.mixers.slots.experimental.slot_compression import count_latents
 from jaxblt.mixers.slots.experimental.slot_core import SlotCarry, SlotCore, SlotStreams, SlotTrace

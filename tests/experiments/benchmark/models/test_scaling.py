@@ -16,7 +16,7 @@ from experiments.benchmark.models import block_programs, scaling
 from jaxblt import profiling
 from jaxblt.mixers import StateEngineConfig
 from jaxblt.models import StackConfig
-from jaxblt.models.stack import DEFAULTS
+from jaxblt.models.mixer_table import STORED
 from jaxblt.training.flops import PEAK_FLOPS
 
 LENGTHS = (1024, 2048, 4096, 8192)
@@ -210,7 +210,7 @@ def test_engines_have_edges_by_their_name() -> None:
 @pytest.mark.parametrize("name", ["R", "P", "U", "L", "N"])
 def test_mixers_that_step_token_by_token_are_timed_too(name: str) -> None:
     mixer = block_programs.block(name, 128).mixers[name]
-    assert (type(mixer), mixer.dim) == (type(DEFAULTS[name]), 128)
+    assert (type(mixer), mixer.dim) == (type(STORED[name]), 128)
     assert block_programs.parameters(name, 128) > 0
 
 

@@ -19,7 +19,7 @@ from experiments.benchmark.splitting import (
     split_operations,
 )
 from experiments.benchmark.splitting.kinds import Kind, Op
-from jaxblt.mixers import HyenaConfig, ModalFilter
+from jaxblt.mixers import GatedRecurrenceConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.profiling import targets
 from jaxblt.training.start import compile_ahead as ahead
@@ -31,7 +31,8 @@ from tests.parallel.along import along
 
 def tiny(pattern: str) -> StackConfig:
     hyena = HyenaConfig(dim=8, filter=ModalFilter(modes=2), packed=False)
-    return StackConfig(dim=8, num_layers=1, pattern=pattern, mlp_dim=0, mixers=table(hyena=hyena), scan=False)
+    mixers = table(hyena=hyena, R=GatedRecurrenceConfig(dim=8))
+    return StackConfig(dim=8, num_layers=1, pattern=pattern, mlp_dim=0, mixers=mixers, scan=False)
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")

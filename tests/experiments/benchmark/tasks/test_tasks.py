@@ -39,7 +39,7 @@ def recipe(tmp_path: Path) -> Recipe:
     recipe = get("babi")
     train = replace(recipe.train, steps=2, eval_every=0, checkpoint_every=2)
     optimizer = replace(recipe.optimizer, warmup_steps=1)
-    model = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern="R", mlp_dim=0))
+    model = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=0))
     return replace(recipe, model=model, data=data, train=train, optimizer=optimizer)
 
 
