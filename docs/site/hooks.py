@@ -37,7 +37,10 @@ def on_files(files: Files, config: Any) -> Files:
     """Add generated pages, the site's own scripts and styles, and the pictures that pages show from outside docs/."""
     for path, text in generated().items():
         files.append(File.generated(config, path, content=text))
-    for folder, paths in (("pictures", (ROOT / "experiments" / "results").glob("*.png")), ("assets", ASSETS.iterdir())):
+    for folder, paths in (
+        ("pictures", (ROOT / "experiments" / "results").glob("*.png")),
+        ("assets", ASSETS.iterdir()),
+    ):
         for path in sorted(paths):
             files.append(File.generated(config, f"{folder}/{path.name}", abs_src_path=str(path)))
     return files
