@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from jaxblt.training.recipe import Recipe
 
-from . import books, demo, ecoli, tasks, titans
+from . import books, demo, ecoli, phage, tasks, titans
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo_entropy": demo.entropy,
@@ -18,6 +18,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "books_hyena_implicit": books.implicit_hyena,
     "books_512": books.small,
     "ecoli": ecoli.hyena,
+    "phage": phage.hyena,
     "mqar": tasks.mqar,
     "copy": tasks.copy,
     "repeat_copy": tasks.repeat_copy,
@@ -32,7 +33,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 
 
 def get(name: str) -> Recipe:
-    """The recipe of that name.
+    """Return the recipe of that name.
 
     Raises:
       ValueError: there is no such recipe.
