@@ -11,13 +11,9 @@ from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe, TrainConfig
 
 
-def recall(steps: int = 400) -> Recipe:
-    """Recall four values over gaps of 16 to 24 symbols, for CPUs: one layer with a window of 8, which reaches 7.
-
-    Args:
-      steps: of training.
-    """
-    task = GapRecall(symbols=8, fillers=4, pairs=4, min_gap=16, gap=24)
+def recall() -> Recipe:
+    """Recall of four values over gaps of 16 to 24 symbols, for CPUs: one layer with a window of 8, which reaches 7."""
+    steps, task = 400, GapRecall(symbols=8, fillers=4, pairs=4, min_gap=16, gap=24)
     model = titan("mag", dim=32, num_layers=1, window=8, chunk_size=8, num_heads=1, mlp_dim=0)
     train = TrainConfig(
         steps=steps, dtype="float32", log_every=50, eval_every=steps, eval_batches=8, checkpoint_every=steps

@@ -17,7 +17,7 @@ TIMES = re.compile(r"^first step after .*\n", re.MULTILINE)
 
 
 def execute(path: Path) -> Any:
-    """Return the notebook with fresh outputs, run by a kernel of its own in the notebook's folder.
+    """The notebook with fresh outputs, run by a kernel of its own in the notebook's folder.
 
     Raises:
       nbclient.exceptions.CellExecutionError: a cell fails.
@@ -40,7 +40,7 @@ def execute(path: Path) -> Any:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Execute the named notebooks, all by default, and write them back.
+    """Executes the named notebooks, all by default, and writes them back.
 
     Raises:
       FileNotFoundError: there is no notebook of that name.
