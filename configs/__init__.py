@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 from jaxblt.training.recipe import Recipe
 
-from . import books, demo, ecoli, phage, tasks, titans
+from . import books, boxed, demo, ecoli, phage, tasks, titans
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo_entropy": demo.entropy,
     "demo": demo.blt,
+    "english_entropy": boxed.english_entropy,
+    "english": boxed.english,
     "books_entropy": books.entropy,
     "books": books.blt,
     "books_32k": books.blt_32k,

@@ -18,8 +18,6 @@ from tests.test_style import SOMEBODYS_PATH
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
 ANSWERS = ("score", "embed", "variants")
 LARGEST = 100_000
-SHORTENED = "lambda recipe: replace(recipe, train=replace(recipe.train, steps=12)))(titans.recall()"
-"""The recipe of the notebook of a memory, with few steps, in an expression in parentheses."""
 PLOTS = ("plt.show()", "plot_entropies(", "plot_memory(")
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -107,7 +105,9 @@ def test_a_kernel_executes_it(path, tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     notebook = path.read_text(encoding="utf-8")
-    few = notebook.replace("phage.hyena()", "phage.hyena(12)").replace("titans.recall()", f"({SHORTENED})")
+    recall = "titans.recall()"
+    short = f"replace({recall}, train=replace({recall}.train, steps=12))"
+    few = notebook.replace("phage.hyena()", "phage.hyena(12)").replace(recall, short)
     assert few != notebook or path.stem == "quickstart"
     (tmp_path / path.name).write_text(few, encoding="utf-8")
     assert_shown(cells_of(execute(tmp_path / path.name)))

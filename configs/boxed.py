@@ -1,0 +1,85 @@
+"""The runs that come with jaxblt: `jaxblt.load("english")`. A command trains each again: `jaxblt train english`.
+
+The folder data/english holds train/*.txt, validation/*.txt and test/*.txt: public-domain English books, authors of the
+three parts apart.
+"""
+
+from jaxblt.data.config import DataConfig
+from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
+from jaxblt.patching import PatcherConfig
+from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.recipe import Recipe, TrainConfig
+
+SEQ_LEN, BLOCK = 4096, 512
+
+
+def _data(batch_size: int) -> DataConfig:
+    return DataConfig(
+        paths=("data/english/*/*.txt",),
+        split="names",
+        validation_names=("*/validation/*",),
+        test_names=("*/test/*",),
+        seq_len=SEQ_LEN,
+        batch_size=batch_size,
+        partial="drop",
+    )
+
+
+def _window(dim: int, layers: int, window: int) -> StackConfig:
+    attention = AttentionConfig(dim=dim, num_heads=dim // 64, window=window)
+    return StackConfig(dim=dim, num_layers=layers, pattern="W", mixers={"W": attention}, scan=False)
+
+
+def _train(steps: int, minutes: float) -> TrainConfig:
+    return TrainConfig(
+        steps=steps,
+        log_every=100,
+        eval_every=steps // 4,
+        eval_batches=16,
+        checkpoint_every=steps,
+        max_overflow=0.5,
+        time_limit_s=60 * minutes,
+    )
+
+
+def english_entropy() -> Recipe:
+    """The byte model whose entropies cut the patches of `english`: three windowed layers."""
+    return Recipe(
+        name="english_entropy",
+        model=ByteLMConfig(stack=_window(128, 3, 128)),
+        data=_data(32),
+        optimizer=AdamWConfig(learning_rate=3e-3, warmup_steps=100),
+        train=_train(1500, 1.5),
+    )
+
+
+def english() -> Recipe:
+    """BLT-Hyena of 7.2 million parameters over patches of about four bytes."""
+    dim = 256
+    latent = StackConfig(
+        dim=dim,
+        num_layers=6,
+        pattern="HHA",
+        mixers={
+            "H": HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=4096.0)),
+            "A": AttentionConfig(dim=dim, num_heads=dim // 64),
+        },
+        scan=False,
+    )
+    return Recipe(
+        name="english",
+        model=BLTConfig(
+            encoder=_window(192, 1, 128),
+            latent=latent,
+            decoder=_window(192, 2, 128),
+            hash=HashConfig(sizes=(3, 4), table_size=1536),
+            bridge_heads=4,
+        ),
+        data=_data(32),
+        patcher=PatcherConfig(mode="entropy", block_size=BLOCK),
+        bytes_per_patch=4.0,
+        entropy_run="runs/english_entropy",
+        optimizer=AdamWConfig(learning_rate=3e-3, warmup_steps=200, floor=0.02, weight_decay=0.1),
+        train=_train(6000, 5.0),
+    )
