@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from jaxblt.training.recipe import Recipe
 
-from . import books, boxed, demo, ecoli, tasks, titans
+from . import books, boxed, demo, ecoli, phage, tasks, titans
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo_entropy": demo.entropy,
@@ -20,6 +20,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "books_hyena_implicit": books.implicit_hyena,
     "books_512": books.small,
     "ecoli": ecoli.hyena,
+    "phage": phage.hyena,
     "mqar": tasks.mqar,
     "copy": tasks.copy,
     "repeat_copy": tasks.repeat_copy,

@@ -14,7 +14,7 @@ from jaxblt.cli.main import COMMANDS
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-LONGEST = {"README.md": 120, "CONTRIBUTING.md": 150}
+LONGEST = {"README.md": 120, "CONTRIBUTING.md": 150, "docs/known-limits.md": 150}
 
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -32,6 +32,14 @@ def test_the_example_prints_what_readme_says() -> None:
 @pytest.mark.parametrize(("name", "lines"), LONGEST.items())
 def test_documents_are_read_in_minutes(name: str, lines: int) -> None:
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= lines
+
+
+def test_the_changelog_has_a_line_a_change_and_each_part_once_a_version() -> None:
+    for version in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        lines = version.splitlines()
+        parts = [line for line in lines if line.startswith("### ")]
+        assert len(parts) == len(set(parts))
+        assert not [line for line in lines if len(line) > 150 or line.startswith(" ")]
 
 
 @each_document

@@ -11,14 +11,14 @@ WIDTH = "100"
 
 
 def page() -> str:
-    """Usage of the program and of each of its commands."""
+    """Return the usage of the program and of each of its commands."""
     parts = [f"# Command line\n\n```text\n{main.usage()}\n```"]
     parts += [f"## jaxblt {name}\n\n```text\n{help_of(name)}\n```" for name in COMMANDS]
     return "\n\n".join(parts) + "\n"
 
 
 def help_of(command: str) -> str:
-    """What `jaxblt COMMAND --help` prints on a page."""
+    """Return what `jaxblt COMMAND --help` prints on a page."""
     said = io.StringIO()
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = WIDTH

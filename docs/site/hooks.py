@@ -2,6 +2,7 @@
 
 import posixpath
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ ROOT = DOCS.parent
 OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages whose text lies beside docs/, and their places on the site."""
 NOTEBOOKS = ROOT / "experiments" / "notebooks"
+ASSETS = ROOT / "docs" / "site" / "assets"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 LOADED = re.compile(
     r"""<(?:script|img|iframe)[^>]*\ssrc=["']?(https?:[^"'\s>]+)|<link[^>]*rel=["']?(?:stylesheet|preconnect|preload)["']?[^>]*href=["']?(https?:[^"'\s>]+)"""
@@ -23,22 +25,29 @@ LOADED = re.compile(
 
 
 def on_config(config: Any) -> Any:
-    """Puts a folder's pages where the navigation names the folder."""
+    """Put a folder's pages where the navigation names the folder, and link the repository that the package names."""
     config.nav = _listed(config.nav)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config.repo_url = project.get("urls", {}).get("Repository")
+    config.repo_name = project["name"]
     return config
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds generated pages and the pictures that pages show from outside docs/."""
+    """Add generated pages, the site's own scripts and styles, and the pictures that pages show from outside docs/."""
     for path, text in generated().items():
         files.append(File.generated(config, path, content=text))
-    for picture in sorted((ROOT / "experiments" / "results").glob("*.png")):
-        files.append(File.generated(config, f"pictures/{picture.name}", abs_src_path=str(picture)))
+    for folder, paths in (
+        ("pictures", (ROOT / "experiments" / "results").glob("*.png")),
+        ("assets", ASSETS.iterdir()),
+    ):
+        for path in sorted(paths):
+            files.append(File.generated(config, f"{folder}/{path.name}", abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Leads links to where their targets lie on the site; a target that has no page stays as text."""
+    """Lead links to where their targets lie on the site; keep a target that has no page as text."""
     outside = {place: name for name, place in OUTSIDE.items()}
     place = page.file.src_uri
     origin = outside.get(place, f"docs/{place}")
@@ -46,7 +55,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Refuses a page that loads anything from another server."""
+    """Refuse a page that loads anything from another server."""
     found = [address for pair in LOADED.findall(output) for address in pair if address]
     if found:
         raise PluginError(f"{page.file.src_uri} loads {found[0]}: keep the site's files on the site")
@@ -54,7 +63,7 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 
 def generated() -> dict[str, str | bytes]:
-    """Text of the generated pages, and pictures that they show, by place."""
+    """Return the text of the generated pages, and pictures that they show, by place."""
     texts: dict[str, str | bytes] = {
         place: (ROOT / name).read_text(encoding="utf-8") for name, place in OUTSIDE.items()
     }

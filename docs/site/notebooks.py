@@ -7,7 +7,7 @@ from typing import Any
 
 
 def as_page(path: Path) -> tuple[str, dict[str, bytes]]:
-    """The cells of a notebook and their outputs as Markdown, and its pictures by file name."""
+    """Return a notebook's cells and outputs as Markdown, and its pictures by file name."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     pictures: dict[str, bytes] = {}
     parts = [part for cell in cells for part in _parts(cell, path.stem, pictures)]
@@ -22,7 +22,7 @@ def _parts(cell: dict[str, Any], stem: str, pictures: dict[str, bytes]) -> list[
 
 
 def _shown(output: dict[str, Any], stem: str, pictures: dict[str, bytes]) -> str:
-    """An output: its picture if it has one, else its text."""
+    """Return an output's picture if it has one, else its text."""
     if output["output_type"] == "stream":
         return _fenced("".join(output["text"]))
     data = output["data"]

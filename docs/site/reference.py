@@ -22,7 +22,7 @@ MODULES = ("pallas_kernels.runtime",)
 
 
 def rooms() -> dict[str, tuple[str, ...]]:
-    """Public names of each room, by the room's import path."""
+    """Return the public names of each room, by the room's import path."""
     found = {name: tuple(importlib.import_module(name).__all__) for name in MODULES}
     for top in (jaxblt, pallas_kernels):
         for name in [top.__name__, *_packages(top)]:
@@ -43,7 +43,7 @@ def _packages(top: ModuleType) -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """Text of each page by its path: an index, and a page a room."""
+    """Return the text of each page by its path: an index, and a page a room."""
     found = rooms()
     written = {path_of(room): _page(room, names) for room, names in found.items()}
     lines = [
@@ -57,7 +57,7 @@ def pages() -> dict[str, str]:
 
 
 def path_of(room: str) -> str:
-    """Where a room's page lies, below the root of the site."""
+    """Return where a room's page lies, below the root of the site."""
     return f"reference/{room}.md"
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,6 +16,7 @@ import jaxblt
 import jaxblt.adapters
 import jaxblt.inference
 from configs import RECIPES
+from jaxblt.data import DocumentSource
 from jaxblt.inference.requests import lay_out
 from jaxblt.models.mixer_table import WORDS
 from jaxblt.training.log.report import _adapters
@@ -88,6 +89,44 @@ def test_benchmark_md_measures_a_program(monkeypatch, tmp_path, capsys):
     assert 1 <= len(ops) <= 3
     assert window.startswith("WindowReport(count=20, ")
     assert names["memory"].device_peak >= names["x"].nbytes
+
+
+def test_sources_md_makes_rows(capsys):
+    names = {}
+    for text in blocks(GUIDES / "sources.md", "python"):
+        exec(compile(text, "sources.md", "exec"), names)
+    first, mixed, answers, own = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\d+ rows; b['\"].*", first)
+    assert (mixed, answers, own) == ("(8, 64)", "32 answers are scored", "(4, 64)")
+    assert isinstance(names["Letters"](), DocumentSource)
+    with pytest.raises(IndexError, match="document 3 has 512 bytes"):
+        names["Letters"]().read(3, 500, 600)
+
+
+@EXAMPLES
+def test_state_engines_md_streams(capsys):
+    names = {}
+    for text in blocks(GUIDES / "state-engines.md", "python"):
+        exec(compile(text, "state-engines.md", "exec"), names)
+    assert capsys.readouterr().out.splitlines() == [
+        "equal: True",
+        "keys of slots: (2, 4, 16, 16)",
+        "12 slots in levels of (8, 4) - edges every 16 tokens",
+    ]
+    page = (GUIDES / "state-engines.md").read_text(encoding="utf-8")
+    options = set(re.findall(r"`(\w+)=", page.partition("## Options")[2]))
+    assert options <= {field.name for field in fields(names["StateEngineConfig"])}
+
+
+@EXAMPLES
+def test_write_an_operation_md_holds_a_whole_operation(capsys):
+    page, names = GUIDES / "write-an-operation.md", {}
+    for text in blocks(page, "python"):
+        exec(compile(text, "write-an-operation.md", "exec"), names)
+    assert capsys.readouterr().out == blocks(page, "text")[-1]
+    with pytest.raises(ValueError, match=re.escape("ema: decay must lie in 0..1, got 1.5 at [0]")) as refused:
+        names["ema"](names["x"], names["decay"] + 1.4)
+    assert str(refused.value) in page.read_text(encoding="utf-8")
 
 
 @EXAMPLES

@@ -1,17 +1,18 @@
-"""docs/results.md and README's table, written from the JSON files of the record."""
+"""The two pages of results and README's table, written from the JSON files of the record."""
 
 from pathlib import Path
 
 from experiments.benchmark.results.files import Folder, flags, origins, read_folder
 from experiments.benchmark.results.table import figures, markdown, render
 
-RECORD, PAGE, README = "experiments/results", "docs/results.md", "README.md"
+RECORD, README = "experiments/results", "README.md"
+PAGE, DETAILS = "docs/results.md", "docs/results-details.md"
 BEGIN, END = "<!-- Written by `python -m experiments.benchmark results`. -->", "<!-- results end -->"
 HERE = Path(__file__).parent
 
 
 def results(root: str = ".") -> None:
-    """Write docs/results.md and README's table from experiments/results.
+    """Write both pages of results and README's table from experiments/results.
 
     Args:
       root: of the repository.
@@ -24,6 +25,7 @@ def results(root: str = ".") -> None:
     folder = read_folder(base / RECORD)
     written = {
         base / PAGE: page(folder),
+        base / DETAILS: details(folder),
         base / README: with_table((base / README).read_text("utf-8"), folder),
     }
     for path, text in written.items():
@@ -32,8 +34,13 @@ def results(root: str = ".") -> None:
 
 
 def page(folder: Folder) -> str:
-    """Return docs/results.md."""
-    return f"{render((HERE / 'page.md').read_text('utf-8'), folder)}\n{files(folder)}\n"
+    """Return the first page: one table a subject."""
+    return render((HERE / "page.md").read_text("utf-8"), folder)
+
+
+def details(folder: Folder) -> str:
+    """Return the second page: every other table, and where each file was measured."""
+    return f"{render((HERE / 'details.md').read_text('utf-8'), folder)}\n{files(folder)}\n"
 
 
 def files(folder: Folder) -> str:

@@ -1,4 +1,4 @@
-"""docs/results.md and README's table are what the record says."""
+"""The pages of results and README's table are what the record says."""
 
 import re
 from fnmatch import fnmatchcase
@@ -10,7 +10,10 @@ from experiments.benchmark.results import results
 from experiments.benchmark.results.files import Folder, origins, read_folder
 
 ROOT = Path(__file__).resolve().parents[4]
-TEMPLATES = [(results.HERE / name).read_text(encoding="utf-8") for name in ("page.md", "readme.md")]
+TABLES = "".join((results.HERE / name).read_text(encoding="utf-8") for name in ("page.md", "details.md"))
+SENTENCES = (results.HERE / "readme.md").read_text(encoding="utf-8")
+NAMED = [name for head in re.findall(r"^```rows ([^;\n]*)", TABLES, re.M) for name in head.split()]
+PAGES = (results.PAGE, results.DETAILS)
 
 
 @pytest.fixture
@@ -20,7 +23,8 @@ def folder() -> Folder:
 
 def test_the_page_and_the_table_are_what_the_record_says(folder: Folder) -> None:
     again = "run `python -m experiments.benchmark results`"
-    assert (ROOT / results.PAGE).read_text(encoding="utf-8") == results.page(folder), again
+    for path, text in zip(PAGES, (results.page(folder), results.details(folder)), strict=True):
+        assert (ROOT / path).read_text(encoding="utf-8") == text, again
     readme = (ROOT / results.README).read_text(encoding="utf-8")
     assert readme == results.with_table(readme, folder), again
 
@@ -34,34 +38,42 @@ def test_every_file_says_where_it_was_measured(folder: Folder) -> None:
 
 
 def test_every_file_is_on_the_page_or_in_a_note(folder: Folder) -> None:
-    patterns = [
-        name for head in re.findall(r"^```rows ([^;\n]*)", TEMPLATES[0], re.M) for name in head.split()
-    ]
-    texts = {*ROOT.glob("docs/**/*.md"), *ROOT.glob("pallas_kernels/*/README.md")} - {ROOT / results.PAGE}
+    texts = {*ROOT.glob("docs/**/*.md"), *ROOT.glob("pallas_kernels/*/README.md")}
+    texts -= {ROOT / path for path in PAGES}
     notes = "".join(path.read_text(encoding="utf-8") for path in texts)
     unread = [
         name
         for name in folder
-        if not any(fnmatchcase(name, pattern) for pattern in patterns)
-        if f"{name}." not in "".join(TEMPLATES) and f"{name}.json" not in notes
+        if not any(fnmatchcase(name, pattern) for pattern in NAMED)
+        if f"{name}." not in TABLES + SENTENCES and f"{name}.json" not in notes
     ]
     # Studies of adapters have long names, which notes shorten.
     assert not [name for name in unread if f"_{name.rpartition('_')[2]}.json" not in notes], unread
 
 
 def test_files_that_tables_name_are_there(folder: Folder) -> None:
-    for head in re.findall(r"^```rows ([^;\n]*)", TEMPLATES[0], re.M):
-        for pattern in head.split():
-            assert any(fnmatchcase(name, pattern) for name in folder), pattern
+    for pattern in NAMED:
+        assert any(fnmatchcase(name, pattern) for name in folder), pattern
 
 
-def test_links_into_the_page_have_their_section() -> None:
-    page = (ROOT / results.PAGE).read_text(encoding="utf-8")
-    titles = re.findall(r"^#+ (.*)$", page, re.M)
-    anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+def test_links_into_the_pages_have_their_section() -> None:
+    titles = [re.findall(r"^#+ (.*)$", (ROOT / path).read_text(encoding="utf-8"), re.M) for path in PAGES]
+    anchors = {
+        Path(path).name: {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found}
+        for path, found in zip(PAGES, titles, strict=True)
+    }
     for path in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("pallas_kernels/*/README.md")):
-        named = re.findall(r"results\.md#([\w-]+)", path.read_text(encoding="utf-8"))
-        assert set(named) <= anchors, path
+        for page, anchor in re.findall(r"(results[\w-]*\.md)#([\w-]+)", path.read_text(encoding="utf-8")):
+            assert anchor in anchors[page], path
+
+
+def test_the_first_page_has_one_table_a_subject_and_no_measurement_twice() -> None:
+    sections = (ROOT / results.PAGE).read_text(encoding="utf-8").split("\n## ")[1:]
+    assert len(sections) < 15
+    for section in sections:
+        rows = re.findall(r"^\|.*$", section, re.M)
+        assert section.count("\n| --- ") == 1
+        assert len(rows) == len(set(rows)) <= 20
 
 
 def test_a_file_that_names_no_origin_is_an_error() -> None:
