@@ -17,6 +17,8 @@ from jaxblt.mixers import (
     NTMConfig,
     StateEngineConfig,
 )
+from tests.mixers.guide import written
+from tests.mixers.naive import NaiveConfig
 
 MODAL = ModalFilter(modes=4, max_timescale=64.0)
 IMPLICIT = ImplicitFilter(filter_len=600, width=8)
@@ -77,6 +79,13 @@ REST: dict[str, MixerConfig] = {
 }
 
 ALL: dict[str, MixerConfig] = FULL | REST
+
+OF_DRIVER: dict[str, MixerConfig] = {
+    "naive": NaiveConfig(),
+    "naive_steps": NaiveConfig(joins=False),
+    "retention": written()["RetentionConfig"](dim=8),
+}
+"""Mixers of the tests and of the guide: what holds of them holds by the driver."""
 
 VARIANTS = (
     *("attention_window", "attention_alone", "attention_alibi", "attention_both_window"),

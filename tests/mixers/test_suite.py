@@ -6,7 +6,7 @@ import pytest
 
 from jaxblt.testing import PROPERTIES, Property, Subject
 from jaxblt.testing.numerics import check_sharded
-from tests.mixers.configs import ALL, FULL, VARIANTS
+from tests.mixers.configs import ALL, FULL, OF_DRIVER, VARIANTS
 
 EVERY_WEEK = ("causal", "packed", "chunked", "sharded", "gradients")
 """What every mixer is checked for each week, and variants in turn."""
@@ -29,7 +29,7 @@ def of_variant(name: str) -> pytest.MarkDecorator:
 
 @functools.lru_cache(maxsize=2)
 def subject_of(name: str) -> Subject:
-    return Subject(ALL[name])
+    return Subject((ALL | OF_DRIVER)[name])
 
 
 @FURTHER
@@ -48,7 +48,7 @@ def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
 
 def cases() -> list:
     pairs = []
-    for name, config in ALL.items():
+    for name, config in (ALL | OF_DRIVER).items():
         for prop in PROPERTIES:
             if prop.applies(config):
                 pairs.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=turns(name, prop)))

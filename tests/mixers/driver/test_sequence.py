@@ -2,18 +2,13 @@
 
 import dataclasses
 import itertools
-import re
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxblt.layers import Linear
 from jaxblt.mixers import (
     ExplicitFilter,
     GatedDeltaNetConfig,
@@ -25,113 +20,37 @@ from jaxblt.mixers import (
     NeuralMemoryConfig,
     SlotMemoryConfig,
 )
-from jaxblt.mixers.driver.base import Clock, init_state, start_clock
-from jaxblt.mixers.driver.marks import Marks
+from jaxblt.mixers.driver.base import init_state, start_clock
 from jaxblt.mixers.driver.sequence import Adjoined, Joined, read
 from jaxblt.mixers.linear import gated_delta_net
 from jaxblt.mixers.linear.gated_delta_net import DeltaRule
 from jaxblt.mixers.linear.gated_linear_attention import LinearState
 from jaxblt.models.stack import DEFAULTS
 from jaxblt.parallel import make_mesh
-from jaxblt.testing import Subject, check_mixer
+from jaxblt.testing import Subject
 from pallas_kernels.gated_delta_rule import gated_delta_rule, summary
 from tests.mixers.configs import ALL, MODAL, SHORT_IMPLICIT
+from tests.mixers.guide import GUIDE, blocks, written
+from tests.mixers.naive import NaiveConfig, NaiveJoined, NaiveSteps
 from tests.tolerances import assert_close
-
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "write-a-mixer.md"
-HEADS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class GatedConfig:
-    """h_t = tanh(w h_{t-1} + u_t) per head: no linear recurrence, so no stretch can be joined to another."""
-
-    dim: int = 8
-    causal: bool = True
-
-    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module:
-        return Gated(self, dtype, name=name)
-
-    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> Any:
-        return GatedState(start_clock(batch_size), jnp.zeros((batch_size, HEADS, self.dim // HEADS)))
-
-
-@flax.struct.dataclass
-class GatedState:
-    clock: Clock
-    h: jax.Array
-
-
-@flax.struct.dataclass
-class Steps:
-    weight: jax.Array
-    per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("weight",))
-
-    def zero(self, u: jax.Array) -> jax.Array:
-        return jnp.zeros_like(u[:, 0], jnp.float32)
-
-    def run(self, u: jax.Array, marks: Marks, carry: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        content = jnp.ones(u.shape[:2], bool) if marks.content is None else marks.content
-        new = jnp.zeros(u.shape[:2], bool) if marks.new is None else marks.new
-
-        def step(h: jax.Array, token: Any) -> tuple[jax.Array, jax.Array]:
-            u, content, new = token
-            h = jnp.where(new[:, None, None], 0.0, h)
-            moved = jnp.tanh(self.weight[None] * h + u.astype(jnp.float32))
-            h = jnp.where(content[:, None, None], moved, h)
-            return h, h
-
-        start = self.zero(u) if carry is None else carry
-        h, y = jax.lax.scan(step, start, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (u, content, new)))
-        return jnp.moveaxis(y, 0, 1), h
-
-
-class Gated(nn.Module):
-    config: GatedConfig
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: Any, *, segment_ids: Any = None, positions: Any = None, state: Any = None) -> Any:
-        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
-        sizes = {"h": HEADS, "k": self.config.dim // HEADS}
-        names = ("embed", "heads", "head_dim")
-        u = Linear("btd,dhk->bthk", sizes, names, self.dtype, name="in")(rows.x)
-        weight = self.param("weight", nn.initializers.constant(0.5), (HEADS, self.config.dim // HEADS))
-        h, after = rows.run(Steps(weight), u, None if state is None else state.h)
-        out = Linear(
-            "bthk,hkd->btd", {"d": self.config.dim}, ("heads", "head_dim", "embed"), self.dtype, name="out"
-        )
-        y = rows.restore(out(h.astype(self.dtype)))
-        return y, None if state is None else GatedState(rows.clock, after)
 
 
 def test_steps_in_order_have_no_join() -> None:
-    assert not isinstance(Steps(jnp.ones(1)), Joined)
-
-
-@pytest.mark.slow(weeks=3)
-@pytest.mark.parametrize("name", ["packed", "holes", "sequence", "split_call", "gathers", "chunked"])
-def test_a_core_without_join_passes(name: str) -> None:
-    check_mixer(GatedConfig(), only=[name])
+    assert not isinstance(NaiveSteps(jnp.ones(1)), Joined)
+    assert isinstance(NaiveJoined(jnp.ones(1)), Joined)
 
 
 def test_heads_that_do_not_divide_are_named_before_compiling() -> None:
-    subject = Subject(GatedConfig(), length=24)
+    subject = Subject(NaiveConfig(joins=False), length=24)
     with jax.set_mesh(make_mesh(data=1, seq=8)), pytest.raises(ValueError, match="4 heads do not divide"):
         jax.eval_shape(subject.parallel, subject.params, jnp.asarray(subject.x), None)
 
 
-def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-
-
-@pytest.mark.slow(weeks=5, group="memories at length")
-def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
-    """Every block of the guide runs, `check_mixer` among them."""
-    assert sum(bool(line.strip()) for line in blocks()[0].splitlines()) <= 70
-    names: dict[str, Any] = {"__name__": "guide"}
-    for block in blocks():
-        exec(compile(block, str(GUIDE), "exec"), names)
+def test_the_guide_s_mixer_is_short_and_stands_in_a_stack() -> None:
+    """The suite checks it; here is what the page does with it besides."""
+    mixer, _, stack = blocks()
+    assert sum(bool(line.strip()) for line in mixer.splitlines()) <= 70
+    exec(compile(stack, str(GUIDE), "exec"), dict(written()))
 
 
 @pytest.mark.parametrize(
