@@ -82,7 +82,7 @@ def test_alignment_must_divide_the_row(alignment):
         pack(np.array([3]), 8, alignment=alignment)
 
 
-def test_many_documents_pack_tightly_and_fast():
+def test_many_documents_pack_tightly():
     lengths = np.random.default_rng(0).integers(1, 4097, 100_000)
     index = pack(lengths, 8192, alignment=64)
     best = -(-int((-(-lengths // 64) * 64).sum()) // 8192)
