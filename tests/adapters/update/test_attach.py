@@ -34,7 +34,7 @@ from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.testing import check_adapter
 from jaxblt.training.stored.serialize import from_json, to_json
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STACK = StackConfig(
     dim=8, num_layers=3, pattern="HA", mixers={"A": AttentionConfig(dim=8, num_heads=2)}, mlp_dim=16
 )

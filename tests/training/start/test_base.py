@@ -36,7 +36,7 @@ STACK = StackConfig(
 )
 MODEL = ByteLMConfig(stack=STACK)
 ROUTED = AdapterConfig(rank=4, router=RouterConfig(chunk=16, prefix=16), code=(Ema(0.5),))
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "adapters.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "adapters.md").read_text(encoding="utf-8")
 leaves = jax.tree.leaves_with_path
 SHORT = {"steps": 4, "eval_every": 0, "checkpoint_every": 2, "checkpoint_every_s": None} | {
     "optimizer": AdamWConfig(learning_rate=1e-2, warmup_steps=0)
