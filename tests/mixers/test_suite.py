@@ -6,7 +6,7 @@ import pytest
 
 from jaxblt.testing import PROPERTIES, Property, Subject
 from jaxblt.testing.numerics import check_sharded
-from tests.mixers.configs import ALL, FULL, OF_DRIVER, VARIANTS
+from tests.mixers.configs import ALL, FULL, NAIVE, OF_DRIVER, VARIANTS
 
 EVERY_WEEK = ("causal", "packed", "chunked", "sharded", "gradients")
 """What every mixer is checked for each week, and variants in turn."""
@@ -41,7 +41,7 @@ def test_sharded_over_fewer_devices(name: str, count: int) -> None:
 
 def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
     """How a case takes turns with others; not at all if it runs each week."""
-    if prop.name not in EVERY_WEEK + SAME_PROGRAMS:
+    if name not in NAIVE and prop.name not in EVERY_WEEK + SAME_PROGRAMS:
         return (FURTHER,)
     return (of_variant(name),) if name in VARIANTS else ()
 
