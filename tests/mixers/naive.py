@@ -1,4 +1,7 @@
-"""Mixers whose cores leave all to the driver that it promises to do: they tell no hole and no padding from a token."""
+"""Mixers whose cores leave to the driver all that it promises.
+
+They tell no hole and no padding from a token, and do not start a document that begins at a stretch's first position.
+"""
 
 import dataclasses
 from typing import Any
@@ -83,8 +86,8 @@ class NaiveJoined:
 
 
 def _loop(step: Any, start: Any, u: jax.Array, marks: Marks, begin: Any) -> Any:
-    """What is carried behind each token `[B, T, ...]`; documents start from `begin`."""
-    new = jnp.zeros(u.shape[:2], bool) if marks.new is None else marks.new
+    """What is carried behind each token `[B, T, ...]`; documents start from `begin`, except at the first position."""
+    new = jnp.zeros(u.shape[:2], bool) if marks.new is None else marks.new.at[:, 0].set(False)
 
     def body(carry: Any, token: Any) -> tuple[Any, Any]:
         u, new = token

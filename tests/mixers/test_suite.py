@@ -18,8 +18,10 @@ SAME_PROGRAMS = (
 )
 """What runs the programs that those have compiled, and costs little more."""
 
-FURTHER = pytest.mark.slow(weeks=26, group="further properties of mixers")
-"""What compiles programs of its own."""
+
+def further(name: str) -> pytest.MarkDecorator:
+    """What compiles programs of its own: all of a mixer in one week, two or three mixers a week."""
+    return pytest.mark.slow(weeks=13, group="further properties of mixers", turn=name)
 
 
 def of_variant(name: str) -> pytest.MarkDecorator:
@@ -32,9 +34,8 @@ def subject_of(name: str) -> Subject:
     return Subject((ALL | OF_DRIVER)[name])
 
 
-@FURTHER
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=further(name)) for name in FULL])
 def test_sharded_over_fewer_devices(name: str, count: int) -> None:
     check_sharded(subject_of(name), counts=(count,))
 
@@ -42,7 +43,7 @@ def test_sharded_over_fewer_devices(name: str, count: int) -> None:
 def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
     """How a case takes turns with others; not at all if it runs each week."""
     if name not in NAIVE and prop.name not in EVERY_WEEK + SAME_PROGRAMS:
-        return (FURTHER,)
+        return (further(name),)
     return (of_variant(name),) if name in VARIANTS else ()
 
 

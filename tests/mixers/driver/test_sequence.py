@@ -21,6 +21,7 @@ from jaxblt.mixers import (
     SlotMemoryConfig,
 )
 from jaxblt.mixers.driver.base import init_state, start_clock
+from jaxblt.mixers.driver.marks import Marks
 from jaxblt.mixers.driver.sequence import Adjoined, Joined, read
 from jaxblt.mixers.linear import gated_delta_net
 from jaxblt.mixers.linear.gated_delta_net import DeltaRule
@@ -38,6 +39,24 @@ from tests.tolerances import assert_close
 def test_steps_in_order_have_no_join() -> None:
     assert not isinstance(NaiveSteps(jnp.ones(1)), Joined)
     assert isinstance(NaiveJoined(jnp.ones(1)), Joined)
+
+
+class Wide(NaiveSteps):
+    """A core that returns a wider carry than it was given."""
+
+    def run(self, u: jax.Array, marks: Marks, carry: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        assert carry is not None
+        return super().run(u, marks, carry.astype(jnp.float32))
+
+
+@pytest.mark.parametrize("ids", [None, jnp.ones((2, 3), jnp.int32)], ids=["whole", "ids"])
+def test_a_carry_keeps_its_dtype(ids: jax.Array | None) -> None:
+    def call(x: jax.Array, carry: jax.Array) -> Any:
+        u = x.reshape(*x.shape[:2], 4, 2)
+        return read(x, ids, None, start_clock(2)).run(Wide(jnp.ones((4, 2))), u, carry)
+
+    x, carry = jax.ShapeDtypeStruct((2, 3, 8), jnp.float32), jax.ShapeDtypeStruct((2, 4, 2), jnp.bfloat16)
+    assert jax.eval_shape(call, x, carry)[1].dtype == jnp.bfloat16
 
 
 def test_heads_that_do_not_divide_are_named_before_compiling() -> None:
