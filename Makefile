@@ -21,7 +21,7 @@ TEST_ENV += PYTHONDONTWRITEBYTECODE=
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo docs test test-changed lint format types gpu-compile gpu-compile-now plan clean
+.PHONY: help venv install install-docs demo docs test test-changed lint format types gpu-compile gpu-compile-now plan clean
 
 help:
 	@echo "make demo   install, then train, evaluate and generate on embedded data (runs/demo)"
@@ -68,6 +68,8 @@ test: install
 # For work between landings. Of test files that changed themselves all rotating cases run.
 test-changed: install
 	@reached=$$($(BIN)/python -m tests.reach $(BASE)) && $(TEST_ENV) $(PYTEST) $(PYTEST_ARGS) $$reached
+
+install-docs: $(DOCS_STAMP)
 
 $(DOCS_STAMP): $(STAMP)
 	@echo "installing MkDocs into $(VENV)"
