@@ -80,7 +80,11 @@ REST: dict[str, MixerConfig] = {
 
 ALL: dict[str, MixerConfig] = FULL | REST
 
-NAIVE: dict[str, MixerConfig] = {"naive": NaiveConfig(), "naive_steps": NaiveConfig(joins=False)}
+NAIVE: dict[str, MixerConfig] = {
+    "naive": NaiveConfig(),
+    "naive_both": NaiveConfig(causal=False),
+    "naive_steps": NaiveConfig(joins=False),
+}
 """Mixers of the tests: every property holds of them by the driver, and is checked each week."""
 
 OF_DRIVER: dict[str, MixerConfig] = NAIVE | {"retention": written()["RetentionConfig"](dim=8)}

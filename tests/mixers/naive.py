@@ -21,7 +21,10 @@ HEADS = 4
 
 @dataclasses.dataclass(frozen=True)
 class NaiveConfig:
-    """h_t = w h_{t-1} + u_t, whose stretches are joined, or h_t = tanh(w h_{t-1} + u_t), whose are not."""
+    """h_t = w h_{t-1} + u_t, whose stretches are joined, or h_t = tanh(w h_{t-1} + u_t), whose are not.
+
+    If not causal, the sum of h from the row's start and of h from its end.
+    """
 
     dim: int = 8
     causal: bool = True
@@ -118,7 +121,10 @@ class Naive(nn.Module):
         u = Linear("btd,dhk->bthk", sizes, names, self.dtype, name="in")(rows.x)
         weight = self.param("weight", nn.initializers.constant(0.5), (HEADS, dim // HEADS))
         core = NaiveJoined(weight) if self.config.joins else NaiveSteps(weight)
-        h, after = rows.run(core, u.astype(jnp.float32), None if state is None else state.h)
+        u = u.astype(jnp.float32)
+        h, after = rows.run(core, u, None if state is None else state.h)
+        if not self.config.causal:
+            h = h + rows.run(core, u, reverse=True)[0]
         out = Linear("bthk,hkd->btd", {"d": dim}, (*names[1:], names[0]), self.dtype, name="out")
         y = rows.restore(out(h.astype(self.dtype)))
         return y, None if state is None else NaiveState(rows.clock, after)

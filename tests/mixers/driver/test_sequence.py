@@ -5,6 +5,7 @@ import itertools
 from functools import partial
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import pytest
@@ -22,7 +23,7 @@ from jaxblt.mixers import (
 )
 from jaxblt.mixers.driver.base import init_state, start_clock
 from jaxblt.mixers.driver.marks import Marks
-from jaxblt.mixers.driver.sequence import Adjoined, Joined, read
+from jaxblt.mixers.driver.sequence import SHORTEST, Adjoined, Joined, read
 from jaxblt.mixers.linear import gated_delta_net
 from jaxblt.mixers.linear.gated_delta_net import DeltaRule
 from jaxblt.mixers.linear.gated_linear_attention import LinearState
@@ -57,6 +58,44 @@ def test_a_carry_keeps_its_dtype(ids: jax.Array | None) -> None:
 
     x, carry = jax.ShapeDtypeStruct((2, 3, 8), jnp.float32), jax.ShapeDtypeStruct((2, 4, 2), jnp.bfloat16)
     assert jax.eval_shape(call, x, carry)[1].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("devices", "reverse", "told"), [(1, False, 4), (1, True, 1), (2, False, 2), (2, True, 1)]
+)
+def test_documents_start_at_multiples_of_what_a_core_is_told(devices: int, reverse: bool, told: int) -> None:
+    """Over two devices a row of 12 tokens is cut behind its sixth; from their end documents start anywhere."""
+    seen = set()
+
+    @flax.struct.dataclass
+    class Told(NaiveJoined):
+        def run(self, u: jax.Array, marks: Marks, carry: jax.Array | None) -> tuple[jax.Array, Any]:
+            seen.add(marks.alignment)
+            return super().run(u, marks, carry)
+
+    def call(x: jax.Array) -> jax.Array:
+        rows = read(x, jnp.ones((2, 12), jnp.int32), None, None, alignment=4)
+        return rows.run(Told(jnp.ones((4, 2))), rows.x.reshape(2, 12, 4, 2), reverse=reverse)[0]
+
+    with jax.set_mesh(make_mesh(data=1, seq=devices, devices=jax.devices()[:devices])):
+        jax.eval_shape(call, jax.ShapeDtypeStruct((2, 12, 8), jnp.float32))
+    assert seen == {told}
+
+
+def test_a_row_without_a_token_keeps_its_carry_where_a_call_is_split() -> None:
+    length, core = 2 * SHORTEST, NaiveJoined(jnp.full((4, 2), 0.5))
+    x, carry = jax.random.normal(jax.random.key(0), (2, length, 8)), jnp.full((2, 4, 2), 3.0)
+    ids = jnp.ones((2, length), jnp.int32).at[1].set(0)
+
+    def call(x: jax.Array, carry: jax.Array) -> Any:
+        rows = read(x, ids, None, start_clock(2))
+        return rows.run(core, rows.x.reshape(2, length, 4, 2), carry)[1]
+
+    expected = jax.jit(call)(x, carry)
+    with jax.set_mesh(make_mesh(data=1, seq=2, devices=jax.devices()[:2])):
+        found = jax.jit(call)(x, carry)
+    assert_close(found, expected, n=length)
+    assert found[1].tolist() == carry[1].tolist()
 
 
 def test_heads_that_do_not_divide_are_named_before_compiling() -> None:
