@@ -13,6 +13,15 @@ from tests.patching.naive import naive_closed, naive_starts
 from tests.patching.rows import random_rows
 
 
+def test_words_are_ascii_letters_digits_and_bytes_of_longer_characters():
+    """Every id, each in a block of its own: patches end behind what is in no word."""
+    config = PatcherConfig(mode="space", block_size=2)
+    ids = jnp.stack([jnp.arange(260, dtype=jnp.int32), jnp.full((260,), encode(b"a", eos=False)[-1])], 1)
+    ended = np.asarray(closes(config, ids, None, jnp.ones(ids.shape, jnp.int32)))[:, 0]
+    inside = [False] * 4 + [byte >= 0x80 or chr(byte).isalnum() for byte in range(256)]
+    assert ended.tolist() == [not word for word in inside]
+
+
 @pytest.fixture(scope="module")
 def sample():
     return random_rows(1, rows=4, blocks=4, block_size=SIZE)

@@ -23,7 +23,7 @@ from jaxblt.mixers import (
 )
 from jaxblt.mixers.driver.base import init_state, start_clock
 from jaxblt.mixers.driver.marks import Marks
-from jaxblt.mixers.driver.sequence import SHORTEST, Adjoined, Joined, read
+from jaxblt.mixers.driver.sequence import SHORTEST, Adjoined, Joined, read, splits_call
 from jaxblt.mixers.linear import gated_delta_net
 from jaxblt.mixers.linear.gated_delta_net import DeltaRule
 from jaxblt.mixers.linear.gated_linear_attention import LinearState
@@ -96,6 +96,30 @@ def test_a_row_without_a_token_keeps_its_carry_where_a_call_is_split() -> None:
         found = jax.jit(call)(x, carry)
     assert_close(found, expected, n=length)
     assert found[1].tolist() == carry[1].tolist()
+
+
+def test_documents_of_a_call_are_counted_from_the_state_s() -> None:
+    x, ids = jnp.ones((1, 4, 8)), jnp.array([[7, -7, 9, 0]])
+    for last, told in ((0, [[2, -2, 3, 0]]), (7, [[1, -1, 2, 0]])):
+        clock = start_clock(1).replace(last_segment=jnp.full((1,), last, jnp.int32))  # type: ignore[attr-defined]
+        assert jnp.array_equal(read(x, ids, None, clock).segment_ids, jnp.array(told))
+
+
+def test_ops_that_are_told_of_no_documents_read_zeros_at_holes() -> None:
+    x, ids = jnp.ones((1, 4, 8)), jnp.array([[7, -7, 7, 0]])
+    told, alone = (read(x, ids, None, None, packed=packed) for packed in (True, False))
+    z = jnp.ones((1, 8, 4))
+    assert told.segment_ids is ids
+    assert told.clear(z) is z
+    assert alone.segment_ids is None
+    assert jnp.array_equal(alone.clear(z)[0, 0], jnp.array([1.0, 0.0, 1.0, 0.0]))
+    assert jnp.array_equal(told.restore(x)[0, :, 0], jnp.array([1.0, 0.0, 1.0, 0.0]))
+
+
+def test_calls_are_split_from_a_length_on() -> None:
+    assert not splits_call(2 * SHORTEST)
+    with jax.set_mesh(make_mesh(data=1, seq=2, devices=jax.devices()[:2])):
+        assert [splits_call(2 * SHORTEST - 1), splits_call(2 * SHORTEST)] == [False, True]
 
 
 def test_heads_that_do_not_divide_are_named_before_compiling() -> None:
