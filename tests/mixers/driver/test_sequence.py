@@ -116,6 +116,13 @@ def test_ops_that_are_told_of_no_documents_read_zeros_at_holes() -> None:
     assert jnp.array_equal(told.restore(x)[0, :, 0], jnp.array([1.0, 0.0, 1.0, 0.0]))
 
 
+def test_documents_alone_start_with_their_row() -> None:
+    x, ids = jnp.ones((1, 4, 8)), jnp.array([[1, 1, 2, 2]])
+    assert read(x, ids, None, None, alignment=2).segment_ids is ids
+    with pytest.raises(ValueError, match="documents must start with their row"):
+        read(x, ids, None, None, alignment=2, alone=True)
+
+
 def test_calls_are_split_from_a_length_on() -> None:
     assert not splits_call(2 * SHORTEST)
     with jax.set_mesh(make_mesh(data=1, seq=2, devices=jax.devices()[:2])):
