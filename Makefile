@@ -11,18 +11,22 @@ JLA_STAMP := $(GPU_VENV)/.jla
 PLAN_ARGS ?= demo
 WORKERS ?= 2
 PYTEST_ARGS ?=
+BASE ?= main
 
 # Two test processes share the cores; the maths libraries' own threads would only fight over them.
 TEST_ENV := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Keep bytecode even where the environment says not to: without it every process compiles the library and its tests.
 TEST_ENV += PYTHONDONTWRITEBYTECODE=
 
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
-.PHONY: help venv install demo docs test lint format types gpu-compile gpu-compile-now plan clean
+.PHONY: help venv install install-docs demo docs test test-changed lint format types gpu-compile gpu-compile-now plan clean
 
 help:
 	@echo "make demo   install, then train, evaluate and generate on embedded data (runs/demo)"
 	@echo "make test   install, then the test suite (WORKERS=$(WORKERS) processes; PYTEST_ARGS=... is passed on)"
+	@echo "make test-changed  the tests that a change since the branch left BASE=$(BASE) can reach by imports; not for landing"
 	@echo "make docs   install MkDocs too, then the documentation as a site in build/site; a warning is an error"
 	@echo "make lint   ruff check and ruff format --check"
 	@echo "make types  pyright on jaxblt and pallas_kernels"
@@ -59,7 +63,13 @@ demo: install
 # One file stays in one process: its fixtures and compiled functions are made once. Files come by name: by number of tests,
 # as they would otherwise, the longest come last and one process waits for the other.
 test: install
-	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(TEST_ENV) $(PYTEST) $(PYTEST_ARGS)
+
+# For work between landings. Of test files that changed themselves all rotating cases run.
+test-changed: install
+	@reached=$$($(BIN)/python -m tests.reach $(BASE)) && $(TEST_ENV) $(PYTEST) $(PYTEST_ARGS) $$reached
+
+install-docs: $(DOCS_STAMP)
 
 $(DOCS_STAMP): $(STAMP)
 	@echo "installing MkDocs into $(VENV)"

@@ -79,6 +79,12 @@ def _annotations(request: pytest.FixtureRequest) -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for the programs of this process, where `tests.compiled` keeps them."""
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
 @pytest.fixture
 def symbolic_sizes() -> None:
     """Annotations are off: they say `int` of sizes, which `jax.export` may leave open."""

@@ -15,6 +15,10 @@ LONGEST = 26
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run every case of the big matrices")
+    written = (
+        "run every case of this test file that `slow(weeks=...)` rotates: it has not run since it was written"
+    )
+    parser.addoption("--written", action="append", default=[], help=written)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,7 +74,8 @@ def of_other_weeks(items: list[pytest.Item], config: pytest.Config) -> list[pyte
     """Of each test's slow cases those that `slow(weekly=...)` or `slow(weeks=...)` does not take this week.
 
     Tests with one `group` take turns as if they were cases of one test. Cases with one `turn` come together: they share
-    what a fixture makes. Cases whose ids match a pattern of `every` run each week.
+    what a fixture makes. Cases whose ids match a pattern of `every` run each week, and so do those of `weeks` in a file
+    that the option `--written` names.
 
     Raises:
       UsageError: a pattern matches no case, or a matrix asks for more than `LONGEST` weeks.
@@ -83,6 +88,8 @@ def of_other_weeks(items: list[pytest.Item], config: pytest.Config) -> list[pyte
             continue
         test, said = item.nodeid.partition("[")[0], _options_of(item)
         matching = [pattern for pattern in said["every"] if fnmatchcase(_case_of(item), pattern)]
+        if said["weeks"] and item.nodeid.partition("::")[0] in config.getoption("--written"):
+            continue
         for pattern in said["every"]:
             unmatched[test, pattern] = unmatched.get((test, pattern), True) and pattern not in matching
         if not matching:

@@ -257,17 +257,16 @@ def test_the_walk_sees_every_kind_of_import() -> None:
 
 
 def test_import_jaxblt_is_light() -> None:
-    """Under 2 s on an idle machine; asserted by what it loads and by a margin for a busy one."""
+    """Under 2 s on an idle machine; asserted by what it loads."""
     program = (
-        "import sys, time; start = time.perf_counter(); import jaxblt; seconds = time.perf_counter() - start;"
+        "import sys; import jaxblt;"
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules];"
         "from jax._src import xla_bridge;"
-        "print(seconds); print(','.join(heavy)); print(xla_bridge.backends_are_initialized())"
+        "print(','.join(heavy)); print(xla_bridge.backends_are_initialized())"
     )
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    seconds, heavy, initialized = run.stdout.split("\n")[:3]
+    heavy, initialized = run.stdout.split("\n")[:2]
     assert not heavy, f"import jaxblt loads {heavy}: import these in the functions that use them"
     assert initialized == "False", "import jaxblt starts a JAX backend: nothing may happen at import"
-    assert float(seconds) < 15

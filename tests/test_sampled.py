@@ -141,6 +141,14 @@ def test_every_turn_comes_within_its_weeks(weeks: int) -> None:
     assert due == {item.nodeid for item in items}
 
 
+def test_all_cases_of_a_file_that_was_written_run_except_those_of_matrices() -> None:
+    items = [stand_in(f"{file}.py::test_{i}", weeks=4, group="turns") for file in "ab" for i in range(4)]
+    items += [stand_in(f"a.py::test_matrix[{i}]", weekly=1) for i in range(4)]
+    due = due_in("2026-W40", items, written=("a.py",))
+    assert {f"a.py::test_{i}" for i in range(4)} <= due
+    assert len(due) == 4 + 1 + 1
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -162,8 +170,9 @@ def stand_in(nodeid: str, **options: Any) -> Any:
     )
 
 
-def due_in(week: str, items: list[Any]) -> set[str]:
+def due_in(week: str, items: list[Any], *, written: tuple[str, ...] = ()) -> set[str]:
+    config: Any = SimpleNamespace(args=["tests"], getoption=lambda name: list(written))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, week)
-        away = {id(item) for item in of_other_weeks(items, SimpleNamespace(args=["tests"]))}
+        away = {id(item) for item in of_other_weeks(items, config)}
     return {item.nodeid for item in items if id(item) not in away}

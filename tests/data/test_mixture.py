@@ -54,6 +54,30 @@ def test_the_share_of_each_block_is_exact_and_its_order_is_not():
     assert len(set(order[:20])) > 1
 
 
+def test_a_rare_source_has_its_share():
+    """In blocks of 256 samples the counts of the first two sources would cross."""
+    rows = (50, 50, 50)
+    schedule = Mixed(rows, (1.5, 0.1, 254.4), 1, 0)
+    drawn = Counter(source_of(rows, schedule.row(schedule.place(g), 0)) for g in range(2561))
+    assert abs(drawn[0] - 15) <= 1
+    assert abs(drawn[1] - 1) <= 1
+    assert drawn.total() == 2561
+
+
+def test_blocks_sources_and_epochs_have_orders_of_their_own():
+    """Each of two sources of 256 rows gives half of a block of 256 samples, so an epoch takes two blocks."""
+    schedule = Mixed((256, 256), (1.0, 1.0), 1, 0)
+    blocks = [[schedule.row(schedule.place(256 * b + i), 0) for i in range(256)] for b in range(4)]
+    assert len({tuple(row // 256 for row in block) for block in blocks}) == 4
+    halves = {
+        (source, b): {row % 256 for row in blocks[b] if row // 256 == source}
+        for source in (0, 1)
+        for b in (0, 2)
+    }
+    assert all(len(half) == 128 for half in halves.values())
+    assert len({*map(frozenset, halves.values()), frozenset(range(128))}) == 5
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     """Sources told apart by their letters: a text of two files, one of "xy", and a genome."""

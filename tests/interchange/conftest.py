@@ -23,8 +23,8 @@ SMALL = ByteLMConfig(
 
 
 @pytest.fixture(autouse=True, scope="package")
-def _compiled_once_and_quickly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with compiled_once_and_quickly(str(tmp_path_factory.mktemp("compiled"))):
+def _compiled_once_and_quickly(compiled: str) -> Iterator[None]:
+    with compiled_once_and_quickly(compiled):
         yield
 
 

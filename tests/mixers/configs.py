@@ -17,6 +17,8 @@ from jaxblt.mixers import (
     NTMConfig,
     StateEngineConfig,
 )
+from tests.mixers.guide import written
+from tests.mixers.naive import NaiveConfig
 
 MODAL = ModalFilter(modes=4, max_timescale=64.0)
 IMPLICIT = ImplicitFilter(filter_len=600, width=8)
@@ -77,6 +79,16 @@ REST: dict[str, MixerConfig] = {
 }
 
 ALL: dict[str, MixerConfig] = FULL | REST
+
+NAIVE: dict[str, MixerConfig] = {
+    "naive": NaiveConfig(),
+    "naive_both": NaiveConfig(causal=False),
+    "naive_steps": NaiveConfig(joins=False),
+}
+"""Mixers of the tests: every property holds of them by the driver, and is checked each week."""
+
+OF_DRIVER: dict[str, MixerConfig] = NAIVE | {"retention": written()["RetentionConfig"](dim=8)}
+"""And the guide's."""
 
 VARIANTS = (
     *("attention_window", "attention_alone", "attention_alibi", "attention_both_window"),

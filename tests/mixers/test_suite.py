@@ -6,7 +6,7 @@ import pytest
 
 from jaxblt.testing import PROPERTIES, Property, Subject
 from jaxblt.testing.numerics import check_sharded
-from tests.mixers.configs import ALL, FULL, VARIANTS
+from tests.mixers.configs import ALL, FULL, NAIVE, OF_DRIVER, VARIANTS
 
 EVERY_WEEK = ("causal", "packed", "chunked", "sharded", "gradients")
 """What every mixer is checked for each week, and variants in turn."""
@@ -18,8 +18,10 @@ SAME_PROGRAMS = (
 )
 """What runs the programs that those have compiled, and costs little more."""
 
-FURTHER = pytest.mark.slow(weeks=26, group="further properties of mixers")
-"""What compiles programs of its own."""
+
+def further(name: str) -> pytest.MarkDecorator:
+    """What compiles programs of its own: all of a mixer in one week, two or three mixers a week."""
+    return pytest.mark.slow(weeks=13, group="further properties of mixers", turn=name)
 
 
 def of_variant(name: str) -> pytest.MarkDecorator:
@@ -29,26 +31,25 @@ def of_variant(name: str) -> pytest.MarkDecorator:
 
 @functools.lru_cache(maxsize=2)
 def subject_of(name: str) -> Subject:
-    return Subject(ALL[name])
+    return Subject((ALL | OF_DRIVER)[name])
 
 
-@FURTHER
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=further(name)) for name in FULL])
 def test_sharded_over_fewer_devices(name: str, count: int) -> None:
     check_sharded(subject_of(name), counts=(count,))
 
 
 def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
     """How a case takes turns with others; not at all if it runs each week."""
-    if prop.name not in EVERY_WEEK + SAME_PROGRAMS:
-        return (FURTHER,)
+    if name not in NAIVE and prop.name not in EVERY_WEEK + SAME_PROGRAMS:
+        return (further(name),)
     return (of_variant(name),) if name in VARIANTS else ()
 
 
 def cases() -> list:
     pairs = []
-    for name, config in ALL.items():
+    for name, config in (ALL | OF_DRIVER).items():
         for prop in PROPERTIES:
             if prop.applies(config):
                 pairs.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=turns(name, prop)))

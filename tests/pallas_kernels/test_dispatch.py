@@ -1,16 +1,22 @@
 """The table of implementations: which entry is taken, and what is said of the others."""
 
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
+from pallas_kernels import _dispatch
 from pallas_kernels._dispatch import (
     Device,
     Implementation,
     choose,
+    compiling_for,
     current_device,
     explain,
+    explain_call,
     has_reference_ops,
     record_choices,
     reference_ops,
@@ -85,6 +91,68 @@ def test_current_device_is_the_one_jax_compiles_for():
     device = jax.devices()[0]
     assert current_device().platform == device.platform
     assert (current_device().capability is None) == (device.platform != "gpu")
+
+
+def stand_in(platform: str, capability: str | None = None) -> Any:
+    """A JAX device that this machine need not have."""
+    own = {} if capability is None else {"compute_capability": capability}
+    return SimpleNamespace(platform=platform, device_kind=f"a {platform}", **own)
+
+
+def test_the_default_device_comes_before_the_first_one(monkeypatch):
+    with jax.default_device("cpu"):
+        assert current_device().platform == "cpu"
+    config = SimpleNamespace(jax_default_device=stand_in("gpu", "8.6"))
+    found = SimpleNamespace(config=config, devices=lambda: [stand_in("cpu")])
+    monkeypatch.setattr(_dispatch, "jax", found)
+    assert current_device() == Device("gpu", (8, 6), "a gpu")
+    config.jax_default_device = None
+    assert current_device() == Device("cpu", None, "a cpu")
+
+
+def test_ops_choose_for_the_device_that_is_compiled_for_and_after_it_for_this_one():
+    here = current_device()
+    with compiling_for(GPU):
+        assert current_device() == GPU
+        with compiling_for(stand_in("tpu")):
+            assert current_device() == Device("tpu", None, "a tpu")
+        assert current_device() == GPU
+    with pytest.raises(KeyError), compiling_for(GPU):
+        raise KeyError
+    assert current_device() == here
+
+
+def test_sizes_that_are_left_open_are_for_any_length_and_the_reference_alone():
+    rows, length = jax.export.symbolic_shape("b, t")
+    entries = [Implementation("xla", print), Implementation("triton", print, any_length=True)]
+    entries += [Implementation("reference", print)]
+    for shape, reasons in {
+        (rows, 4): [None] * 3,
+        (4, length): ["it is compiled for one length, and the size t is symbolic", None, None],
+        (4, 4, length): ["it is compiled for one length, and the size t is symbolic", None, None],
+    }.items():
+        array = jax.ShapeDtypeStruct(shape, "float32")
+        assert [entry.cannot_run(CPU, array) for entry in entries] == reasons
+
+
+def double(x: Any) -> Any:
+    return choose("double", TABLE, None, current_device(), x.shape[0]).run(x)
+
+
+def test_a_call_is_explained_for_a_device_and_runs_after_it():
+    x = jax.ShapeDtypeStruct((3,), "float32")
+    assert explain_call(double, GPU, x) == explain("double", TABLE, GPU, 3)
+    assert explain_call(double, None, x) == explain("double", TABLE, current_device(), 3)
+    assert double(jnp.ones(3)).tolist() == [2.0] * 3
+    with pytest.raises(AssertionError, match="stand_in made no choice"):
+        explain_call(stand_in, GPU, "cpu")
+
+
+def test_every_entry_that_is_passed_over_has_its_reason():
+    table = (Implementation("mosaic_gpu", print, lambda device, size: "no wgmma"), *TABLE)
+    assert explain("double", table, GPU, 3) == (
+        "double: xla on NVIDIA H200 (not mosaic_gpu: no wgmma; not cudnn: size 3 is odd)"
+    )
 
 
 def test_choices_are_recorded_in_order_without_repeats():

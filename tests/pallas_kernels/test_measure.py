@@ -1,8 +1,8 @@
-"""Timing: sleeps of known length, work of known size, nothing hoisted or dropped, the right gradients."""
+"""Timing: by a clock that the tests set, nothing hoisted or dropped, the right gradients."""
 
 import json
-import time
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,40 +10,63 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import _measure
+from pallas_kernels import _measure, _trace
 from pallas_kernels._measure import (
     Case,
-    Method,
     compare,
     compiled,
     forward_backward,
     measure,
     measure_all,
-    measure_ceilings,
 )
 from pallas_kernels._trace import union_length
-from tests.quick_timing import quick_timing
+from tests.quick_timing import TRIAL_S, quick_timing
 from tests.tolerances import tol
 
 __all__ = ["quick_timing"]
 
 
-def _sleep(seconds: float) -> None:
-    time.sleep(seconds)
+class Clock:
+    """Time that passes where a test says so."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def work(self, x: jax.Array, turns: int) -> jax.Array:
+        """`turns` operations of a millisecond each, which a compiler may drop or move as any other."""
+
+        def tick(x: Any) -> Any:
+            self.sleep(1e-3)
+            return x
+
+        for _ in range(turns):
+            x = jax.pure_callback(tick, x, x + 1)
+        return x
 
 
-def test_a_sleep_is_measured_as_at_least_its_length() -> None:
-    result = measure(_sleep, 0.005, method="host", warmup=1)
-    assert min(result.seconds) >= 0.005
-    assert result.summary.median < 0.02
-    assert len(result.seconds) == result.summary.trials == 20
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(_measure, "time", clock)
+    return clock
 
 
-def test_comparison_finds_a_known_ratio() -> None:
-    slow, fast = Case("slow", _sleep, (0.04,)), Case("fast", _sleep, (0.01,))
+def test_each_trial_is_a_call(clock: Clock) -> None:
+    result = measure(clock.sleep, 0.005, method="host", warmup=1)
+    assert result.seconds == pytest.approx([0.005] * 20)
+    assert result.summary.trials == 20
+    assert clock.now == pytest.approx(21 * 0.005)
+
+
+def test_comparison_finds_a_known_ratio(clock: Clock) -> None:
+    slow, fast = Case("slow", clock.sleep, (0.04,)), Case("fast", clock.sleep, (0.01,))
     result = compare(slow, fast, method="host", warmup=1)
-    assert 2 < result.ratio < 6
-    assert result.low <= result.ratio <= result.high
+    assert (result.low, result.ratio, result.high) == pytest.approx((4, 4, 4))
 
 
 def test_rounds_alternate() -> None:
@@ -53,14 +76,43 @@ def test_rounds_alternate() -> None:
     assert "".join(calls) == "abba" * 10
 
 
-@pytest.mark.usefixtures("quick_timing")
-def test_calls_are_timed_one_after_the_other_and_long_ones_alone() -> None:
-    short, long = Case("short", _sleep, (0.002,)), Case("long", _sleep, (0.31,))
-    assert 0.002 <= measure(_sleep, 0.002, method="calls", warmup=0).summary.median < 0.01
-    assert _measure._slope_timer(_measure._called(long), 0, 0.01)() < 0.6
-    found = measure_all([short, Case("same", _sleep, (0.002,))], method="calls", warmup=0)
+def test_calls_are_timed_one_after_the_other_and_long_ones_alone(clock: Clock) -> None:
+    short, long = Case("short", clock.sleep, (0.002,)), Case("long", clock.sleep, (0.31,))
+    found = measure_all([short, Case("same", clock.sleep, (0.002,))], method="calls", warmup=0)
     assert [side.name for side in found] == ["short", "same"]
-    assert all(side.method == "calls" and len(side.seconds) == 20 for side in found)
+    for side in found:
+        assert side.method == "calls"
+        assert side.seconds == pytest.approx([0.002] * 20)
+    before = clock.now
+    assert _measure._slope_timer(_measure._called(long), 0, 0.01)() == pytest.approx(0.31)
+    assert clock.now - before == pytest.approx(3 * 0.31)
+
+
+def test_eight_times_the_work_takes_eight_times_as_long(clock: Clock) -> None:
+    eight, one = (Case(str(n), lambda x, n=n: clock.work(x, n), (jnp.ones(3),)) for n in (8, 1))
+    result = compare(eight, one, method="slope", warmup=1)
+    assert result.second.summary.median == pytest.approx(1e-3)
+    assert result.ratio == pytest.approx(8)
+    assert result.first.span is None
+
+
+def test_slope_neither_hoists_invariant_inputs_nor_drops_unused_outputs(clock: Clock) -> None:
+    """No turn's result is read by the next, yet each turn costs what a call costs."""
+    run = _measure._repeated(Case("fn", lambda x, y: (clock.work(x, 2), y + 1), (jnp.ones(3), jnp.ones(8))))
+    for turns in (1, 7):
+        before = clock.now
+        run(turns)
+        assert clock.now - before == pytest.approx(2e-3 * turns)
+
+
+def test_the_profiler_sees_each_call() -> None:
+    x = jnp.ones((64, 64))
+    eight, one = (Case(str(n), lambda x, n=n: _matmuls(x, n), (x,)) for n in (8, 1))
+    for side in measure_all([eight, one], method="profiler", warmup=1):
+        assert len(side.seconds) == 20
+        assert min(side.seconds) > 0
+        assert side.span is not None
+        assert side.span >= side.summary.median
 
 
 def _matmuls(x: jax.Array, count: int) -> jax.Array:
@@ -69,33 +121,27 @@ def _matmuls(x: jax.Array, count: int) -> jax.Array:
     return x
 
 
-@pytest.mark.parametrize("method", ["slope", "profiler"])
-def test_eight_times_the_work_takes_about_eight_times_as_long(method: Method) -> None:
-    x = jax.random.normal(jax.random.key(0), (256, 256))
-    eight, one = (Case(str(n), lambda x, n=n: _matmuls(x, n), (x,)) for n in (8, 1))
-    result = compare(eight, one, method=method, warmup=1)
-    assert result.second.summary.median > 0
-    if method == "profiler":
-        # The fastest trials of two runs: beside other work longer calls are interrupted and short ones are not
-        again = compare(eight, one, method=method, warmup=1)
-        fastest = [
-            min(*getattr(result, side).seconds, *getattr(again, side).seconds) for side in ("first", "second")
-        ]
-        assert 5 < fastest[0] / fastest[1] < 14
-        assert result.first.span is not None
-        assert result.first.span >= result.first.summary.median
-    else:
-        assert 3 < result.ratio < 20
-        assert result.first.span is None
+def test_device_time_is_of_the_call_that_started_it_and_the_slowest_device() -> None:
+    """Operations of two calls, on two GPUs: the first's overlap on one of them, with a gap on the other."""
 
+    def plane(name: str, line: str, *events: tuple[str, float, float]) -> Any:
+        fields = ("name", "start_ns", "duration_ns")
+        seen = [SimpleNamespace(**dict(zip(fields, event, strict=True))) for event in events]
+        return SimpleNamespace(name=name, lines=[SimpleNamespace(name=line, events=seen)])
 
-def test_slope_neither_hoists_invariant_inputs_nor_drops_unused_outputs() -> None:
-    """No turn's result is read by the next, yet each turn costs what a call costs."""
-    x, small = jax.random.normal(jax.random.key(0), (256, 256)), jnp.ones((8,))
-    fn = jax.jit(lambda x, y: (_matmuls(x, 8), y + 1))
-    by_slope = measure(fn, x, small, method="slope", warmup=1).summary.median
-    by_calls = measure(fn, x, small, method="host", warmup=3).summary.median
-    assert 0.3 * by_calls < by_slope < 3 * by_calls
+    calls = (("measured_call", 0, 100), ("measured_call", 200, 50))
+    one = (("warm", -20, 10), ("a", 10, 20), ("b", 20, 20), ("a", 210, 30))
+    other = (("a", 5, 10), ("a", 85, 10), ("b", 120, 9))
+    planes = [plane("/host:CPU", "main", *calls), plane("/device:GPU:0", "XLA Modules", ("program", 0, 100))]
+    planes += [plane("/device:GPU:0", "Stream 1", *one), plane("/device:GPU:1", "Stream 2", *other)]
+    trace = SimpleNamespace(planes=planes)
+    found = _trace._device_times(trace, 2)
+    assert [(time.busy, time.span) for time in found] == [
+        pytest.approx((30e-9, 90e-9)),  # busy on the first, spread over the second
+        pytest.approx((30e-9, 30e-9)),
+    ]
+    with pytest.raises(RuntimeError, match="the profiler saw 2 of 3 calls, 2 with device work"):
+        _trace._device_times(trace, 3)
 
 
 def test_slope_repeats_the_function_on_its_inputs() -> None:
@@ -133,10 +179,10 @@ def test_forward_backward_gives_outputs_and_the_vjp_of_a_random_cotangent() -> N
         np.testing.assert_allclose(got, want, **limits)
 
 
-def test_ceilings_and_floor() -> None:
-    limits = measure_ceilings(matmul_size=128, copy_bytes=2**20, method="profiler")
-    assert 1e8 < limits.flops_per_second < 1e16
-    assert 1e7 < limits.bytes_per_second < 1e14
+def test_ceilings_and_floor(quick_timing: None) -> None:
+    limits = _measure.measure_ceilings(matmul_size=128, copy_bytes=2**20)
+    assert limits.flops_per_second == pytest.approx(2 * 128**3 / TRIAL_S)
+    assert limits.bytes_per_second == pytest.approx(2 * 2**20 / TRIAL_S)
     by_flops = limits.floor(flops=3 * limits.flops_per_second, bytes_moved=0)
     by_bytes = limits.floor(flops=0, bytes_moved=5 * limits.bytes_per_second)
     assert by_flops == pytest.approx(3)
@@ -145,8 +191,8 @@ def test_ceilings_and_floor() -> None:
     assert both == pytest.approx(5)
 
 
-def test_json_says_what_was_measured_where_and_with_what() -> None:
-    result = measure(_sleep, 0.0001, method="host", warmup=0, name="nap")
+def test_json_says_what_was_measured_where_and_with_what(clock: Clock) -> None:
+    result = measure(clock.sleep, 0.0001, method="host", warmup=0, name="nap")
     read = json.loads(result.to_json())
     assert read["name"] == "nap"
     assert read["method"] == "host"
@@ -164,7 +210,7 @@ def test_union_of_overlapping_and_nested_intervals() -> None:
 
 def test_bad_requests_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="take at least 20"):
-        measure(_sleep, 0.0, method="host", trials=5)
+        measure(lambda: None, method="host", trials=5)
     with pytest.raises(ValueError, match="needs an array argument"):
         measure(lambda: jnp.ones(3), method="slope")
 

@@ -7,10 +7,28 @@ import pytest
 
 from jaxblt.data.vocab import encode
 from jaxblt.patching import PatcherConfig, closes, make_patches
+from jaxblt.patching.rules import candidates
 from jaxblt.patching.segment import closes_at
 from tests.patching.cases import EVERY, SIZE, config_of, patch
 from tests.patching.naive import naive_closed, naive_starts
 from tests.patching.rows import random_rows
+
+
+def test_words_are_ascii_letters_digits_and_bytes_of_longer_characters():
+    """Every id, each in a block of its own: patches end behind what is in no word."""
+    config = PatcherConfig(mode="space", block_size=2)
+    ids = jnp.stack([jnp.arange(260, dtype=jnp.int32), jnp.full((260,), encode(b"a", eos=False)[-1])], 1)
+    ended = np.asarray(closes(config, ids, None, jnp.ones(ids.shape, jnp.int32)))[:, 0]
+    inside = [False] * 4 + [byte >= 0x80 or chr(byte).isalnum() for byte in range(256)]
+    assert ended.tolist() == [not word for word in inside]
+
+
+def test_a_rise_exceeds_what_the_dual_rule_asks():
+    config = PatcherConfig(mode="entropy", threshold=0.5, threshold_add=0.25)
+    entropies, before = jnp.array([0.75, 0.875]), jnp.array([0.5, 0.5])
+    place = {"first": jnp.zeros(2, bool), "offset": jnp.arange(2, dtype=jnp.int32), "ids": jnp.full(2, 40)}
+    found = candidates(config, entropies=entropies, previous=before, threshold=jnp.float32(0.5), **place)
+    assert found.tolist() == [False, True]
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,15 @@
 """Known allocations are read within 10 %."""
 
 import gc
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.profiling import MemoryProfile, profile_memory
+from jaxblt.profiling import MemoryProfile, memory, profile_memory
 
 MIB = 2**20
 
@@ -22,10 +22,30 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def test_device_peak_counts_arrays_that_are_gone_at_the_end() -> None:
+@pytest.fixture
+def wait_for_sample(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A function that waits until what is held now was sampled, however long that takes."""
+    taken, read = threading.Semaphore(0), memory._resident_bytes
+
+    def counted() -> int:
+        size = read()
+        taken.release()
+        return size
+
+    def wait() -> None:
+        while taken.acquire(blocking=False):
+            pass
+        for _ in range(2):  # the first may have begun before
+            taken.acquire()
+
+    monkeypatch.setattr(memory, "_resident_bytes", counted)
+    return wait
+
+
+def test_device_peak_counts_arrays_that_are_gone_at_the_end(wait_for_sample: Callable[[], None]) -> None:
     with profile_memory() as memory:
         array = jax.block_until_ready(jnp.ones((64 * MIB // 4,), jnp.float32))
-        time.sleep(0.25)
+        wait_for_sample()
         del array
     assert memory.device_peak - memory.device_before == pytest.approx(64 * MIB, rel=0.1)
     assert memory.device_peak >= memory.device_before
@@ -41,10 +61,10 @@ def test_sharded_arrays_count_by_the_share_of_one_device() -> None:
     assert memory.device_peak - memory.device_before == pytest.approx(8 * MIB, rel=0.1)
 
 
-def test_host_peak_counts_touched_pages() -> None:
+def test_host_peak_counts_touched_pages(wait_for_sample: Callable[[], None]) -> None:
     with profile_memory() as memory:
         block = np.ones(256 * MIB // 8)
-        time.sleep(0.25)
+        wait_for_sample()
         del block
     assert memory.host_peak - memory.host_before == pytest.approx(256 * MIB, rel=0.1)
 

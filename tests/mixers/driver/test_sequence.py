@@ -2,18 +2,14 @@
 
 import dataclasses
 import itertools
-import re
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxblt.layers import Linear
 from jaxblt.mixers import (
     ExplicitFilter,
     GatedDeltaNetConfig,
@@ -25,113 +21,125 @@ from jaxblt.mixers import (
     NeuralMemoryConfig,
     SlotMemoryConfig,
 )
-from jaxblt.mixers.driver.base import Clock, init_state, start_clock
+from jaxblt.mixers.driver.base import init_state, start_clock
 from jaxblt.mixers.driver.marks import Marks
-from jaxblt.mixers.driver.sequence import Adjoined, Joined, read
+from jaxblt.mixers.driver.sequence import SHORTEST, Adjoined, Joined, read, splits_call
 from jaxblt.mixers.linear import gated_delta_net
 from jaxblt.mixers.linear.gated_delta_net import DeltaRule
 from jaxblt.mixers.linear.gated_linear_attention import LinearState
 from jaxblt.models.mixer_table import STORED, WORDS
 from jaxblt.parallel import make_mesh
-from jaxblt.testing import Subject, check_mixer
+from jaxblt.testing import Subject
 from pallas_kernels.gated_delta_rule import gated_delta_rule, summary
 from tests.mixers.configs import ALL, MODAL, SHORT_IMPLICIT
+from tests.mixers.guide import GUIDE, blocks, written
+from tests.mixers.naive import NaiveConfig, NaiveJoined, NaiveSteps
 from tests.tolerances import assert_close
-
-GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "write-a-mixer.md"
-HEADS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class GatedConfig:
-    """h_t = tanh(w h_{t-1} + u_t) per head: no linear recurrence, so no stretch can be joined to another."""
-
-    dim: int = 8
-    causal: bool = True
-
-    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module:
-        return Gated(self, dtype, name=name)
-
-    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> Any:
-        return GatedState(start_clock(batch_size), jnp.zeros((batch_size, HEADS, self.dim // HEADS)))
-
-
-@flax.struct.dataclass
-class GatedState:
-    clock: Clock
-    h: jax.Array
-
-
-@flax.struct.dataclass
-class Steps:
-    weight: jax.Array
-    per_head: tuple[str, ...] = flax.struct.field(pytree_node=False, default=("weight",))
-
-    def zero(self, u: jax.Array) -> jax.Array:
-        return jnp.zeros_like(u[:, 0], jnp.float32)
-
-    def run(self, u: jax.Array, marks: Marks, carry: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        content = jnp.ones(u.shape[:2], bool) if marks.content is None else marks.content
-        new = jnp.zeros(u.shape[:2], bool) if marks.new is None else marks.new
-
-        def step(h: jax.Array, token: Any) -> tuple[jax.Array, jax.Array]:
-            u, content, new = token
-            h = jnp.where(new[:, None, None], 0.0, h)
-            moved = jnp.tanh(self.weight[None] * h + u.astype(jnp.float32))
-            h = jnp.where(content[:, None, None], moved, h)
-            return h, h
-
-        start = self.zero(u) if carry is None else carry
-        h, y = jax.lax.scan(step, start, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (u, content, new)))
-        return jnp.moveaxis(y, 0, 1), h
-
-
-class Gated(nn.Module):
-    config: GatedConfig
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: Any, *, segment_ids: Any = None, positions: Any = None, state: Any = None) -> Any:
-        rows = read(x.astype(self.dtype), segment_ids, positions, None if state is None else state.clock)
-        sizes = {"h": HEADS, "k": self.config.dim // HEADS}
-        names = ("embed", "heads", "head_dim")
-        u = Linear("btd,dhk->bthk", sizes, names, self.dtype, name="in")(rows.x)
-        weight = self.param("weight", nn.initializers.constant(0.5), (HEADS, self.config.dim // HEADS))
-        h, after = rows.run(Steps(weight), u, None if state is None else state.h)
-        out = Linear(
-            "bthk,hkd->btd", {"d": self.config.dim}, ("heads", "head_dim", "embed"), self.dtype, name="out"
-        )
-        y = rows.restore(out(h.astype(self.dtype)))
-        return y, None if state is None else GatedState(rows.clock, after)
 
 
 def test_steps_in_order_have_no_join() -> None:
-    assert not isinstance(Steps(jnp.ones(1)), Joined)
+    assert not isinstance(NaiveSteps(jnp.ones(1)), Joined)
+    assert isinstance(NaiveJoined(jnp.ones(1)), Joined)
 
 
-@pytest.mark.slow(weeks=3)
-@pytest.mark.parametrize("name", ["packed", "holes", "sequence", "split_call", "gathers", "chunked"])
-def test_a_core_without_join_passes(name: str) -> None:
-    check_mixer(GatedConfig(), only=[name])
+class Wide(NaiveSteps):
+    """A core that returns a wider carry than it was given."""
+
+    def run(self, u: jax.Array, marks: Marks, carry: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        assert carry is not None
+        return super().run(u, marks, carry.astype(jnp.float32))
+
+
+@pytest.mark.parametrize("ids", [None, jnp.ones((2, 3), jnp.int32)], ids=["whole", "ids"])
+def test_a_carry_keeps_its_dtype(ids: jax.Array | None) -> None:
+    def call(x: jax.Array, carry: jax.Array) -> Any:
+        u = x.reshape(*x.shape[:2], 4, 2)
+        return read(x, ids, None, start_clock(2)).run(Wide(jnp.ones((4, 2))), u, carry)
+
+    x, carry = jax.ShapeDtypeStruct((2, 3, 8), jnp.float32), jax.ShapeDtypeStruct((2, 4, 2), jnp.bfloat16)
+    assert jax.eval_shape(call, x, carry)[1].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("devices", "reverse", "told"), [(1, False, 4), (1, True, 1), (2, False, 2), (2, True, 1)]
+)
+def test_documents_start_at_multiples_of_what_a_core_is_told(devices: int, reverse: bool, told: int) -> None:
+    """Over two devices a row of 12 tokens is cut behind its sixth; from their end documents start anywhere."""
+    seen = set()
+
+    @flax.struct.dataclass
+    class Told(NaiveJoined):
+        def run(self, u: jax.Array, marks: Marks, carry: jax.Array | None) -> tuple[jax.Array, Any]:
+            seen.add(marks.alignment)
+            return super().run(u, marks, carry)
+
+    def call(x: jax.Array) -> jax.Array:
+        rows = read(x, jnp.ones((2, 12), jnp.int32), None, None, alignment=4)
+        return rows.run(Told(jnp.ones((4, 2))), rows.x.reshape(2, 12, 4, 2), reverse=reverse)[0]
+
+    with jax.set_mesh(make_mesh(data=1, seq=devices, devices=jax.devices()[:devices])):
+        jax.eval_shape(call, jax.ShapeDtypeStruct((2, 12, 8), jnp.float32))
+    assert seen == {told}
+
+
+def test_a_row_without_a_token_keeps_its_carry_where_a_call_is_split() -> None:
+    length, core = 2 * SHORTEST, NaiveJoined(jnp.full((4, 2), 0.5))
+    x, carry = jax.random.normal(jax.random.key(0), (2, length, 8)), jnp.full((2, 4, 2), 3.0)
+    ids = jnp.ones((2, length), jnp.int32).at[1].set(0)
+
+    def call(x: jax.Array, carry: jax.Array) -> Any:
+        rows = read(x, ids, None, start_clock(2))
+        return rows.run(core, rows.x.reshape(2, length, 4, 2), carry)[1]
+
+    expected = jax.jit(call)(x, carry)
+    with jax.set_mesh(make_mesh(data=1, seq=2, devices=jax.devices()[:2])):
+        found = jax.jit(call)(x, carry)
+    assert_close(found, expected, n=length)
+    assert found[1].tolist() == carry[1].tolist()
+
+
+def test_documents_of_a_call_are_counted_from_the_state_s() -> None:
+    x, ids = jnp.ones((1, 4, 8)), jnp.array([[7, -7, 9, 0]])
+    for last, told in ((0, [[2, -2, 3, 0]]), (7, [[1, -1, 2, 0]])):
+        clock = start_clock(1).replace(last_segment=jnp.full((1,), last, jnp.int32))  # type: ignore[attr-defined]
+        assert jnp.array_equal(read(x, ids, None, clock).segment_ids, jnp.array(told))
+
+
+def test_ops_that_are_told_of_no_documents_read_zeros_at_holes() -> None:
+    x, ids = jnp.ones((1, 4, 8)), jnp.array([[7, -7, 7, 0]])
+    told, alone = (read(x, ids, None, None, packed=packed) for packed in (True, False))
+    z = jnp.ones((1, 8, 4))
+    assert told.segment_ids is ids
+    assert told.clear(z) is z
+    assert alone.segment_ids is None
+    assert jnp.array_equal(alone.clear(z)[0, 0], jnp.array([1.0, 0.0, 1.0, 0.0]))
+    assert jnp.array_equal(told.restore(x)[0, :, 0], jnp.array([1.0, 0.0, 1.0, 0.0]))
+
+
+def test_documents_alone_start_with_their_row() -> None:
+    x, ids = jnp.ones((1, 4, 8)), jnp.array([[1, 1, 2, 2]])
+    assert read(x, ids, None, None, alignment=2).segment_ids is ids
+    with pytest.raises(ValueError, match="documents must start with their row"):
+        read(x, ids, None, None, alignment=2, alone=True)
+
+
+def test_calls_are_split_from_a_length_on() -> None:
+    assert not splits_call(2 * SHORTEST)
+    with jax.set_mesh(make_mesh(data=1, seq=2, devices=jax.devices()[:2])):
+        assert [splits_call(2 * SHORTEST - 1), splits_call(2 * SHORTEST)] == [False, True]
 
 
 def test_heads_that_do_not_divide_are_named_before_compiling() -> None:
-    subject = Subject(GatedConfig(), length=24)
+    subject = Subject(NaiveConfig(joins=False), length=24)
     with jax.set_mesh(make_mesh(data=1, seq=8)), pytest.raises(ValueError, match="4 heads do not divide"):
         jax.eval_shape(subject.parallel, subject.params, jnp.asarray(subject.x), None)
 
 
-def blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-
-
-@pytest.mark.slow(weeks=5, group="memories at length")
-def test_the_guide_s_mixer_is_short_and_passes_the_suite() -> None:
-    """Every block of the guide runs, `check_mixer` among them."""
-    assert sum(bool(line.strip()) for line in blocks()[0].splitlines()) <= 70
-    names: dict[str, Any] = {"__name__": "guide"}
-    for block in blocks():
-        exec(compile(block, str(GUIDE), "exec"), names)
+def test_the_guide_s_mixer_is_short_and_stands_in_a_stack() -> None:
+    """The suite checks it; here is what the page does with it besides."""
+    mixer, _, stack = blocks()
+    assert sum(bool(line.strip()) for line in mixer.splitlines()) <= 70
+    exec(compile(stack, str(GUIDE), "exec"), dict(written()))
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ CONFIGS: dict[str, MixerConfig] = {
 """Every one has several chunks a row."""
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
-TURNS = pytest.mark.slow(weeks=26, group="properties of neural memories")
+TURNS = pytest.mark.slow(weeks=len(CONFIGS), group="properties of neural memories")
+"""One config a week: its properties share programs."""
 BY_TOKEN = ("memory_by_token", "mag_by_token", "mac_by_token", "mac_by_token_1_layer")
 CURVED = (pytest.mark.xfail(strict=True, reason="too curved for differences in fp32 at these steps"),)
 BEYOND = {
@@ -80,7 +81,9 @@ def cases() -> list[Any]:
             # A row has 24 tokens over four devices, and a halo of a window reaches one of them
             too_short = prop.name == "sequence" and isinstance(config, MAGConfig) and config.window > 6
             if prop.applies(config) and not too_short:
-                marks = () if always else (TURNS, *BEYOND.get((name, prop.name), ()))
+                marks = (
+                    () if always else (TURNS, pytest.mark.slow(turn=name), *BEYOND.get((name, prop.name), ()))
+                )
                 found.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=marks))
     return found
 

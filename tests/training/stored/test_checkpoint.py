@@ -42,7 +42,7 @@ from jaxblt.training.stored.integrity import (
 from tests.parameters import abstract_like
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @flax.struct.dataclass

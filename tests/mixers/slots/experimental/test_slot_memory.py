@@ -41,7 +41,8 @@ CONFIGS: dict[str, MixerConfig] = {
 """Every one has several intervals a row."""
 
 EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes")
-TURNS = pytest.mark.slow(weeks=26, group="properties of slot memories")
+TURNS = pytest.mark.slow(weeks=len(CONFIGS), group="properties of slot memories")
+"""One config a week: its properties share programs."""
 BEYOND = {
     ("slots_by_token", "every_parameter"): (
         pytest.mark.xfail(strict=True, reason="of one token latents have nothing to choose from"),
@@ -69,7 +70,9 @@ def cases() -> list[Any]:
         for prop in PROPERTIES:
             always = name == "slots" and prop.name in EVERY_WEEK
             if prop.applies(config):
-                marks = () if always else (TURNS, *BEYOND.get((name, prop.name), ()))
+                marks = (
+                    () if always else (TURNS, pytest.mark.slow(turn=name), *BEYOND.get((name, prop.name), ()))
+                )
                 found.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=marks))
     return found
 
