@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxblt.array_checks import check_width
-from jaxblt.layers import MLP, RMSNorm
+from jaxblt.layers import MLP, Activation, RMSNorm
 from jaxblt.mixers import (
     AttentionConfig,
     DualDecayConfig,
@@ -98,12 +98,14 @@ class StackConfig:
       pattern: the mixer of each block, repeated to `num_layers`: names of `mixers`, a string of letters or a tuple.
       mixers: configs by name; what is not named here is taken from `DEFAULTS`. Their dim and causal become the stack's.
       mlp_dim: width of the MLP; None for 8/3 D rounded up to 64, 0 for none.
+      activation: of the MLP's gate: one for all blocks, or a tuple of one for each block of the pattern.
       dropout: rate on the residual branches, active where a "dropout" rng is passed.
       causal: every mixer of the stack is causal, or none is.
       remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
       scan: compile one period of the pattern and loop over it, instead of every block; what the backward pass needs
         is copied into stacked arrays then.
       norm_epsilon: added to the mean square in the norms of the blocks, and in the norm of a head behind them.
+      norm_on_root: it is added to the root of the mean square instead (see `jaxblt.layers.RMSNorm`).
       adapter: of the products in the blocks (`jaxblt.adapters.attach` sets it), or None.
     """
 
@@ -112,11 +114,13 @@ class StackConfig:
     pattern: str | tuple[str, ...] = "HHAH"
     mixers: Mapping[str, Any] = dataclasses.field(default_factory=Table)
     mlp_dim: int | None = None
+    activation: Activation | tuple[Activation, ...] = "silu"
     dropout: float = 0.0
     causal: bool = True
     remat: Remat = "none"
     scan: bool = True
     norm_epsilon: float = 1e-6
+    norm_on_root: bool = False
     adapter: Any = None
 
     __repr__ = show
@@ -129,6 +133,7 @@ class StackConfig:
         check_bounds(self, "dropout", least=0, below=1, why=": it is the share that is dropped")
         check_bounds(self, "norm_epsilon", above=0)
         self._fill_table()
+        self._check_activation()
         apart = [name for name in self.pattern if _layout(self.mixers[name]) != CONTIGUOUS]
         if apart and set(self.pattern) != {apart[0]}:
             raise ValueError(
@@ -136,6 +141,13 @@ class StackConfig:
                 f"as other mixers need their tokens in order; got pattern {self.pattern!r}: use layout='contiguous'"
             )
         self._check_adapter()
+
+    def _check_activation(self) -> None:
+        if isinstance(self.activation, tuple) and len(self.activation) != len(self.pattern):
+            raise ValueError(
+                f"StackConfig.activation must name one for each of the pattern's {len(self.pattern)} blocks, or be a "
+                f"text for all, got {self.activation!r:.80}"
+            )
 
     def _check_adapter(self) -> None:
         """A router reads tokens in order, and what came before them."""
@@ -216,6 +228,15 @@ class StackConfig:
     def remainder(self) -> str | tuple[str, ...]:
         """The names of the last, partial period, which are unrolled."""
         return self.pattern[: self.num_layers % len(self.pattern)]
+
+    def activation_of(self, layer: int) -> Activation:
+        """The activation of a block, by its number in the stack."""
+        given = self.activation
+        return given[layer % len(self.pattern)] if isinstance(given, tuple) else given
+
+    def norm(self, dtype: Any, name: str | None = None) -> RMSNorm:
+        """A norm as the blocks have it."""
+        return RMSNorm(dtype, self.norm_epsilon, self.norm_on_root, name=name)
 
     def mixer(self, name: str) -> MixerConfig:
         """The mixer config of a name, with the stack's width and causality."""
@@ -339,15 +360,16 @@ class Block(nn.Module):
         config = self.config
         mixer = config.mixer(self.kind).build(dtype=self.dtype, name="mixer")
         y, state = mixer(
-            RMSNorm(self.dtype, config.norm_epsilon, name="mixer_norm")(x),
+            config.norm(self.dtype, "mixer_norm")(x),
             segment_ids=segment_ids,
             positions=positions,
             state=state,
         )
         x = by_token(x + self._drop(y))
         if config.hidden:
-            mlp = MLP(config.hidden, self.dtype, out_scale=(2 * config.num_layers) ** -0.5, name="mlp")
-            x = x + self._drop(mlp(RMSNorm(self.dtype, config.norm_epsilon, name="mlp_norm")(x)))
+            scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
+            mlp = MLP(config.hidden, self.dtype, scale, activation, name="mlp")
+            x = x + self._drop(mlp(config.norm(self.dtype, "mlp_norm")(x)))
         # holes and padding stay zero, so that no later mixer can tell what an earlier one left there
         return by_token(blank(x, content_of(segment_ids))), state
 

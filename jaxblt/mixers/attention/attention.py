@@ -40,6 +40,7 @@ class AttentionConfig:
       position: rotary phases, ALiBi's distance penalty, or nothing.
       rope_theta: base of the rotary frequencies.
       rope_scale: slows the rotary frequencies, to read contexts this much longer than those trained on.
+      out_bias: the output projection has a bias.
       packed: rows may hold several documents. False promises one a row (holes and tail padding allowed),
         which lets the fastest kernels run; for causal rows without holes pass no segment ids at all then.
       implementation: of the attention op; None for the fastest that runs.
@@ -58,6 +59,7 @@ class AttentionConfig:
     position: Literal["rope", "alibi", "none"] = "rope"
     rope_theta: float = 10_000.0
     rope_scale: float = 1.0
+    out_bias: bool = False
     packed: bool = True
     implementation: Implementation = None
     context_parallel: ContextParallel | None = None
@@ -147,7 +149,8 @@ class Attention(nn.Module):
         sizes = {"q": config.num_heads, "k": config.groups, "v": config.groups}
         project = [self._project(name, heads) for name, heads in sizes.items()]
         names = ("heads", "head_dim", "embed")
-        out = Linear("bthk,hkd->btd", {"d": config.dim}, names, self.dtype, name="out")
+        bias = nn.initializers.zeros if config.out_bias else None
+        out = Linear("bthk,hkd->btd", {"d": config.dim}, names, self.dtype, bias=bias, name="out")
         x = x.astype(self.dtype)
         if state is not None:
             check_ring(state, config.window)
