@@ -4,14 +4,14 @@ Definitions are those of the paper (Ku et al., 2503.01868) and of vortex, the re
 
 - Rows of the input projections lie interleaved, x2, x1 and v of a channel side by side; ours are v, x1, x2.
 - The weights of `Wqkv` in a file are q, k and v of one head after the other, and products are [out, in].
-- Filters of fewer than 128 taps are correlations, the last tap of lag 0, as are those of the projections. Longer ones are
+- Filters of fewer than 128 taps are correlations, the last tap of lag 0, as are those of the projections. Others are
   convolutions, the first tap of lag 0.
 - A mode is stored as the logarithm of its pole, here as the logarithm of its rate.
-- A byte is its own id, here byte + 4: rows of the embedding move, see `ROWS`.
+- A byte is its own id, here byte + 4: rows of the embedding move, see `embedding_rows`.
 - Rotary frequencies are stored, here they follow from the config.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +74,7 @@ def entries(config: ByteLMConfig) -> dict[str, Entry]:
         "norm.scale": _same((stack.dim,), "head.norm.scale"),
     }
     for i in range(stack.num_layers):
-        mixer = stack.mixer(stack.pattern[i])
+        mixer: Any = stack.mixer(stack.pattern[i])
         block = _attention(mixer) if isinstance(mixer, AttentionConfig) else _hyena(mixer)
         block |= _rest(stack.dim, stack.hidden)
         names = {name: tuple(f"stack.period_0.block_{i}.{p}" for p in e.params) for name, e in block.items()}
@@ -143,9 +143,7 @@ def _hyena(mixer: HyenaConfig) -> dict[str, Entry]:
         "filter.short_filter_weight": Entry(
             (3 * dim, 1, taps),
             ("mixer.short",),
-            lambda x: (
-                x.reshape(dim, 3, taps)[:, ::-1, ::-1].transpose(1, 0, 2).reshape(1, 3 * dim, taps),
-            ),
+            lambda x: (x.reshape(dim, 3, taps)[:, ::-1, ::-1].transpose(1, 0, 2).reshape(1, 3 * dim, taps),),
             lambda x: x.reshape(3, dim, taps).transpose(1, 0, 2)[:, ::-1, ::-1].reshape(3 * dim, 1, taps),
         ),
         "out_filter_dense.weight": _turned((dim, dim), "mixer.out.kernel"),
@@ -189,11 +187,3 @@ def _same(shape: tuple[int, ...], name: str) -> Entry:
 
 def _turned(shape: tuple[int, ...], name: str) -> Entry:
     return Entry(shape, (name,), lambda x: (x.transpose(1, 0),), lambda x: x.transpose(1, 0))
-
-
-def to_params(config: ByteLMConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters by name, such as "embedding.bytes", of a checkpoint that is whole."""
-    found = {}
-    for name, entry in entries(config).items():
-        found |= dict(zip(entry.params, entry.ours(tensors[name]), strict=True))
-    return found

@@ -12,7 +12,9 @@ import contextlib
 import importlib.util
 import json
 import logging
+import os
 import sys
+import tempfile
 import types
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from unittest import mock
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-import evo2_weights as weights  # noqa: E402
+import evo2_weights as weights
 
 CONFIGS = {
     "evo2_1b_8k": "evo2-1b-8k",
@@ -62,9 +64,11 @@ def settings(name: str) -> Any:
 
     # Read the file without its package, which needs more than is installed
     found = importlib.util.find_spec("evo2")
-    assert found is not None and found.submodule_search_locations is not None
-    file = Path(found.submodule_search_locations[0]) / "configs" / f"{CONFIGS[name]}.yml"
-    return dotdict(yaml.safe_load(file.read_text()) | {"use_fp8_input_projections": False, "use_flash_attn": False})
+    (folder,) = found.submodule_search_locations
+    file = Path(folder) / "configs" / f"{CONFIGS[name]}.yml"
+    return dotdict(
+        yaml.safe_load(file.read_text()) | {"use_fp8_input_projections": False, "use_flash_attn": False}
+    )
 
 
 def tiny(pattern: str) -> Any:
@@ -151,14 +155,32 @@ def released(model: Any, name: str) -> list[Any]:
     return [*([json.loads(numbers), shapes] for numbers, shapes in kinds.items()), [None, others]]
 
 
+def saved(file: Path) -> None:
+    """Write a checkpoint of torch with all that is read: views, parameters, and state that is left out."""
+    import io
+
+    import torch
+
+    state = torch.nn.Linear(2, 2).state_dict()
+    numbers = torch.arange(6.0)
+    state["weight"], state["bias"] = numbers.reshape(2, 3)[:, 1:], torch.nn.Parameter(numbers[:2])
+    state["turned"], state["half"] = numbers.reshape(2, 3).T, numbers.to(torch.bfloat16)
+    state["inner._extra_state"] = io.BytesIO(b"fp8")
+    torch.save(state, file)
+
+
 def main(folder: Path) -> None:
     logging.disable()
-    model = reference()
+    folder = folder.absolute()
     folder.mkdir(exist_ok=True)
+    # The reference writes a log where it is imported
+    os.chdir(tempfile.mkdtemp())
+    model = reference()
     for seed, (case, pattern) in enumerate(weights.CASES.items()):
         found = answers(model, pattern, seed)
         np.savez_compressed(folder / f"{case}.npz", **found)
         print(case, {name: x.shape for name, x in found.items()})
+    saved(folder / "torch.pt")
     names = {name: released(model, name) for name in CONFIGS}
     lines = [f"{json.dumps(name)}: {json.dumps(told, separators=(',', ':'))}" for name, told in names.items()]
     (folder / "names.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
