@@ -46,7 +46,9 @@ class TorchFile:
         self._file, self._archive = file, archive
         pickles = [name for name in archive.namelist() if re.fullmatch(r"[^/]+/data\.pkl", name)]
         if len(pickles) != 1:
-            raise ValueError(f"{file} is no checkpoint of torch: it has {len(pickles)} entries data.pkl, expected one")
+            raise ValueError(
+                f"{file} is no checkpoint of torch: it has {len(pickles)} entries data.pkl, expected one"
+            )
         self._root = pickles[0].removesuffix("data.pkl")
         order = f"{self._root}byteorder"
         if order in archive.namelist() and self._read(order, most=16) != b"little":
@@ -81,7 +83,9 @@ class TorchFile:
             wrong = info.file_size != size if most is None else info.file_size > most
             # An entry that is packed could be of any size once it is unpacked
             if wrong or info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{info.file_size} bytes, expected {size or f'at most {most}'}, not compressed")
+                raise ValueError(
+                    f"{info.file_size} bytes, expected {size or f'at most {most}'}, not compressed"
+                )
             return self._archive.read(info)
         except (KeyError, ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile) as error:
             raise ValueError(f"{self._file}: entry {entry} cannot be read: {one_line(error)}") from error

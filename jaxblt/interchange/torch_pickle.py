@@ -62,8 +62,8 @@ def read_state(data: bytes) -> dict[str, Tensor | Opaque]:
     """Return the entries of a pickled state dict by name.
 
     Raises:
-      ValueError: the pickle is damaged, holds anything but a dict of tensors by name, or asks for a class, a function or
-        an opcode that such a dict does not need.
+      ValueError: the pickle is damaged, holds anything but a dict of tensors by name, or asks for a class, a function
+        or an opcode that such a dict does not need.
     """
     machine = _Machine()
     try:
