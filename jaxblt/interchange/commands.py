@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jaxblt.answers.embed import Pool
-from jaxblt.interchange.evo2_run import is_torch, read_evo2
+from jaxblt.interchange.evo2_run import is_torch, read_evo2, write_evo2
 from jaxblt.interchange.hf_blt import read_patcher, refuse_whole
 from jaxblt.interchange.program_file import write_program
 from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program, make_score_program
@@ -33,8 +33,9 @@ def export(
     layer: int | Literal["final"] | None = None,
     pool: Pool | None = None,
     platforms: tuple[Platform, ...] | None = None,
+    to: Literal["vortex"] | None = None,
 ) -> str:
-    """Write a run to one file for other programs: parameters and recipe as safetensors, or a StableHLO program.
+    """Write a run to one file for other programs: parameters as safetensors or .pt, or a StableHLO program.
 
     In a safetensors file entries are named by their paths, such as model.embedding.bytes; frozen trees, such as the
     entropy model, begin with frozen.NAME. The recipe and the step are in the file's metadata. There is no optimiser.
@@ -53,6 +54,7 @@ def export(
       layer: of embed: number of a block, negative from the end, or "final".
       pool: of embed: "mean" (the default), "last", "per_byte" or "per_patch".
       platforms: that a program is lowered for, cpu and cuda by default.
+      to: write a .pt file for this program instead: vortex, which runs Evo 2.
 
     Returns:
       A line that says what was written.
@@ -66,9 +68,11 @@ def export(
     if stablehlo is None:
         _refuse(given, "belongs to --stablehlo")
         run = load(run_dir, step=step, weights=weights)
-        found = write_run(run, out, dtype=dtype or "float32", overwrite=overwrite)
+        write = write_run if to is None else write_evo2
+        found = write(run, out, dtype=dtype or "float32", overwrite=overwrite)
         return f"wrote {out}: {found.arrays} arrays of step {run.step}, {found.size:,} bytes"
     _refuse({"--dtype": dtype}, "belongs to safetensors: a program computes in the dtype of the run")
+    _refuse({"--to": to}, "names a program that reads parameters, which --stablehlo has in itself")
     if stablehlo == "score":
         _refuse({"--layer": layer, "--pool": pool}, "belongs to --stablehlo embed")
     if length is None:

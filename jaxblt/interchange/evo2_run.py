@@ -5,20 +5,27 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxblt.data import DataConfig
 from jaxblt.interchange.hf_blt import weight_files
-from jaxblt.interchange.runs import check_new_folder, write_run_folder
+from jaxblt.interchange.runs import Dtype, Exported, check_new_folder, write_run_folder
 from jaxblt.interchange.striped_hyena import Entry, entries
-from jaxblt.interchange.tensors import Shapes, check_entries, read_header, read_tensors
-from jaxblt.interchange.torch_file import open_torch
+from jaxblt.interchange.tensors import Shapes, check_entries, check_new, read_header, read_tensors
+from jaxblt.interchange.torch_file import Lazy, open_torch, write_torch
+from jaxblt.models import ByteLMConfig
 from jaxblt.models.striped_hyena import EVO2, evo2
+from jaxblt.seals import check_finite
 from jaxblt.training.recipe import Recipe, TrainConfig
+
+if TYPE_CHECKING:
+    from jaxblt.run import Run
 
 RELEASED = {
     "evo2_1b_base": "evo2_1b_8k",
@@ -37,6 +44,9 @@ HEAD, TABLE = "unembed.weight", "embedding_layer.weight"
 
 LEFT_OUT = "._extra_state"
 """How names end that hold Transformer Engine's FP8 state, which no answer here depends on."""
+
+PRECISE = ("filter.log_poles", "filter.residues", "rotary_emb.inv_freq")
+"""How names end that the reference keeps in fp32."""
 
 
 class Source(NamedTuple):
@@ -152,3 +162,39 @@ def _kept(folder: Path, number: int, array: np.ndarray) -> np.ndarray:
     file[...] = array
     file.flush()
     return file
+
+
+def write_evo2(
+    run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float32", overwrite: bool = False
+) -> Exported:
+    """Write the parameters of a run of Evo 2 as a checkpoint that vortex loads, tensor by tensor.
+
+    Args:
+      run: of `read_evo2`, or fine-tuned from one without adapters.
+      file: `.pt` file to write.
+      dtype: of its tensors; "bfloat16" rounds all but poles, residues and rotary frequencies.
+      overwrite: replace a file that is there.
+
+    Raises:
+      FileExistsError: the file is there, and is not to be overwritten.
+      FileNotFoundError: its folder is not.
+      ValueError: the run's model is none of Evo 2, or a parameter is not finite.
+    """
+    check_new(file, overwrite=overwrite)
+    model = run.recipe.model
+    if model not in [evo2(name) for name in EVO2]:
+        raise ValueError(
+            f"the run's model is none of Evo 2 ({', '.join(EVO2)}), which vortex loads: merge adapters first, or leave "
+            "out --to"
+        )
+    assert isinstance(model, ByteLMConfig)
+    params = flatten_dict(nn.meta.unbox(run.params), sep=".")
+    check_finite("the run", params)
+
+    def lazy(name: str, entry: Entry) -> Lazy:
+        kind = jnp.float32 if dtype == "float32" or name.endswith(PRECISE) else jnp.bfloat16
+        made = lambda: entry.theirs(*(np.asarray(params[p], np.float32) for p in entry.params))  # noqa: E731
+        return Lazy(entry.shape, kind, made)
+
+    tensors = {name: lazy(name, entry) for name, entry in entries(model).items()}
+    return Exported(len(tensors), write_torch(file, tensors))

@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from safetensors.numpy import save_file
 import jaxblt
 from jaxblt.cli.main import main
 from jaxblt.inference import SamplingConfig
+from jaxblt.interchange.evo2_run import write_evo2
 from jaxblt.interchange.torch_file import Lazy, open_torch, write_torch
+from jaxblt.models import ByteLMConfig
 from jaxblt.models.striped_hyena import EVO2
 from jaxblt.testing.tolerances import bound, worst
 from tests.interchange import evo2_weights as weights
@@ -38,8 +41,8 @@ def save(file: Path, tensors: dict[str, np.ndarray]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The run of a checkpoint in two parts, with a head beside the embedding."""
+def run_dir(tmp_path_factory) -> Path:
+    """The folder of a run of a checkpoint in two parts, with a head beside the embedding."""
     folder = tmp_path_factory.mktemp("evo2")
     data = save(
         folder / "evo2.pt", TENSORS | {"unembed.weight": TENSORS["embedding_layer.weight"]}
@@ -48,7 +51,12 @@ def run(tmp_path_factory):
         (folder / f"in_parts.pt.part{i}").write_bytes(part)
     main(["import", str(folder / "in_parts.pt"), "--config", "tiny", "--out", str(folder / "run")])
     assert not [path for path in folder.iterdir() if path.is_dir() and path.name != "run"]
-    return jaxblt.load(folder / "run", dtype="float32")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run(run_dir):
+    return jaxblt.load(run_dir, dtype="float32")
 
 
 def record(length: int) -> bytes:
@@ -71,6 +79,18 @@ def test_safetensors_and_torch_give_one_run(run, tmp_path):
     again = jaxblt.load(tmp_path / "again")
     assert again.recipe.model == run.recipe.model
     np.testing.assert_array_equal(again.params["embedding"]["bytes"], run.params["embedding"]["bytes"])
+
+
+def test_what_was_imported_is_exported_for_vortex(run, run_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["export", str(run_dir), "--to", "vortex", "--out", "again.pt"])
+    with open_torch("again.pt") as found:
+        assert found.tensors.keys() == TENSORS.keys()
+        for name, x in TENSORS.items():
+            assert worst(found.read(name), x) < bound(np.float32)
+    other = replace(run, recipe=replace(run.recipe, model=ByteLMConfig()))
+    with pytest.raises(ValueError, match="the run's model is none of Evo 2"):
+        write_evo2(other, "other.pt")
 
 
 def test_torchs_own_file_is_read():

@@ -96,7 +96,8 @@ def test_tensors_become_all_parameters_and_come_back():
     config, tensors = draw("mixed")
     params = to_params(config, tensors)
     made = jax.eval_shape(config.build().init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
-    known = {".".join(path): x.shape for path, x in flatten_dict(nn.meta.unbox(made["params"])).items()}
+    leaves: dict[str, Any] = flatten_dict(nn.meta.unbox(made["params"]), sep=".")
+    known = {name: x.shape for name, x in leaves.items()}
     assert {name: x.shape for name, x in params.items()} == known
     for name, entry in entries(config).items():
         again = entry.theirs(*(params[param] for param in entry.params))
