@@ -188,7 +188,7 @@ def write_evo2(
             "out --to"
         )
     assert isinstance(model, ByteLMConfig)
-    params = flatten_dict(nn.meta.unbox(run.params), sep=".")
+    params: dict[str, Any] = flatten_dict(nn.meta.unbox(run.params), sep=".")
     check_finite("the run", params)
 
     def lazy(name: str, entry: Entry) -> Lazy:

@@ -13,9 +13,10 @@ import jaxblt
 from jaxblt.cli.main import main
 from jaxblt.inference import SamplingConfig
 from jaxblt.interchange.evo2_run import write_evo2
+from jaxblt.interchange.striped_hyena import entries
 from jaxblt.interchange.torch_file import Lazy, open_torch, write_torch
 from jaxblt.models import ByteLMConfig
-from jaxblt.models.striped_hyena import EVO2
+from jaxblt.models.striped_hyena import EVO2, evo2, striped_hyena
 from jaxblt.testing.tolerances import bound, worst
 from tests.interchange import evo2_weights as weights
 from tests.interchange.test_striped_hyena import FIXTURE, draw, tiny
@@ -26,9 +27,9 @@ LENGTH = 129
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_is_released():
-    """The tiny model stands among the released ones."""
+    """Tiny models stand among the released ones."""
     with pytest.MonkeyPatch.context() as patch:
-        table = {**EVO2, "tiny": tiny(weights.CASES["mixed"])}
+        table = {**EVO2, "tiny": tiny(weights.CASES["mixed"]), "one": tiny("S")}
         patch.setattr("jaxblt.models.striped_hyena.EVO2", table)
         patch.setattr("jaxblt.interchange.evo2_run.EVO2", table)
         yield
@@ -79,6 +80,34 @@ def test_safetensors_and_torch_give_one_run(run, tmp_path):
     again = jaxblt.load(tmp_path / "again")
     assert again.recipe.model == run.recipe.model
     np.testing.assert_array_equal(again.params["embedding"]["bytes"], run.params["embedding"]["bytes"])
+
+
+def test_an_imported_run_embeds_compares_variants_and_is_finetuned(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shapes = {name: entry.shape for name, entry in entries(striped_hyena(tiny("S"))).items()}
+    save(Path("one.pt"), weights.draw(shapes, 7))
+    Path("x.fa").write_text(">a\nACGTTGCAACGTACGTTAGACATTAGGGA\n")
+    Path("x.vcf").write_text("#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\na\t5\t.\tT\tG\t.\t.\t.\n")
+    rows = [f"{'ACGT'[i % 4] * 20},{i % 2}" for i in range(40)]
+    Path("labels.csv").write_text("\n".join(["sequence,label", *rows]) + "\n")
+    main(["import", "one.pt", "--config", "one", "--out", "run"])
+    main(["embed", "run", "x.fa", "--out", "states.npz"])
+    with np.load("states.npz") as states:
+        assert any(x.shape == (1, weights.WIDTH) for x in states.values())
+    main(["variants", "run", "x.vcf", "x.fa", "--context", "32", "--out", "effects.tsv"])
+    assert len(Path("effects.tsv").read_text().splitlines()) == 2
+    options = [
+        "--data.paths",
+        "labels.csv",
+        "--run-dir",
+        "tuned",
+        "--train.steps",
+        "1",
+        "--train.eval-every",
+        "1",
+    ]
+    main(["finetune", "run", *options])
+    assert jaxblt.load("tuned").recipe.model.base == evo2("one")
 
 
 def test_what_was_imported_is_exported_for_vortex(run, run_dir, tmp_path, monkeypatch):
