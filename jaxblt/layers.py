@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -302,16 +302,30 @@ def dense(features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale:
 
 
 class RMSNorm(nn.Module):
-    """y = x / sqrt(mean(x^2) + eps) * scale, computed in fp32, returned in `dtype` (Zhang and Sennrich, 1910.07467)."""
+    """y = x / sqrt(mean(x^2) + eps) * scale, computed in fp32, returned in `dtype` (Zhang and Sennrich, 1910.07467).
+
+    Attributes:
+      dtype: of y.
+      epsilon: eps.
+      on_root: y = x / (sqrt(mean(x^2)) + eps) * scale instead, as StripedHyena has it.
+    """
 
     dtype: Any = jnp.float32
     epsilon: float = 1e-6
+    on_root: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
-        inverse = jax.lax.rsqrt(_mean_square(x) + self.epsilon)
+        square = _mean_square(x)
+        inverse = 1 / (_root(square) + self.epsilon) if self.on_root else jax.lax.rsqrt(square + self.epsilon)
         return _times(x, inverse, scale.reshape((1,) * (x.ndim - 1) + (-1,)), self.dtype)
+
+
+def _root(square: Float[Array, "... 1"]) -> Float[Array, "... 1"]:
+    """The square root, with a gradient of 0 at 0: holes and padding are zero, and it would be infinite there."""
+    filled = square > 0
+    return jnp.where(filled, jnp.sqrt(jnp.where(filled, square, 1)), 0)
 
 
 @partial(jax.checkpoint, prevent_cse=False)
@@ -331,18 +345,24 @@ def _times(
     return (x.astype(jnp.float32) * inverse * scale).astype(dtype)
 
 
+Activation = Literal["silu", "gelu", "identity"]
+"""Of a gated MLP; "gelu" is exact, x times the normal distribution function of x."""
+
+
 class MLP(nn.Module):
-    """SwiGLU: (silu(x W_g) * x W_u) W_d (Shazeer, 2002.05202).
+    """A gated MLP, (f(x W_g) * x W_u) W_d: SwiGLU where f is silu (Shazeer, 2002.05202).
 
     Attributes:
       hidden: width of the hidden layer.
       dtype: compute dtype.
       out_scale: scale of the output kernel's initial standard deviation.
+      activation: f.
     """
 
     hidden: int
     dtype: Any = jnp.float32
     out_scale: float = 1.0
+    activation: Activation = "silu"
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -351,13 +371,15 @@ class MLP(nn.Module):
         ]
         gate, up = linears(x, into)
         down = dense(x.shape[-1], axes=("mlp", "embed"), dtype=self.dtype, name="down", scale=self.out_scale)
-        return down(_gated(gate, up))
+        return down(_gated(gate, up, self.activation))
 
 
-@partial(jax.checkpoint, prevent_cse=False)
-def _gated(gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return silu(gate) up.
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
+def _gated(gate: Float[Array, "..."], up: Float[Array, "..."], activation: Activation) -> Float[Array, "..."]:
+    """Return f(gate) up.
 
     The backward pass keeps the inputs, without the sigmoid and the product.
     """
-    return jax.nn.silu(gate) * up
+    if activation == "identity":
+        return gate * up
+    return (jax.nn.silu(gate) if activation == "silu" else jax.nn.gelu(gate, approximate=False)) * up

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jaxblt.answers.embed import Pool
+from jaxblt.interchange.evo2_run import is_torch, read_evo2, write_evo2
 from jaxblt.interchange.hf_blt import read_patcher, refuse_whole
 from jaxblt.interchange.program_file import write_program
 from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program, make_score_program
@@ -32,6 +33,7 @@ def export(
     layer: int | Literal["final"] | None = None,
     pool: Pool | None = None,
     platforms: tuple[Platform, ...] | None = None,
+    to: Literal["vortex"] | None = None,
 ) -> str:
     """Write a run to one file for other programs.
 
@@ -53,6 +55,7 @@ def export(
       layer: of embed: number of a block, negative from the end, or "final".
       pool: of embed: "mean" (the default), "last", "per_byte" or "per_patch".
       platforms: that a program is lowered for, cpu and cuda by default.
+      to: write a .pt file for this program instead: vortex, which runs Evo 2.
 
     Returns:
       A line that says what was written.
@@ -66,9 +69,11 @@ def export(
     if stablehlo is None:
         _refuse(given, "belongs to --stablehlo")
         run = load(run_dir, step=step, weights=weights)
-        found = write_run(run, out, dtype=dtype or "float32", overwrite=overwrite)
+        write = write_run if to is None else write_evo2
+        found = write(run, out, dtype=dtype or "float32", overwrite=overwrite)
         return f"wrote {out}: {found.arrays} arrays of step {run.step}, {found.size:,} bytes"
     _refuse({"--dtype": dtype}, "belongs to safetensors: a program computes in the dtype of the run")
+    _refuse({"--to": to}, "names a program that reads parameters, which --stablehlo has in itself")
     if stablehlo == "score":
         _refuse({"--layer": layer, "--pool": pool}, "belongs to --stablehlo embed")
     if length is None:
@@ -83,20 +88,29 @@ def export(
     return f"wrote {out}: {stablehlo} of records of up to {most:,} bytes, for {', '.join(on)}, {size:,} bytes"
 
 
-def import_run(source: Path, /, *, out: Path, part: Literal["patcher"] | None = None) -> str:
-    """Make a run folder of an exported file, or of part of a Hugging Face BltForCausalLM.
+def import_run(
+    source: Path, /, *, out: Path, part: Literal["patcher"] | None = None, config: str | None = None
+) -> str:
+    """Make a run folder of an exported file, a checkpoint of Evo 2, or part of a Hugging Face BltForCausalLM.
 
     Everything is checked before anything is written. The folder holds no optimiser: train from it with --init-from.
 
     Args:
-      source: safetensors file of jaxblt export, or the folder of a Hugging Face model.
+      source: safetensors file of jaxblt export; .pt file of Evo 2, whole or in parts; or the folder of a Hugging Face
+        model.
       out: run folder to make; a folder that holds anything is never touched.
       part: of a Hugging Face model: patcher is its entropy model.
+      config: of Evo 2, such as evo2_7b_1m; by default that of the published file of this name. With it the tensors may
+        also be in a safetensors file, or in a folder of such files.
 
     Returns:
       A line that says what was written.
     """
     refuse_remote("--out", out)
+    if config is not None or is_torch(source):
+        _refuse({"--part": part}, "belongs to the folder of a Hugging Face BLT")
+        name, count = read_evo2(source, out, config=config)
+        return f"wrote {out}: {name}, {count} tensors of {source}; jaxblt.load({str(out)!r}) opens it"
     if source.is_dir():
         return _import_part(source, out, part)
     _refuse({"--part": part}, "belongs to the folder of a Hugging Face model")

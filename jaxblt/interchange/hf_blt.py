@@ -261,7 +261,7 @@ def _read_part(
 
     Others in the files are not read.
     """
-    where = {name: file for file in _weight_files(folder) for name in read_header(file).arrays}
+    where = {name: file for file in weight_files(folder) for name in read_header(file).arrays}
     headers = {file: read_header(file).arrays for file in set(where.values())}
     found = {n.removeprefix(prefix): headers[file][n] for n, file in where.items() if n.startswith(prefix)}
     # Take any float, as all are widened
@@ -279,7 +279,7 @@ def _read_part(
     return arrays
 
 
-def _weight_files(folder: str | os.PathLike[str]) -> Iterator[Path]:
+def weight_files(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the safetensors files of a model: one, or those that an index names."""
     one, index = Path(folder) / "model.safetensors", Path(folder) / "model.safetensors.index.json"
     if one.is_file() or not index.is_file():

@@ -237,11 +237,16 @@ def _widened(array: np.ndarray) -> Any:
     return _stored(array, jnp.float32)
 
 
+def check_new_folder(folder: Path) -> None:
+    """Raise FileExistsError if a folder holds something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is there already, and nothing is overwritten: choose another folder")
+
+
 @contextmanager
 def _whole_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder beside `folder`, renamed to `folder` once the block ends without an error."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is there already, and nothing is overwritten: choose another folder")
+    check_new_folder(folder)
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")

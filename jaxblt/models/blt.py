@@ -144,7 +144,7 @@ class BLT(nn.Module):
         self.latent = Stack(config.latent, dtype)
         self.down = PatchesToBytes(config.look_back, config.bridge_heads, dtype)
         self.decoder = Stack(config.decoder, dtype)
-        self.head = Head(config.vocab_size, config.tie_head, dtype, config.decoder.norm_epsilon)
+        self.head = Head(config.vocab_size, config.tie_head, dtype, config.decoder)
 
     @property
     def grid(self) -> int:

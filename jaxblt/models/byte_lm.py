@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.data.vocab import VOCAB_SIZE
-from jaxblt.layers import Linear, RMSNorm
+from jaxblt.layers import Linear
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models.embeddings import (
     ByteEmbedding,
@@ -126,15 +126,15 @@ def init_byte_lm_state(
 
 
 class Head(nn.Module):
-    """Final norm, then logits in fp32: the byte embedding's transpose when tied, else a matrix of its own."""
+    """The stack's norm, then logits in fp32: the byte embedding's transpose when tied, else a matrix of its own."""
 
     vocab_size: int
     tied: bool
     dtype: Any
-    epsilon: float = 1e-6
+    stack: StackConfig
 
     def setup(self) -> None:
-        self.norm = RMSNorm(self.dtype, self.epsilon)
+        self.norm = self.stack.norm(self.dtype)
         if not self.tied:
             sizes, names = {"v": self.vocab_size}, ("embed", "vocab")
             self.logits = Linear("btd,dv->btv", sizes, names, self.dtype, accumulate=jnp.float32)
@@ -166,7 +166,7 @@ class ByteLM(nn.Module):
         self.embedding = ByteEmbedding(self.config.embedding, self.dtype)
         config = self.config
         self.stack = Stack(config.stack, self.dtype)
-        self.head = Head(config.vocab_size, config.tie_head, self.dtype, config.stack.norm_epsilon)
+        self.head = Head(config.vocab_size, config.tie_head, self.dtype, config.stack)
 
     def __call__(
         self,

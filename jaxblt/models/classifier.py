@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.data.vocab import VOCAB_SIZE
-from jaxblt.layers import Linear, RMSNorm
+from jaxblt.layers import Linear
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
 from jaxblt.models.no_decoding import NoDecoding
 from jaxblt.models.pooling import pool
@@ -115,7 +115,7 @@ class ByteClassifier(NoDecoding, nn.Module):
         x, _ = ByteEmbedding(table, self.dtype, name="embedding")(ids, segment_ids=segment_ids)
         x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
         there = jnp.ones(ids.shape, bool) if segment_ids is None else segment_ids > 0
-        norm = RMSNorm(self.dtype, config.stack.norm_epsilon, name="norm")
+        norm = config.stack.norm(self.dtype, "norm")
         x = norm(pool(x, there, config.pooling))
         sizes, names, zeros = {"c": config.num_classes}, ("embed", None), nn.initializers.zeros
         head = Linear(

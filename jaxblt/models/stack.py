@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxblt.array_checks import check_width
-from jaxblt.layers import MLP, RMSNorm
+from jaxblt.layers import MLP, Activation, RMSNorm
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
@@ -53,12 +53,14 @@ class StackConfig:
       mixers: configs by name. Other names are those of `jaxblt.models.mixer_table`. Their dim and causal become the
         stack's.
       mlp_dim: width of the MLP; None for 8/3 D rounded up to 64, 0 for none.
+      activation: of the MLP's gate: one for all blocks, or a tuple of one for each block of the pattern.
       dropout: rate on the residual branches, active where a "dropout" rng is passed.
       causal: every mixer of the stack is causal, or none is.
       remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
       scan: compile one period of the pattern and loop over it, instead of every block. The loop copies what the
         backward pass needs into stacked arrays.
       norm_epsilon: added to the mean square in the norms of the blocks, and in the norm of a head behind them.
+      norm_on_root: it is added to the root of the mean square instead (see `jaxblt.layers.RMSNorm`).
       adapter: of the products in the blocks (`jaxblt.adapters.attach` sets it), or None.
     """
 
@@ -67,11 +69,13 @@ class StackConfig:
     pattern: str | tuple[str, ...] = "HHAH"
     mixers: Mapping[str, Any] = dataclasses.field(default_factory=Table)
     mlp_dim: int | None = None
+    activation: Activation | tuple[Activation, ...] = "silu"
     dropout: float = 0.0
     causal: bool = True
     remat: Remat = "none"
     scan: bool = True
     norm_epsilon: float = 1e-6
+    norm_on_root: bool = False
     adapter: Any = None
 
     __repr__ = show
@@ -84,6 +88,7 @@ class StackConfig:
         check_bounds(self, "dropout", least=0, below=1, why=": it is the share that is dropped")
         check_bounds(self, "norm_epsilon", above=0)
         self._fill_table()
+        self._check_activation()
         apart = [name for name in self.pattern if _layout(self.mixers[name]) != CONTIGUOUS]
         if apart and set(self.pattern) != {apart[0]}:
             raise ValueError(
@@ -91,6 +96,13 @@ class StackConfig:
                 f"as other mixers need their tokens in order; got pattern {self.pattern!r}: use layout='contiguous'"
             )
         self._check_adapter()
+
+    def _check_activation(self) -> None:
+        if isinstance(self.activation, tuple) and len(self.activation) != len(self.pattern):
+            raise ValueError(
+                f"StackConfig.activation must name one for each of the pattern's {len(self.pattern)} blocks, or be a "
+                f"text for all, got {self.activation!r:.80}"
+            )
 
     def _check_adapter(self) -> None:
         """Check that a router has a causal stack: it reads tokens in order."""
@@ -174,6 +186,15 @@ class StackConfig:
     def remainder(self) -> str | tuple[str, ...]:
         """The names of the last, partial period, which are unrolled."""
         return self.pattern[: self.num_layers % len(self.pattern)]
+
+    def activation_of(self, layer: int) -> Activation:
+        """The activation of a block, by its number in the stack."""
+        given = self.activation
+        return given[layer % len(self.pattern)] if isinstance(given, tuple) else given
+
+    def norm(self, dtype: Any, name: str | None = None) -> RMSNorm:
+        """A norm as the blocks have it."""
+        return RMSNorm(dtype, self.norm_epsilon, self.norm_on_root, name=name)
 
     def mixer(self, name: str) -> MixerConfig:
         """Return the mixer config of a name, with the stack's width and causality."""
@@ -302,15 +323,16 @@ class Block(nn.Module):
         config = self.config
         mixer = config.mixer(self.kind).build(dtype=self.dtype, name="mixer")
         y, state = mixer(
-            RMSNorm(self.dtype, config.norm_epsilon, name="mixer_norm")(x),
+            config.norm(self.dtype, "mixer_norm")(x),
             segment_ids=segment_ids,
             positions=positions,
             state=state,
         )
         x = by_token(x + self._drop(y))
         if config.hidden:
-            mlp = MLP(config.hidden, self.dtype, out_scale=(2 * config.num_layers) ** -0.5, name="mlp")
-            x = x + self._drop(mlp(RMSNorm(self.dtype, config.norm_epsilon, name="mlp_norm")(x)))
+            scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
+            mlp = MLP(config.hidden, self.dtype, scale, activation, name="mlp")
+            x = x + self._drop(mlp(config.norm(self.dtype, "mlp_norm")(x)))
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
         return by_token(blank(x, content_of(segment_ids))), state
 

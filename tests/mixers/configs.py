@@ -36,6 +36,7 @@ FULL: dict[str, MixerConfig] = {
 REST: dict[str, MixerConfig] = {
     "attention_window": AttentionConfig(dim=16, num_heads=4, num_kv_heads=1, window=6),
     "attention_alone": AttentionConfig(dim=16, num_heads=2, position="none", packed=False),
+    "attention_out_bias": AttentionConfig(dim=16, num_heads=2, rope_scale=4.0, out_bias=True),
     "attention_alibi": AttentionConfig(dim=16, num_heads=4, position="alibi", packed=False),
     "attention_both": AttentionConfig(dim=16, num_heads=4, causal=False, packed=False),
     "attention_both_window": AttentionConfig(dim=16, num_heads=4, causal=False, window=4),
@@ -43,6 +44,7 @@ REST: dict[str, MixerConfig] = {
     "hyena_modal_alone": HyenaConfig(dim=8, order=3, filter=MODAL, packed=False),
     "hyena_short_implicit": HyenaConfig(dim=8, filter=SHORT_IMPLICIT, short_taps=1),
     "hyena_explicit": HyenaConfig(dim=8, filter=EXPLICIT, short_taps=4),
+    "hyena_grouped": HyenaConfig(dim=8, filter=ExplicitFilter(taps=5, groups=2, skip=False), out_bias=True),
     "hyena_modal_both": HyenaConfig(dim=8, filter=MODAL, causal=False),
     "hyena_implicit_both": HyenaConfig(dim=8, filter=IMPLICIT, causal=False, packed=False),
     "hyena_explicit_both": HyenaConfig(dim=8, filter=EXPLICIT, causal=False),
@@ -92,7 +94,14 @@ OF_DRIVER: dict[str, MixerConfig] = NAIVE | {"retention": written()["RetentionCo
 
 VARIANTS = (
     *("attention_window", "attention_alone", "attention_alibi", "attention_both_window"),
-    *("hyena_modal_alone", "hyena_short_implicit", "hyena_implicit_both", "hyena_explicit_both"),
+    *(
+        "attention_out_bias",
+        "hyena_grouped",
+        "hyena_modal_alone",
+        "hyena_short_implicit",
+        "hyena_implicit_both",
+        "hyena_explicit_both",
+    ),
     *("delta_net_negative", "state_engine_edges", "state_engine_counted"),
     *("hyena_modal_aligned", "hyena_explicit_aligned"),
 )

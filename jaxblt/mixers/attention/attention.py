@@ -33,6 +33,7 @@ class AttentionConfig:
       position: rotary phases, ALiBi's distance penalty, or nothing.
       rope_theta: base of the rotary frequencies.
       rope_scale: slows the rotary frequencies, to read contexts this much longer than those trained on.
+      out_bias: the output projection has a bias.
       packed: rows may hold several documents. False promises one a row (holes and tail padding allowed),
         which lets the fastest kernels run; for causal rows without holes pass no segment ids at all then.
       implementation: of the attention op; None for the fastest that runs.
@@ -51,6 +52,7 @@ class AttentionConfig:
     position: Literal["rope", "alibi", "none"] = "rope"
     rope_theta: float = 10_000.0
     rope_scale: float = 1.0
+    out_bias: bool = False
     packed: bool = True
     implementation: Implementation = None
     context_parallel: ContextParallel | None = None
@@ -193,8 +195,8 @@ class Attention(nn.Module):
         return Linear("btd,dhk->bthk", sizes, ("embed", axis, "head_dim"), self.dtype, name=name)
 
     def _out(self, o: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
-        names = ("heads", "head_dim", "embed")
-        return Linear("bthk,hkd->btd", {"d": self.config.dim}, names, self.dtype, name="out")(o)
+        names, bias = ("heads", "head_dim", "embed"), nn.initializers.zeros if self.config.out_bias else None
+        return Linear("bthk,hkd->btd", {"d": self.config.dim}, names, self.dtype, bias=bias, name="out")(o)
 
     @property
     def _slopes(self) -> Float[Array, "H"] | None:

@@ -81,11 +81,11 @@ class Doubling:
 
     Attributes:
       taps: lag 0 first; as many as the past reaches back, or all.
-      bias: of the skip connection.
+      bias: of the skip connection, or None.
     """
 
     taps: Float[Array, "D F"]
-    bias: Float[Array, "D"]
+    bias: Float[Array, "D"] | None
 
     def next(
         self, u: Float[Array, "B D 1"], segment_ids: Int[Array, "B 1"] | None, state: DoublingState
@@ -113,7 +113,8 @@ class Doubling:
         )
         state = dataclasses.replace(state, past=_put(state.past, written[..., None], state.place))
         y = _at(state.coming, state.place % state.turn, 1)[..., 0] + self.near(state)
-        y = y + self.bias[None] * u.astype(jnp.float32)
+        if self.bias is not None:
+            y = y + self.bias[None] * u.astype(jnp.float32)
         y = jnp.moveaxis(marks.inputs(y[:, None]), 1, 2).astype(u.dtype)
         place = jnp.where(takes, (state.place + 1) % state.past.shape[-1], state.place)
         return y, dataclasses.replace(state, place=place)

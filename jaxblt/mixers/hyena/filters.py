@@ -108,13 +108,20 @@ class ExplicitFilter:
     """h[t] = w_t for t < taps, learned one by one: short and medium filters (StripedHyena 2).
 
     If not causal, 2 taps - 1 weights, centred. Streaming keeps taps - 1 inputs a channel.
+
+    Attributes:
+      taps: weights on the causal side.
+      groups: filters, each for as many neighbouring channels; None for one a channel.
+      skip: add b u, with a weight b a channel, to the convolution.
     """
 
     taps: int = 128
+    groups: int | None = None
+    skip: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_bounds(self, "taps", least=1)
+        check_bounds(self, "taps", "groups", least=1)
 
 
 Filter = ModalFilter | ImplicitFilter | ExplicitFilter

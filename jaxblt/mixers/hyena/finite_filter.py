@@ -15,7 +15,7 @@ from jaxblt.mixers.driver.marks import Marks
 from jaxblt.mixers.driver.prepared import made_once
 from jaxblt.mixers.driver.sequence import Rows
 from jaxblt.mixers.hyena.doubling import Doubling, DoublingState, init_doubling
-from jaxblt.mixers.hyena.filters import FiniteFilter, ImplicitFilter, history_size
+from jaxblt.mixers.hyena.filters import ExplicitFilter, FiniteFilter, ImplicitFilter, history_size
 from jaxblt.mixers.hyena.implicit_taps import ImplicitTaps, evaluate
 from jaxblt.parallel.islands import over_batch
 from pallas_kernels import blocked_conv as blocked
@@ -76,6 +76,8 @@ def check_filter_state(filter: FiniteFilter, state: FilterState, capacity: int |
 class FiniteConv(nn.Module):
     """y = post_gate * (h * u + b u), u = pre_gate * v, with h of `filter.taps` taps (on either side if not causal).
 
+    A filter without a skip has no b.
+
     Up to `MAX_BLOCKED` taps a stretch is joined to the next by its last inputs; more are convolved over whole rows, and
     in calls of one token by blocks of doubling sizes. Calls with a state make implicit taps once if they are prepared.
     """
@@ -89,11 +91,18 @@ class FiniteConv(nn.Module):
         if isinstance(self.filter, ImplicitFilter):
             self.implicit = ImplicitTaps(self.filter, self.dim, 1 if self.causal else 2)
         else:
-            taps = self.filter.taps if self.causal else 2 * self.filter.taps - 1
-            init = named(nn.initializers.normal(taps**-0.5), "channels", "taps")
-            self.taps = self.param("taps", init, (self.dim, taps), jnp.float32)
+            self.taps = self._explicit_taps(self.filter)
         normal = named(nn.initializers.normal(1.0), "channels")
-        self.bias = self.param("bias", normal, (self.dim,), jnp.float32)
+        skips = isinstance(self.filter, ImplicitFilter) or self.filter.skip
+        self.bias = self.param("bias", normal, (self.dim,), jnp.float32) if skips else None
+
+    def _explicit_taps(self, filter: ExplicitFilter) -> Float[Array, "D L"]:
+        """The taps of each channel; the parameter has those of a group once."""
+        taps = filter.taps if self.causal else 2 * filter.taps - 1
+        filters, axis = (self.dim, "channels") if filter.groups is None else (filter.groups, None)
+        init = named(nn.initializers.normal(taps**-0.5), axis, "taps")
+        param = self.param("taps", init, (filters, taps), jnp.float32)
+        return param if filters == self.dim else jnp.repeat(param, self.dim // filters, axis=0)
 
     def __call__(
         self, rows: Rows, streams: Any, carry: FilterState | None
@@ -209,7 +218,7 @@ class LongHistory:
 
     shared: Any
     per_channel: Any
-    bias: Float[Array, "D"]
+    bias: Float[Array, "D"] | None
     filter: FiniteFilter = flax.struct.field(pytree_node=False)
     causal: bool = flax.struct.field(pytree_node=False)
     implementation: Any = flax.struct.field(pytree_node=False)

@@ -12,7 +12,7 @@ from jaxblt.layers import Linear, named
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import ShortHistory
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
-from jaxblt.mixers.hyena.filters import Filter, ModalFilter
+from jaxblt.mixers.hyena.filters import ExplicitFilter, Filter, ModalFilter
 from jaxblt.mixers.hyena.finite_filter import (
     FilterState,
     FiniteConv,
@@ -38,6 +38,7 @@ class HyenaConfig:
       order: N >= 2; N - 1 long convolutions, N + 1 projections.
       short_taps: taps of the short convolution over each projection (on either side if not causal).
       filter: of the long convolutions; modal for long contexts.
+      out_bias: the output projection has a bias.
       causal: a token sees itself and what came before; otherwise its whole document.
       packed: rows may hold several documents. False promises one a row (holes and tail padding allowed): then
         the convolutions need no resets.
@@ -52,6 +53,7 @@ class HyenaConfig:
     order: int = 2
     short_taps: int = 3
     filter: Filter = ModalFilter()
+    out_bias: bool = False
     causal: bool = True
     packed: bool = True
     segment_alignment: int = 1
@@ -68,6 +70,11 @@ class HyenaConfig:
         check_bounds(self, "order", least=2)
         check_bounds(self, "order", most=MOST_ORDER)
         _check_implementation(self.implementation, self.filter)
+        groups = self.filter.groups if isinstance(self.filter, ExplicitFilter) else None
+        if groups is not None and self.dim % groups:
+            raise ValueError(
+                f"filter must have groups that divide dim = {self.dim}, got {self.filter!r}: use a divisor"
+            )
 
     @classmethod
     def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +145,7 @@ class HyenaState:
 class Hyena(nn.Module):
     """v, x_1, ..., x_N = short_conv(x W_in); v <- h_i * (x_i v) + b_i (x_i v) for i < N; y = (x_N v) W_out.
 
-    Arrays between the projections are channel-major, [B, D, T]. Projections have no bias, and all of them are
+    Arrays between the projections are channel-major, [B, D, T]. Input projections have no bias, and all of them are
     zero at holes and padding, which therefore add nothing to any convolution.
     """
 
@@ -157,7 +164,9 @@ class Hyena(nn.Module):
         """Return the output and the next state (None in training); positions play no part."""
         config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
         project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, name="in")
-        project_out = Linear("bct,cd->btd", {"d": config.dim}, ("channels", "embed"), self.dtype, name="out")
+        sizes, names = {"d": config.dim}, ("channels", "embed")
+        bias = nn.initializers.zeros if config.out_bias else None
+        project_out = Linear("bct,cd->btd", sizes, names, self.dtype, bias=bias, name="out")
         check_kind(HyenaState, state, filter=type(config.filter).__name__)
         clock = None if state is None else state.clock
         options = {"width": config.dim, "alignment": config.segment_alignment, "packed": config.packed}
