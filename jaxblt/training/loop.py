@@ -51,6 +51,7 @@ from jaxblt.training.start.setup import (
     to_devices,
 )
 from jaxblt.training.start.startup import Startup, keep_compiled
+from jaxblt.training.start.word_regression import with_words
 from jaxblt.training.state import Frozen, TrainState, copied, forgive, without_frozen
 from jaxblt.training.stored.checkpoint import Checkpointer, Restored
 from jaxblt.training.stored.folder import claimed
@@ -266,6 +267,8 @@ def begin(
        `recipe.base_run` names one: its parameters stay frozen, and threshold and capacity are its own too. Experts of
        banks start as the LoRAs that `recipe.experts` names.
     3. Otherwise: parameters drawn from the seed, at step 0.
+
+    Where a head reads words, they are those of a regression (`with_words`).
     """
     # as process 0 sees them: processes that disagree would wait for each other for ever
     if checkpoints.steps():
@@ -287,7 +290,7 @@ def begin(
     setup = make_setup(recipe, mesh, frozen, taken.notes)
     state = init_state(setup, frozen)
     params = join_params(state.params, taken.params)
-    params = with_experts(recipe, params, frozen, mesh)
+    params = with_words(recipe, with_experts(recipe, params, frozen, mesh))
     state = replace(state, params=params, ema=None if state.ema is None else copied(params))
     return setup, state, 0, {"seconds": 0.0}
 
@@ -368,7 +371,7 @@ class Trainer:
 
     def run(self, state: TrainState, first: int) -> Fitted:
         """Steps from `first` to the recipe's last, or until a signal or the time limit; saves before it returns."""
-        train, step, stopped = self.setup.recipe.train, first, False
+        train, step, stopped, drawn = self.setup.recipe.train, first, False, False
         validated: dict[str, float] = {}
         saves, vote = SaveCadence(train.checkpoint_every, train.checkpoint_every_s), Vote()
         bad = BadSteps(train.max_skips)
@@ -376,6 +379,10 @@ class Trainer:
             closing(self.data.iterator(first)) as batches,
             traced(Path(self.log.run_dir) / "profile", train.profile_steps) as trace,
         ):
+            if train.eval_start and not self.checkpoints.steps():
+                validated = self.validate(state, step)
+                if train.keep_best:
+                    self.save(state, step, saves, leaving=False)
             while step < train.steps and not stopped and not self.standing.exhausted:
                 trace(step)
                 state, metrics = self.advance(state, batches, step)
@@ -386,8 +393,9 @@ class Trainer:
                     self.write(metrics, step, bad)
                 paused, best = time.perf_counter(), False
                 if train.eval_every and (step % train.eval_every == 0 or last):
-                    if not validated:
+                    if not drawn:
                         self.draw(state, step)
+                        drawn = True
                     validated = self.validate(state, step)
                     best = train.keep_best > 0 and step in self.standing.steps
                     last = last or self.standing.exhausted
