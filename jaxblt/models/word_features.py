@@ -114,7 +114,7 @@ def weigh_words(
       rarity: of each word, its inverse frequency among records.
       config: of the words.
     """
-    x = jnp.where(counts > 0, 1 + jnp.log(jnp.maximum(counts, 1)), 0) * rarity
+    x = jnp.where(counts > 0, 1 + jnp.log(jnp.maximum(counts, 1)), 0) * rarity[None]
     parts = [x[:, a:b] for a, b in zip(config.edges, config.edges[1:], strict=False)]
     return jnp.concatenate(
         [p / jnp.maximum(jnp.linalg.norm(p, axis=1, keepdims=True), 1e-9) for p in parts], 1

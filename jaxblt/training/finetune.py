@@ -88,7 +88,7 @@ def finetune_recipe(
     if data.split != "groups":
         parts = {name: [r.sequence for r in records] for name, records in read_parts(data).items()}
         warn_near_copies(parts["train"], parts["validation"] + parts["test"])
-    options = {"pool": pool, "dropout": dropout, "crf": crf, "words": _words(data, words)}
+    options = {"pool": pool, "dropout": dropout, "crf": crf, "words": words_of(data, words)}
     if options["words"] is not None:
         optimizer = replace(optimizer, rates=(*optimizer.rates, (f"{HEAD}/*words/outputs/*", WORD_RATE)))
     _check_weights(data, weights or {}, weighting)
@@ -116,8 +116,8 @@ def finetune_recipe(
     )
 
 
-def _words(data: LabelledDataConfig, longest: int | None) -> WordsConfig | None:
-    """Return the words that a head reads of records of this kind.
+def words_of(data: LabelledDataConfig, longest: int | None = None) -> WordsConfig | None:
+    """Return the words that a head reads of records of this kind, by default as many as are worth their parameters.
 
     Raises:
       ValueError: words are asked for of text, or for classes of positions.

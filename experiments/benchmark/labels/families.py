@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FIGURES = ("accuracy", "mcc", "f1")
 RATES = {"base": 1e-3, "finetuned": 5e-4, "bytes": 1e-3, "cnn": 1e-3}
 """Peak learning rates of the masked base, of the model that starts from it, and of those that start from nothing."""
-MODELS = ("markov", "nearest", "kmers", "finetuned", "bytes", "cnn")
+MODELS = ("markov", "nearest", "kmers", "start", "finetuned", "bytes", "cnn")
 SHARE = 0.5
 """Domains that share half of their 5-mers lie in one part; at 40 % identity hardly any do."""
 LEVELS = {"fold": 2, "superfamily": 3, "family": 4}
@@ -169,7 +169,7 @@ def pretrain(
         data=packed,
         objective=Masked(),
         optimizer=AdamWConfig(learning_rate=RATES["base"], warmup_steps=steps // 10),
-        train=replace(train_config(steps, data.seed, dtype), eval_every=0, keep_best=0),
+        train=replace(train_config(steps, data.seed, dtype), eval_every=0, eval_start=False, keep_best=0),
     )
     fit(recipe, run_dir)
     return run_dir

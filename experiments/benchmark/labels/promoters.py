@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FIGURES = ("accuracy", "mcc", "f1", "auroc", "auprc")
 RATES = {"finetuned": 3e-4, "probe": 1e-2, "cnn": 1e-3}
 """Peak learning rates."""
-MODELS = ("markov", "nearest", "kmers", *RATES)
+MODELS = ("markov", "nearest", "kmers", "start", *RATES)
 SHARE = 0.001
 """One common 21-mer links two sequences: they are stretches of one genome, and many overlap."""
 LONGEST = (3, 4, 5, 6)

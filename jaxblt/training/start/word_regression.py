@@ -3,7 +3,7 @@
 Where a model then learns from its states what words do not say, it begins no worse than the regression does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,9 @@ from scipy.sparse import csr_matrix, vstack
 from scipy.special import logsumexp
 
 from jaxblt.data.label_tasks import UNLABELLED
+from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.pipeline import make_dataset
+from jaxblt.data.splits import SplitName
 from jaxblt.models.label_head import LabelHeadConfig, content
 from jaxblt.models.labeller import HEAD
 from jaxblt.models.task_heads import TaskHeadsConfig
@@ -54,7 +56,11 @@ def with_words(recipe: Recipe, params: Any) -> Any:
     flat: dict[Any, Any] = dict(flatten_dict(params))
     for path, config, objective, task in _heads(recipe):
         assert config.words is not None
-        rarity, parts = _read(recipe, config.words, task, objective)
+        assert isinstance(recipe.data, LabelledDataConfig)
+        options = (
+            {"center": objective.center, "scale": objective.scale} if isinstance(objective, Regress) else {}
+        )
+        rarity, parts = read_words(recipe.data, config.words, ("train", "validation"), task=task, **options)
         found = choose(parts["train"], parts["validation"], config.outputs)
         fitted = {("rarity",): rarity, ("outputs", "kernel"): found.kernel, ("outputs", "bias"): found.bias}
         for name, value in fitted.items():
@@ -78,36 +84,49 @@ def _heads(
         yield (HEAD,), head, objective, None
 
 
-def _read(
-    recipe: Recipe, config: WordsConfig, task: str | None, objective: Classify | Regress
-) -> tuple[np.ndarray, Mapping[str, Examples]]:
-    """Return the rarity of words in training records, log((1 + n) / (1 + holders)) + 1, and both parts."""
-    parts = {name: _counted(recipe, name, config, task) for name in ("train", "validation")}
+def read_words(
+    data: LabelledDataConfig,
+    config: WordsConfig,
+    names: Sequence[SplitName],
+    *,
+    task: str | None = None,
+    center: float = 0.0,
+    scale: float = 1.0,
+) -> tuple[np.ndarray, dict[str, Examples]]:
+    """Return the rarity of words in training records, log((1 + n) / (1 + holders)) + 1, and the named parts.
+
+    Args:
+      data: labelled records.
+      config: of the words.
+      names: of the parts, "train" among them.
+      task: whose labels are read; records without one are left out. None if there is one label.
+      center, scale: of numbers, which become (y - center) / scale.
+    """
+    parts = {name: _counted(data, name, config, task) for name in names}
     counts = parts["train"].x
     rarity = np.log((1 + counts.shape[0]) / (1 + counts.getnnz(0))) + 1
     weigh = jax.jit(lambda rows: weigh_words(rows, jnp.asarray(rarity, jnp.float32), config))
-    size = recipe.data.batch_size
 
     def weighed(part: Examples) -> Examples:
-        rows = [part.x[i : i + size].toarray() for i in range(0, part.x.shape[0], size)]
+        rows = [part.x[i : i + data.batch_size].toarray() for i in range(0, len(part.y), data.batch_size)]
         x = vstack([csr_matrix(np.asarray(weigh(r)), dtype=np.float32) for r in rows], "csr")
-        y = part.y if isinstance(objective, Classify) else (part.y - objective.center) / objective.scale
-        return Examples(x, y)
+        return Examples(x, part.y if part.y.dtype == np.int32 else (part.y - center) / scale)
 
     return rarity, {name: weighed(part) for name, part in parts.items()}
 
 
-def _counted(recipe: Recipe, split: Any, config: WordsConfig, task: str | None) -> Examples:
+def _counted(data: LabelledDataConfig, split: SplitName, config: WordsConfig, task: str | None) -> Examples:
     """Return counts of words and labels of all records of a part that have a label."""
     count = jax.jit(lambda ids, segments: count_words(ids, content(ids, segments), config))
-    data, rows, labels = make_dataset(recipe.data, split=split, mode="eval"), [], []
-    for step in range(data.num_batches or 0):
-        batch = data.batch(step)
+    dataset, rows, labels = make_dataset(data, split=split, mode="eval"), [], []
+    for step in range(dataset.num_batches or 0):
+        batch = dataset.batch(step)
         held: Any = batch.labels
-        asked = held if task is None else held[task]
-        kept = (batch.segment_ids > 0).any(1) & np.isfinite(asked) & (asked != UNLABELLED)
+        asked = np.asarray(held if task is None else held[task])
+        is_known = asked != UNLABELLED if asked.dtype == np.int32 else np.isfinite(asked)
+        kept = (batch.segment_ids > 0).any(1) & is_known
         rows.append(csr_matrix(np.asarray(count(batch.inputs, batch.segment_ids))[kept]))
-        labels.append(np.asarray(asked)[kept])
+        labels.append(asked[kept])
     return Examples(vstack(rows, "csr"), np.concatenate(labels))
 
 

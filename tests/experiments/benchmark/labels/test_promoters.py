@@ -73,7 +73,7 @@ def test_baselines_need_no_run(tmp_path: Path) -> None:
     )
     found = json.loads(out.read_text())
     assert (found["benchmark"], found["base_run"]) == ("promoter_baselines", None)
-    assert [run["model"] for run in found["runs"]] == ["markov", "nearest", "kmers"] * 2
+    assert [run["model"] for run in found["runs"]] == ["markov", "nearest", "kmers", "start"] * 2
 
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
