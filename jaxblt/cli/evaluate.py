@@ -3,12 +3,14 @@
 import glob
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from jaxblt.cli.evaluation_data import Evaluated, find_data
+from jaxblt.cli.label_comparison import compare, is_comparable
 from jaxblt.cli.mesh import asked_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.data.labelled import LabelledDataConfig
@@ -38,6 +40,7 @@ def evaluate(
     weights: Weights | None = None,
     step: Step | None = None,
     predictions: str | None = None,
+    baselines: bool = True,
     out: str | None = None,
     overwrite: bool = False,
     trust_sources: bool = False,
@@ -62,6 +65,7 @@ def evaluate(
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       predictions: of a run on labels, file for name, label, probabilities and prediction of each record.
+      baselines: of a run on classes, score simple models on the test split of its data too, and say if one is ahead.
       out: file for the figures as JSON.
       overwrite: replace OUT and PREDICTIONS if they are there.
       trust_sources: fetch URLs that the run's config names; a run of a stranger may name any. Local paths are read.
@@ -97,6 +101,10 @@ def evaluate(
             "threshold": loaded.threshold,
             "margin": loaded.patcher.margin,
         }
+    if baselines and not files and asked.split == "test" and is_comparable(asked.data) and "mcc" in found:
+        comparison = compare(asked.data, found)
+        figures["baselines"] = comparison.baselines
+        print("\n".join(comparison.lines), file=sys.stderr)
     print(json.dumps(figures, indent=2))
     if out is not None:
         write_text(out, json.dumps(figures, indent=2) + "\n")

@@ -3,10 +3,14 @@
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from jaxblt.cli.catalogue import fetch_hint
 from jaxblt.cli.recipe_options import parse_recipe_and
 from jaxblt.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from jaxblt.training.loop import Fitted
 
 ABOUT = (
     "Trains a recipe, from the start or from the newest checkpoint in its run folder. Every field of the recipe is an "
@@ -39,8 +43,8 @@ def main(argv: Sequence[str]) -> None:
     run_recipe(*parse_recipe_and(argv, TrainOptions(), prog="jaxblt train", about=ABOUT))
 
 
-def run_recipe(recipe: Recipe, run_dir: str, options: TrainOptions) -> None:
-    """Joins the other processes and trains, or goes on."""
+def run_recipe(recipe: Recipe, run_dir: str, options: TrainOptions) -> "Fitted":
+    """Joins the other processes and trains, or goes on. Returns the run as it ended."""
     from jaxblt.parallel import init_distributed
     from jaxblt.training.loop import fit
 
@@ -55,3 +59,4 @@ def run_recipe(recipe: Recipe, run_dir: str, options: TrainOptions) -> None:
         # All is saved: another signal of those that stopped the run must not make its end look like a failure.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+    return fitted
