@@ -101,8 +101,7 @@ def evaluate(
             "threshold": loaded.threshold,
             "margin": loaded.patcher.margin,
         }
-    if baselines and not files:
-        figures |= _beside(asked, found)
+    figures |= _beside(asked, found) if baselines and not files else {}
     print(json.dumps(figures, indent=2))
     if out is not None:
         write_text(out, json.dumps(figures, indent=2) + "\n")
