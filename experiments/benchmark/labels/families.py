@@ -16,6 +16,7 @@ from experiments.benchmark.labels.labelled_runs import (
     seeds_of,
     train,
     train_config,
+    word_parameters,
     write_records,
 )
 
@@ -192,7 +193,9 @@ def networks(base: Path, data: "LabelledDataConfig", *, steps: int) -> dict[str,
         base, data, name="finetuned", dropout=HEAD_DROPOUT, train=train, optimizer=optimizers["finetuned"]
     )
     alone = replace(tuned, name="bytes", init_from=None, fresh=(), optimizer=optimizers["bytes"])
-    cnn = replace(equal_size(count_params(run.params)[1], len(data.classes)), causal=False)
+    cnn = replace(
+        equal_size(count_params(run.params)[1] + word_parameters(tuned), len(data.classes)), causal=False
+    )
     plain = replace(alone, name="cnn", model=cnn, optimizer=optimizers["cnn"])
     return {"finetuned": tuned, "bytes": alone, "cnn": plain}
 

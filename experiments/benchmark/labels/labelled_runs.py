@@ -106,6 +106,12 @@ def score_start(data: "LabelledDataConfig") -> dict[str, Any]:
     }
 
 
+def word_parameters(recipe: "Recipe") -> int:
+    """Return how many parameters a fine-tuned head has for words."""
+    head = recipe.model.head
+    return 0 if head.words is None else head.words.size * (head.outputs + 1)
+
+
 def train_config(steps: int, seed: int, dtype: Any) -> "TrainConfig":
     """Return what evaluates at the start and twenty times, and keeps the best."""
     from jaxblt.training.recipe import TrainConfig

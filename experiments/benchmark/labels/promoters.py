@@ -15,6 +15,7 @@ from experiments.benchmark.labels.labelled_runs import (
     seeds_of,
     train,
     train_config,
+    word_parameters,
     write_records,
 )
 
@@ -142,7 +143,7 @@ def networks(
     )
     frozen = tuple(f"{name}/*" for name in sorted(base.params))
     probe = replace(tuned, name="probe", freeze=frozen, optimizer=optimizers["probe"])
-    model = equal_size(count_params(base.params)[1], len(data.classes))
+    model = equal_size(count_params(base.params)[1] + word_parameters(tuned), len(data.classes))
     model = replace(model, causal=base.recipe.model.causal)
     cnn = Recipe(
         name="cnn",
