@@ -17,16 +17,20 @@ from jaxblt.adapters import join_params, retrievals, split_params, without_index
 from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.answers import (
     BATCH_SIZE,
+    Attributions,
     Embeddings,
+    Mutagenesis,
     Pool,
     Predictions,
     Scores,
     Sequences,
     TaskPredictions,
     VariantScores,
+    attributions,
     classify,
     continuations,
     embed,
+    mutagenesis,
     score,
     variants,
 )
@@ -277,6 +281,36 @@ class Run:
         """Return log-likelihood ratios of the variants of a VCF file, both strands; see `jaxblt.answers.variants`."""
         options = {"batch_size": batch_size, "skip": skip, "as_trained": as_trained, "mesh": mesh}
         return variants(self, vcf, fasta, context=context, **options)
+
+    def mutagenesis(
+        self,
+        sequences: Sequences,
+        *,
+        alphabet: str = "ACGT",
+        label: str | None = None,
+        window: int | None = None,
+        batch_size: int = BATCH_SIZE,
+        as_trained: bool = True,
+        mesh: MeshConfig | Mesh | None = None,
+    ) -> Mutagenesis:
+        """Return the effect of every single substitution of each record; see `jaxblt.answers.mutagenesis`."""
+        options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": mesh}
+        return mutagenesis(self, sequences, alphabet=alphabet, label=label, **options)
+
+    def attributions(
+        self,
+        sequences: Sequences,
+        *,
+        method: Literal["gradient", "integrated"] = "gradient",
+        steps: int = 32,
+        label: str | None = None,
+        batch_size: int = BATCH_SIZE,
+        as_trained: bool = True,
+        mesh: MeshConfig | Mesh | None = None,
+    ) -> Attributions:
+        """Return what each byte adds to its record's answer; see `jaxblt.answers.attributions`."""
+        options = {"steps": steps, "batch_size": batch_size, "as_trained": as_trained, "mesh": mesh}
+        return attributions(self, sequences, method=method, label=label, **options)
 
     def generate(
         self,

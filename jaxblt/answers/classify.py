@@ -13,7 +13,7 @@ from scipy.special import softmax
 
 from jaxblt.answers.predictions import Predictions, TaskPredictions
 from jaxblt.answers.protocol import TrainedRun
-from jaxblt.answers.reading import answer, make_reader
+from jaxblt.answers.reading import Reader, answer, make_reader
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE
 from jaxblt.data.batch import Batch
@@ -63,6 +63,15 @@ def classify(
     options = {"as_trained": as_trained, "mesh": mesh}
     reader = make_reader(run, window=None, batch_size=batch_size, **options)
     source = open_records(sequences, data, as_trained=as_trained)
+    return _predictions(run, data, source, read_answers(data, reader, source))
+
+
+def read_answers(data: LabelledDataConfig, reader: Reader, source: DocumentSource) -> list[Any]:
+    """Return what a run on labels says of each record: logits or a scaled number, of each byte, or by task.
+
+    Raises:
+      ValueError: a record is longer than a row, or an answer is not finite; names the record.
+    """
     pairs = np.asarray(source.lengths, np.int64) + 1
     if pairs.max() > reader.window:
         i = int(pairs.argmax())
@@ -80,7 +89,24 @@ def classify(
         for i, span in enumerate(spans):
             row = jax.tree.map(lambda x, i=i: x[i], logits)
             answers[span.document] = row[1 : pairs[span.document]] if data.target == "positions" else row
-    return _predictions(run, data, source, answers)
+    return answers
+
+
+def class_number(data: LabelledDataConfig, label: str | None) -> int | None:
+    """Return the number of a class of the one label of each record; None for no class, which numbers never have.
+
+    Raises:
+      ValueError: the data have another kind of labels, or no such class.
+    """
+    if data.tasks or data.target == "positions":
+        held = "several tasks" if data.tasks else "classes of positions"
+        raise ValueError(f"the run learned {held}, expected a run on one class or number of each record")
+    if label is None:
+        return None
+    if label not in data.classes:
+        known = ", ".join(data.classes) or "none: it learned numbers"
+        raise ValueError(f"label = {label!r} is none of the run's classes, {known}")
+    return data.classes.index(label)
 
 
 def _predictions(

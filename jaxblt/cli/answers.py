@@ -206,6 +206,52 @@ def variants(
     return f"{count} variants, {above} likelier than the reference{skipped}, in {out}"
 
 
+def mutagenesis(
+    run_dir: Path,
+    file: Path,
+    /,
+    *,
+    out: Path,
+    alphabet: str = "ACGT",
+    label: str | None = None,
+    window: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    as_trained: bool = True,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
+    weights: Weights | None = None,
+) -> str:
+    """Write the effect of every single substitution of each record of a file, as tab-separated values.
+
+    Args:
+      run_dir: folder of a run that predicts the next byte, or was fine-tuned on one class or number of each record.
+      file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
+      out: file to write, with columns name, label (of runs on classes), position, reference, and one a letter.
+      alphabet: letters that stand in for others, such as ACDEFGHIKLMNPQRSTVWY.
+      label: of a run on classes, the class whose log-odds are compared; by default what the run calls each record.
+      window: of a run that predicts bytes, most positions of a row; by default the length of its training rows.
+      batch_size: mutants that are read at once.
+      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace OUT if it is there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+
+    Returns:
+      A line that says what was written.
+    """
+    from jaxblt.run import load
+
+    check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
+    run = load(run_dir, step=step, weights=weights)
+    found = run.mutagenesis(file, alphabet=alphabet, label=label, **options)
+    found.to_tsv(out)
+    places = sum(map(len, found.sequences))
+    return f"{len(found)} records, {places:,} positions x {len(alphabet)} letters, in {out}"
+
+
 def index(
     run_dir: Path,
     /,

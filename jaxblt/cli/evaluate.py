@@ -3,12 +3,14 @@
 import glob
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from jaxblt.cli.evaluation_data import Evaluated, find_data
+from jaxblt.cli.label_comparison import compare, is_comparable
 from jaxblt.cli.mesh import asked_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.data.labelled import LabelledDataConfig
@@ -38,6 +40,7 @@ def evaluate(
     weights: Weights | None = None,
     step: Step | None = None,
     predictions: str | None = None,
+    baselines: bool = True,
     out: str | None = None,
     overwrite: bool = False,
     trust_sources: bool = False,
@@ -62,6 +65,7 @@ def evaluate(
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       predictions: of a run on labels, file for name, label, probabilities and prediction of each record.
+      baselines: of a run on classes, score simple models on the test split of its data too, and say if one is ahead.
       out: file for the figures as JSON.
       overwrite: replace OUT and PREDICTIONS if they are there.
       trust_sources: fetch URLs that the run's config names; a run of a stranger may name any. Local paths are read.
@@ -97,10 +101,20 @@ def evaluate(
             "threshold": loaded.threshold,
             "margin": loaded.patcher.margin,
         }
+    figures |= _beside(asked, found) if baselines and not files else {}
     print(json.dumps(figures, indent=2))
     if out is not None:
         write_text(out, json.dumps(figures, indent=2) + "\n")
     return found
+
+
+def _beside(asked: Evaluated, found: Mapping[str, float]) -> dict[str, Any]:
+    """Return the figures of baselines on a test split of classes, and print what they say of the run's figures."""
+    if asked.split != "test" or not is_comparable(asked.data):
+        return {}
+    comparison = compare(asked.data, found)
+    print("\n".join(comparison.lines), file=sys.stderr)
+    return {"baselines": comparison.baselines}
 
 
 def _figures(

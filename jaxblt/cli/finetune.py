@@ -2,18 +2,20 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import jax
 import tyro
 
+from jaxblt.cli.label_comparison import compare, is_comparable
 from jaxblt.cli.mesh import expand_mesh
 from jaxblt.cli.parsing import parse_options
 from jaxblt.cli.recipe_options import option_value, shorter_warmup
 from jaxblt.cli.train import TrainOptions, run_recipe
 from jaxblt.data.label_tasks import LabelTask
-from jaxblt.data.labelled import LabelledDataConfig, fitting_length, label_lines, with_classes
+from jaxblt.data.labelled import LabelledDataConfig, fitting_length, label_lines, read_parts, with_classes
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.training.finetune import OPTIMIZER, TRAIN, finetune_recipe
 from jaxblt.training.objectives.task_scores import Weighting
@@ -38,11 +40,25 @@ class HeadOptions:
         maximum, or a learned weighted mean (attention).
       dropout: share of the pooled channels that are dropped in training.
       crf: for classes of positions, learn which class comes behind which (a linear-chain CRF).
+      words: letters of the longest words whose counts answer beside the states; 0 for states alone. By default 6 for
+        DNA, 3 for proteins, and 0 for text and classes of positions.
     """
 
     pool: Literal["cls", "mean", "max", "attention"] = "mean"
     dropout: float = 0.0
     crf: bool = False
+    words: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(TrainOptions):
+    """How to go on and what to say at the end.
+
+    Attributes:
+      baselines: at the end, score simple models on the same split beside the run, and say if one is ahead.
+    """
+
+    baselines: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +86,7 @@ class TaskOptions:
         return (*map(LabelTask, self.classes), *numbers)
 
 
-def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, TrainOptions]:
+def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, FinetuneOptions]:
     """Return the recipe of a command line, its run folder and how to go on.
 
     Exits with a usage where no run is named.
@@ -96,8 +112,8 @@ def parse_finetune(argv: Sequence[str]) -> tuple[Recipe, str, TrainOptions]:
         optimizer: AdamWConfig = OPTIMIZER,
         train: TrainConfig = replace(TRAIN, dtype=base.train.dtype),
         mesh: MeshConfig = MeshConfig(),
-        own: Annotated[TrainOptions, tyro.conf.arg(name="")] = TrainOptions(),
-    ) -> tuple[Recipe, str, TrainOptions]:
+        own: Annotated[FinetuneOptions, tyro.conf.arg(name="")] = FinetuneOptions(),
+    ) -> tuple[Recipe, str, FinetuneOptions]:
         options = {**asdict(head), "freeze": freeze, "mesh": mesh, "name": name}
         options |= {"weighting": tasks.weighting, "weights": tasks.weights}
         optimizer = _fitting_warmup(optimizer, train.steps, rest)
@@ -133,8 +149,17 @@ def _fitting_data(data: LabelledDataConfig, argv: Sequence[str]) -> LabelledData
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parse, fine-tune, and say what to do next."""
+    """Parse, fine-tune, compare with baselines, and say what to do next."""
+    import jaxblt
+
     recipe, run_dir, options = parse_finetune(argv)
-    run_recipe(recipe, run_dir, options)
-    if Path(run_dir).is_dir():
-        print(f"next: jaxblt evaluate {run_dir} --predictions predictions.tsv")
+    own = {field.name: getattr(options, field.name) for field in fields(TrainOptions)}
+    fitted = run_recipe(recipe, run_dir, TrainOptions(**own))
+    if not Path(run_dir).is_dir():
+        return
+    data = recipe.data
+    is_asked = options.baselines and fitted.finished and jax.process_count() == 1
+    if is_asked and isinstance(data, LabelledDataConfig) and is_comparable(data) and read_parts(data)["test"]:
+        run = jaxblt.load(run_dir, step="best" if recipe.train.keep_best else None)
+        print("\n".join(compare(data, run.evaluate("test")).lines))
+    print(f"next: jaxblt evaluate {run_dir} --step best --predictions predictions.tsv")

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("jaxblt.cli.index", "base vectors of a run's documents, for routers that search them"),
     "classify": ("jaxblt.cli.classify", "label each record of a file with a fine-tuned run"),
     "variants": ("jaxblt.cli.variants", "rate the variants of a VCF file against a genome"),
+    "mutagenesis": ("jaxblt.cli.mutagenesis", "rate all single substitutions of each record of a file"),
     "patch": ("jaxblt.cli.patch", "cut a file into patches, draw them, write entropies"),
     "memory": ("jaxblt.cli.memory", "draw what a run's memory does under a passage"),
     "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),

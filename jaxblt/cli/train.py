@@ -3,10 +3,14 @@
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from jaxblt.cli.catalogue import fetch_hint
 from jaxblt.cli.recipe_options import parse_recipe_and
 from jaxblt.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from jaxblt.training.loop import Fitted
 
 ABOUT = (
     "Trains a recipe, from the start or from the newest checkpoint in its run folder. Every field of the recipe is an "
@@ -39,8 +43,8 @@ def main(argv: Sequence[str]) -> None:
     run_recipe(*parse_recipe_and(argv, TrainOptions(), prog="jaxblt train", about=ABOUT))
 
 
-def run_recipe(recipe: Recipe, run_dir: str, options: TrainOptions) -> None:
-    """Join the other processes and train, or go on."""
+def run_recipe(recipe: Recipe, run_dir: str, options: TrainOptions) -> "Fitted":
+    """Join the other processes and train, or go on; return the run as it ended."""
     from jaxblt.parallel import init_distributed
     from jaxblt.training.loop import fit
 
@@ -55,3 +59,4 @@ def run_recipe(recipe: Recipe, run_dir: str, options: TrainOptions) -> None:
         # Ignore signals from here on, as all is saved: another one must not make the end look like a failure.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
+    return fitted

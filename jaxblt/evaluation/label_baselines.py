@@ -86,7 +86,7 @@ def score_markov(parts: Parts, *, order: int = ORDER) -> dict[str, float]:
     log_p = np.log(counts + 1) - np.log(seen[:, context] + words.base)
     prior = np.log(np.bincount(y, minlength=classes) + 1)
     scores = {part: words.x[part] @ log_p.T + prior for part in ("validation", "test")}
-    return {**_figures(scores["test"], parts["test"][1]), "order": order}
+    return {**score_classes(scores["test"], parts["test"][1]), "order": order}
 
 
 def score_nearest(parts: Parts, *, lengths: Sequence[int] = NEAREST) -> dict[str, float]:
@@ -203,13 +203,13 @@ def _best(fits: Iterable[tuple[dict[str, float], Scores]], parts: Parts) -> dict
     """Return the test figures of the fit with the best validation MCC, and its settings."""
 
     def mcc(fit: tuple[dict[str, float], Scores]) -> float:
-        return _figures(fit[1]["validation"], parts["validation"][1])["mcc"]
+        return score_classes(fit[1]["validation"], parts["validation"][1])["mcc"]
 
     settings, scores = max(fits, key=mcc)
-    return {**_figures(scores["test"], parts["test"][1]), **settings}
+    return {**score_classes(scores["test"], parts["test"][1]), **settings}
 
 
-def _figures(scores: np.ndarray, y: np.ndarray) -> dict[str, float]:
+def score_classes(scores: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Return accuracy, mcc and f1; auroc and auprc where more than one class is there."""
     counts = np.zeros((scores.shape[1],) * 2)
     np.add.at(counts, (y, scores.argmax(1)), 1)

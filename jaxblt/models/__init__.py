@@ -23,6 +23,7 @@ from jaxblt.models.stack import (
 )
 from jaxblt.models.task_heads import TaskAnswers, TaskHead, TaskHeads, TaskHeadsConfig
 from jaxblt.models.titan import titan
+from jaxblt.models.word_features import WordsConfig
 
 __all__ = [
     "BLT",
@@ -54,6 +55,7 @@ __all__ = [
     "TaskHead",
     "TaskHeads",
     "TaskHeadsConfig",
+    "WordsConfig",
     "init_blt_state",
     "init_byte_lm_state",
     "init_stack_state",

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.data.vocab import OFFSET
 from jaxblt.layers import Linear, named
 from jaxblt.models.pooling import AttentionPool, pool
+from jaxblt.models.word_features import WordLogits, WordsConfig
 from jaxblt.validation import check_bounds, check_fields, check_read
 
 
@@ -24,6 +25,8 @@ class LabelHeadConfig:
         state that has seen the whole record, that of BOS in bidirectional models and of the last byte in causal ones.
       dropout: share of the pooled states' channels that are dropped in training.
       crf: for "positions", learn scores of a class behind another, which make a row a linear-chain CRF.
+      words: of the record, whose logits are added to those of its states; None for states alone. With words the states
+        say nothing before the first step, so that the model starts as a regression on words.
     """
 
     target: Literal["class", "number", "positions"] = "class"
@@ -31,12 +34,14 @@ class LabelHeadConfig:
     pool: Literal["cls", "mean", "max", "attention"] = "mean"
     dropout: float = 0.0
     crf: bool = False
+    words: WordsConfig | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "dropout", least=0, below=1, why=": it is a share")
         rows = "target='class' or 'number'"
-        check_read(self, "pool", needed=rows, is_read=self.target != "positions")
+        for name in ("pool", "words"):
+            check_read(self, name, needed=rows, is_read=self.target != "positions")
         if self.crf and self.target != "positions":
             raise ValueError(
                 f"LabelHeadConfig.crf scores a byte's class behind another, and target is {self.target!r}: set "
@@ -78,7 +83,7 @@ def content(ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None) -> Bo
 
 
 class LabelHead(nn.Module):
-    """pool(x) W + b, or x W + b at every byte, in fp32.
+    """pool(x) W + b, or x W + b at every byte, in fp32; of rows plus what their words say, if the config has words.
 
     With a CRF the answer at a byte is φ[i, j] = (x W + b)[j] + A[i, j], the score of class j behind class i, in fp32.
     The last row of A, i = C, is for a record's first byte (`jaxblt.training.objectives.crf`).
@@ -108,15 +113,20 @@ class LabelHead(nn.Module):
         if config.target != "positions":
             x = self._pooled(x, ids, segment_ids)
         x = nn.Dropout(config.dropout, deterministic=not self.has_rng("dropout"))(x)
+        zeros = nn.initializers.zeros
         logits = Linear(
             "...d,dc->...c",
             {"c": config.outputs},
             ("embed", None),
             self.dtype,
-            bias=nn.initializers.zeros,
+            bias=zeros,
+            kernel_init=zeros if config.words else nn.initializers.lecun_normal(),
             accumulate=jnp.float32,
             name="outputs",
         )(x)
+        if config.words is not None:
+            said = WordLogits(config.words, config.outputs, name="words")
+            logits += said(ids, content(ids, segment_ids))
         if not config.crf:
             return logits
         init: Any = named(nn.initializers.zeros, None, None)

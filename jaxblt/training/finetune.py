@@ -9,9 +9,11 @@ from jaxblt.data.label_tasks import LabelTask
 from jaxblt.data.labelled import LabelledDataConfig, number_statistics, read_parts, with_classes
 from jaxblt.data.leaks import warn_near_copies
 from jaxblt.data.letters import letters_of
+from jaxblt.data.words import kind_of
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.labeller import HEAD, LabellerConfig
 from jaxblt.models.task_heads import TaskHead, TaskHeadsConfig
+from jaxblt.models.word_features import LONGEST, WordsConfig
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
@@ -30,7 +32,12 @@ from jaxblt.training.train_config import TrainConfig
 
 OPTIMIZER = AdamWConfig(learning_rate=3e-4, warmup_steps=50)
 """For fine-tuning: a lower peak than a model needs that starts from nothing."""
-TRAIN = TrainConfig(steps=1000, log_every=20, eval_every=100, keep_best=1)
+TRAIN = TrainConfig(steps=5000, log_every=20, eval_every=100, eval_start=True, keep_best=1, patience=10)
+"""For fine-tuning: as long as evaluations improve, the start among them, where heads that read words begin well."""
+WORD_DROPOUT = 0.5
+"""Share of rows that the states answer for alone in training: words learn training records by heart before it."""
+WORD_RATE = 0.1
+"""Factor of the learning rate of what words say, which is fitted already."""
 
 
 def finetune_recipe(
@@ -41,6 +48,7 @@ def finetune_recipe(
     pool: Literal["cls", "mean", "max", "attention"] = "mean",
     dropout: float = 0.0,
     crf: bool = False,
+    words: int | None = None,
     weights: Mapping[str, float] | None = None,
     weighting: Weighting = "fixed",
     freeze: tuple[str, ...] = (),
@@ -58,6 +66,8 @@ def finetune_recipe(
       data: the records; its `target` decides head and objective, or its `tasks` those of each task.
       name: of the run.
       pool, dropout, crf: of the head, see `LabelHeadConfig`.
+      words: letters of the longest words whose counts answer beside the states (`WordsConfig`); 0 for states alone, and
+        by default 6 for DNA, 3 for proteins, and 0 for text and classes of positions.
       weights: of the losses of several tasks by name; 1 for a task that is not named.
       weighting: "fixed", or "uncertainty" to learn the weights, see `TaskScores`.
       freeze: patterns of parameters that are not trained; ("embedding/*", "stack/*") leaves a ByteLM's head and norm.
@@ -79,7 +89,9 @@ def finetune_recipe(
     if data.split != "groups":
         parts = {name: [r.sequence for r in records] for name, records in read_parts(data).items()}
         warn_near_copies(parts["train"], parts["validation"] + parts["test"])
-    options = {"pool": pool, "dropout": dropout, "crf": crf}
+    options = {"pool": pool, "dropout": dropout, "crf": crf, "words": words_of(data, words)}
+    if options["words"] is not None:
+        optimizer = replace(optimizer, rates=(*optimizer.rates, (f"{HEAD}/*words/outputs/*", WORD_RATE)))
     _check_weights(data, weights or {}, weighting)
     heads = tuple(TaskHead(task.column, _head(task, options)) for task in data.tasks)
     head = TaskHeadsConfig(heads, weighting == "uncertainty") if heads else _head(data, options)
@@ -103,6 +115,26 @@ def finetune_recipe(
         fresh=(f"{HEAD}/*",),
         freeze=freeze,
     )
+
+
+def words_of(data: LabelledDataConfig, longest: int | None = None) -> WordsConfig | None:
+    """Return the words that a head reads of records of this kind, by default as many as are worth their parameters.
+
+    Raises:
+      ValueError: words are asked for of text, or for classes of positions.
+    """
+    kind = kind_of([record.sequence for record in read_parts(data)["train"]])
+    if data.target == "positions" or kind == "text":
+        if longest:
+            asked = "classes of positions" if data.target == "positions" else "text"
+            raise ValueError(
+                f"words = {longest} are of records of DNA or proteins, and these are {asked}: set it to 0"
+            )
+        return None
+    longest = LONGEST[kind] if longest is None else longest
+    if not longest:
+        return None
+    return WordsConfig(kind, longest, data.reverse_complement and kind == "dna", WORD_DROPOUT)
 
 
 def _head(asked: LabelledDataConfig | LabelTask, options: Any) -> LabelHeadConfig:

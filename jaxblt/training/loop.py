@@ -205,7 +205,7 @@ class Trainer:
 
     def run(self, state: TrainState, first: int) -> Fitted:
         """Step from `first` to the recipe's last, or until a signal or the time limit; save before returning."""
-        train, step, stopped = self.setup.recipe.train, first, False
+        train, step, stopped, drawn = self.setup.recipe.train, first, False, False
         validated: dict[str, float] = {}
         saves, vote = SaveCadence(train.checkpoint_every, train.checkpoint_every_s), Vote()
         bad = BadSteps(train.max_skips)
@@ -213,6 +213,10 @@ class Trainer:
             closing(self.data.iterator(first)) as batches,
             traced(Path(self.journal.log.run_dir) / "profile", train.profile_steps) as trace,
         ):
+            if train.eval_start and not self.checkpoints.steps():
+                validated = self.validate(state, step)
+                if train.keep_best:
+                    self.save(state, step, saves, leaving=False)
             while step < train.steps and not stopped and not self.standing.exhausted:
                 trace(step)
                 state, metrics = self.advance(state, batches, step)
@@ -223,8 +227,9 @@ class Trainer:
                     self.write(metrics, step, bad)
                 paused, best = time.perf_counter(), False
                 if train.eval_every and (step % train.eval_every == 0 or last):
-                    if not validated:
+                    if not drawn:
                         self.draw(state, step)
+                        drawn = True
                     validated = self.validate(state, step)
                     best = train.keep_best > 0 and step in self.standing.steps
                     last = last or self.standing.exhausted

@@ -30,6 +30,7 @@ class TrainConfig:
         split; 0 for none. The first one compiles the decoder.
       log_every: steps between log lines; a line describes the step it is written at.
       eval_every: steps between evaluations on the validation split, which also follow the last step; 0 for none at all.
+      eval_start: evaluate before the first step too, so that the start may be kept as the best.
       eval_batches: the most batches of an evaluation during training, evenly spread over the split; None for all of it.
       checkpoint_every: steps between checkpoints; the last step is always saved.
       checkpoint_every_s: the most seconds between checkpoints, whatever the steps; None for no limit.
@@ -57,6 +58,7 @@ class TrainConfig:
     sample_bytes: int = 0
     log_every: int = 10
     eval_every: int = 200
+    eval_start: bool = False
     eval_batches: int | None = None
     checkpoint_every: int = 200
     checkpoint_every_s: float | None = 300.0
@@ -80,7 +82,7 @@ class TrainConfig:
         check_bounds(self, "keep", least=2, why=", so that there is one to fall back to")
         check_bounds(self, "keep_best", "sample_bytes", least=0)
         check_bounds(self, "patience", least=1, why=": None ends no run early")
-        for name in ("keep_best", "patience", "best_by", "sample_bytes"):
+        for name in ("eval_start", "keep_best", "patience", "best_by", "sample_bytes"):
             check_read(self, name, needed="eval_every above 0", is_read=self.eval_every > 0)
         check_bounds(self, "max_overflow", least=0, most=1, why=": it is a share")
         check_bounds(self, "checkpoint_every_s", "time_limit_s", above=0, why=": seconds, None sets no limit")

@@ -12,8 +12,11 @@ from flax.traverse_util import flatten_dict
 
 import jaxblt
 from jaxblt.cli.finetune import parse_finetune
+from jaxblt.cli.label_comparison import compare
 from jaxblt.cli.main import main
 from jaxblt.data import LabelledDataConfig, NearCopyWarning, with_classes
+from jaxblt.evaluation.label_baselines import read_split, score_markov
+from jaxblt.models import WordsConfig
 from jaxblt.parallel import MeshConfig
 from jaxblt.training.finetune import finetune_recipe
 from jaxblt.training.loop import fit
@@ -70,13 +73,37 @@ def test_the_recipe_follows_from_base_and_data(run):
     assert (recipe.model.head.outputs, recipe.model.head.pool) == (2, "max")
     assert recipe.init_from == BASE_RUN
     assert recipe.optimizer.warmup_steps == 20
+    assert recipe.model.head.words == WordsConfig("dna", 6, dropout=0.5)
+    assert recipe.optimizer.rates == (("label_head/*words/outputs/*", 0.1),)
+
+
+def test_it_starts_as_the_regression_on_words_and_is_told_beside_baselines(run, capsys):
+    """The start is evaluated and kept where it is the best, so that validation never says less than words do."""
+    lines = [json.loads(line) for line in (Path(RUN) / "metrics.jsonl").read_text().splitlines()]
+    start = next(line for line in lines if "validation/accuracy" in line)
+    assert start["step"] == 0
+    best = jaxblt.load(RUN, step="best")
+    assert best.evaluate("validation")["accuracy"] >= start["validation/accuracy"] > 0.8
+    capsys.readouterr()
+    main(["evaluate", RUN, "--step", "best"])
+    told = capsys.readouterr()
+    figures, split = json.loads(told.out), read_split(run.recipe.data)
+    assert list(figures["baselines"]) == ["markov", "nearest", "kmers"]
+    assert figures["baselines"]["markov"]["mcc"] == score_markov(split)["mcc"]
+    assert "this run" in told.err
+    for mcc, said in (
+        (-1.0, "a simple baseline is ahead: "),
+        (1.0, "this run is no worse than the baselines: mcc 1.0"),
+    ):
+        assert compare(run.recipe.data, {"accuracy": 1.0, "mcc": mcc}).lines[-1].startswith(said)
 
 
 def test_frozen_parameters_stay_and_others_learn(run):
     base = flatten_dict(jaxblt.load(BASE_RUN).params, sep="/")
     found = flatten_dict(run.params, sep="/")
     still = flatten_dict(load_frozen(RUN, read_resolved(RUN))[BASE].params, sep="/")
-    assert set(found) - set(base) == {"label_head/outputs/kernel", "label_head/outputs/bias"}
+    words = {f"label_head/words/{name}" for name in ("rarity", "outputs/kernel", "outputs/bias")}
+    assert set(found) - set(base) == {"label_head/outputs/kernel", "label_head/outputs/bias"} | words
     assert set(base) - set(found) == {"head/logits/kernel"}
     assert set(still) == {name for name in found if name.startswith("embedding/") or "/block_0/" in name}
     for name in set(found) & set(base):
@@ -113,7 +140,7 @@ def test_it_learns_and_its_predictions_name_classes(run, tmp_path, capsys):
     found = run.evaluate("test")
     assert found["accuracy"] > 0.8
     assert {"mcc", "f1", "auroc", "auprc"} <= set(found)
-    main(["evaluate", RUN, "--predictions", str(tmp_path / "p.tsv"), "--step", "best"])
+    main(["evaluate", RUN, "--predictions", str(tmp_path / "p.tsv"), "--step", "best", "--no-baselines"])
     assert '"accuracy"' in capsys.readouterr().out
     header, *rows = [line.split("\t") for line in (tmp_path / "p.tsv").read_text().splitlines()]
     assert header == ["name", "label", "background", "promoter", "prediction"]
@@ -172,7 +199,7 @@ def test_a_run_says_what_it_took_and_draws_what_it_confuses(folder):
     events = b"".join(file.read_bytes() for file in (folder / RUN / "tensorboard").iterdir())
     for said in (
         b"taken           ",
-        b"new             2 arrays: label_head/outputs/bias",
+        b"new             5 arrays: label_head/outputs/bias",
         b"frozen          ",
     ):
         assert said in events

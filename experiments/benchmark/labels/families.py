@@ -16,6 +16,7 @@ from experiments.benchmark.labels.labelled_runs import (
     seeds_of,
     train,
     train_config,
+    word_parameters,
     write_records,
 )
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 FIGURES = ("accuracy", "mcc", "f1")
 RATES = {"base": 1e-3, "finetuned": 5e-4, "bytes": 1e-3, "cnn": 1e-3}
 """Peak learning rates of the masked base, of the model that starts from it, and of those that start from nothing."""
-MODELS = ("markov", "nearest", "kmers", "finetuned", "bytes", "cnn")
+MODELS = ("markov", "nearest", "kmers", "start", "finetuned", "bytes", "cnn")
 SHARE = 0.5
 """Domains that share half of their 5-mers lie in one part; at 40 % identity hardly any do."""
 LEVELS = {"fold": 2, "superfamily": 3, "family": 4}
@@ -169,7 +170,7 @@ def pretrain(
         data=packed,
         objective=Masked(),
         optimizer=AdamWConfig(learning_rate=RATES["base"], warmup_steps=steps // 10),
-        train=replace(train_config(steps, data.seed, dtype), eval_every=0, keep_best=0),
+        train=replace(train_config(steps, data.seed, dtype), eval_every=0, eval_start=False, keep_best=0),
     )
     fit(recipe, run_dir)
     return run_dir
@@ -192,7 +193,9 @@ def networks(base: Path, data: "LabelledDataConfig", *, steps: int) -> dict[str,
         base, data, name="finetuned", dropout=HEAD_DROPOUT, train=train, optimizer=optimizers["finetuned"]
     )
     alone = replace(tuned, name="bytes", init_from=None, fresh=(), optimizer=optimizers["bytes"])
-    cnn = replace(equal_size(count_params(run.params)[1], len(data.classes)), causal=False)
+    cnn = replace(
+        equal_size(count_params(run.params)[1] + word_parameters(tuned), len(data.classes)), causal=False
+    )
     plain = replace(alone, name="cnn", model=cnn, optimizer=optimizers["cnn"])
     return {"finetuned": tuned, "bytes": alone, "cnn": plain}
 

@@ -80,13 +80,41 @@ def score_baselines(data: "LabelledDataConfig", longest: tuple[int, ...]) -> lis
     begun = time.perf_counter()
     found = label_baselines(read_split(data), longest=longest)
     seconds = time.perf_counter() - begun
-    return [
+    runs = [
         {"model": name, "seed": data.seed, **scored, "seconds": seconds} for name, scored in found.items()
     ]
+    return [*runs, score_start(data)]
+
+
+def score_start(data: "LabelledDataConfig") -> dict[str, Any]:
+    """Return the figures of the regression on words that a fine-tuned model starts as, model "start"."""
+    from jaxblt.evaluation.label_baselines import score_classes
+    from jaxblt.training.finetune import words_of
+    from jaxblt.training.start.word_regression import choose, read_words
+
+    begun, words = time.perf_counter(), words_of(data)
+    assert words is not None
+    _, parts = read_words(data, words, ("train", "validation", "test"))
+    fitted = choose(parts["train"], parts["validation"], len(data.classes))
+    x, y = parts["test"]
+    found = score_classes(x @ fitted.kernel + fitted.bias, y)
+    return {
+        "model": "start",
+        "seed": data.seed,
+        **found,
+        "k": words.longest,
+        "seconds": time.perf_counter() - begun,
+    }
+
+
+def word_parameters(recipe: "Recipe") -> int:
+    """Return how many parameters a fine-tuned head has for words."""
+    head = recipe.model.head
+    return 0 if head.words is None else head.words.size * (head.outputs + 1)
 
 
 def train_config(steps: int, seed: int, dtype: Any) -> "TrainConfig":
-    """Return what evaluates twenty times, and keeps the best."""
+    """Return what evaluates at the start and twenty times, and keeps the best."""
     from jaxblt.training.train_config import TrainConfig
 
     often = max(steps // 20, 1)
@@ -96,6 +124,7 @@ def train_config(steps: int, seed: int, dtype: Any) -> "TrainConfig":
         dtype=dtype,
         log_every=often,
         eval_every=often,
+        eval_start=True,
         checkpoint_every=steps,
         keep_best=1,
     )

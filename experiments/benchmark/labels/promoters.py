@@ -15,6 +15,7 @@ from experiments.benchmark.labels.labelled_runs import (
     seeds_of,
     train,
     train_config,
+    word_parameters,
     write_records,
 )
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 FIGURES = ("accuracy", "mcc", "f1", "auroc", "auprc")
 RATES = {"finetuned": 3e-4, "probe": 1e-2, "cnn": 1e-3}
 """Peak learning rates."""
-MODELS = ("markov", "nearest", "kmers", *RATES)
+MODELS = ("markov", "nearest", "kmers", "start", *RATES)
 SHARE = 0.001
 """One common 21-mer links two sequences: they are stretches of one genome, and many overlap."""
 LONGEST = (3, 4, 5, 6)
@@ -142,7 +143,7 @@ def networks(
     )
     frozen = tuple(f"{name}/*" for name in sorted(base.params))
     probe = replace(tuned, name="probe", freeze=frozen, optimizer=optimizers["probe"])
-    model = equal_size(count_params(base.params)[1], len(data.classes))
+    model = equal_size(count_params(base.params)[1] + word_parameters(tuned), len(data.classes))
     model = replace(model, causal=base.recipe.model.causal)
     cnn = Recipe(
         name="cnn",

@@ -14,6 +14,7 @@ from jaxblt.training.start.frozen import inherited_entropy, load_frozen, resolve
 from jaxblt.training.start.initial_params import take
 from jaxblt.training.start.reference_run import load_reference
 from jaxblt.training.start.setup import Setup, init_state, make_setup
+from jaxblt.training.start.word_regression import with_words
 from jaxblt.training.state import Frozen, TrainState, copied, forgive, without_frozen
 from jaxblt.training.stored.checkpoint import Checkpointer, Restored
 from jaxblt.training.stored.frozen_store import write_frozen
@@ -47,6 +48,8 @@ def begin(
        `recipe.base_run` names one: its parameters stay frozen, and threshold and capacity are its own too. Experts of
        banks start as the LoRAs that `recipe.experts` names.
     3. Otherwise: parameters drawn from the seed, at step 0.
+
+    Where a head reads words, they are those of a regression (`with_words`).
     """
     # as process 0 sees them: processes that disagree would wait for each other for ever
     if checkpoints.steps():
@@ -68,7 +71,7 @@ def begin(
     setup = make_setup(recipe, mesh, frozen, taken.notes)
     state = init_state(setup, frozen)
     params = join_params(state.params, taken.params)
-    params = with_experts(recipe, params, frozen, mesh)
+    params = with_words(recipe, with_experts(recipe, params, frozen, mesh))
     state = replace(state, params=params, ema=None if state.ema is None else copied(params))
     return setup, state, 0, {"seconds": 0.0}
 

@@ -43,6 +43,7 @@ NAMES = {
     "byte_classifier": "jaxblt.models.classifier:ByteClassifierConfig",
     "labeller": "jaxblt.models.labeller:LabellerConfig",
     "label_head": "jaxblt.models.label_head:LabelHeadConfig",
+    "words": "jaxblt.models.word_features:WordsConfig",
     "task_head": "jaxblt.models.task_heads:TaskHead",
     "task_heads": "jaxblt.models.task_heads:TaskHeadsConfig",
     "byte_lm": "jaxblt.models.byte_lm:ByteLMConfig",

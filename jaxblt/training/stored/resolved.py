@@ -40,6 +40,7 @@ FREE = (
     "train.sample_bytes",
     "train.log_every",
     "train.eval_every",
+    "train.eval_start",
     "train.eval_batches",
     "train.checkpoint_every",
     "train.checkpoint_every_s",

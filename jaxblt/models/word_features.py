@@ -1,0 +1,146 @@
+"""Words of a record as features: how often each run of 1 to k letters occurs, which a linear layer turns into logits.
+
+This is the regression that fine-tuned models are held against (`jaxblt.evaluation.label_baselines.score_kmers`), as a
+part of a head. `jaxblt.training.start.word_regression` fits it before the first step.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
+from jaxblt.layers import Linear, named
+from jaxblt.validation import check_bounds, check_fields
+
+LETTERS = {"dna": "ACGT", "protein": "ACDEFGHIKLMNPQRSTVWY"}
+"""What words are made of; case does not count, and U of RNA is T. A word with another letter does not count."""
+LONGEST = {"dna": 6, "protein": 3}
+"""Letters of the longest words that are worth their parameters."""
+MOST_WORDS = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class WordsConfig:
+    """Words of a record beside its pooled state.
+
+    Attributes:
+      letters: what records are made of.
+      longest: letters of the longest words; all shorter ones count too.
+      both_strands: of DNA, count the words of the other strand as well, so that both strands have one answer.
+      dropout: share of the rows whose words are left out in training, so that the states learn to answer alone.
+    """
+
+    letters: Literal["dna", "protein"] = "dna"
+    longest: int = 6
+    both_strands: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "longest", least=1)
+        check_bounds(self, "dropout", least=0, below=1, why=": it is a share")
+        if self.both_strands and self.letters != "dna":
+            raise ValueError(
+                f"WordsConfig.both_strands is of DNA, and letters = {self.letters!r}: set it to False"
+            )
+        if self.size > MOST_WORDS:
+            raise ValueError(
+                f"WordsConfig.longest = {self.longest} makes {self.size:,} words of {self.letters}, and {MOST_WORDS:,} "
+                "are the most: lower it"
+            )
+
+    @property
+    def base(self) -> int:
+        """Letters that there are."""
+        return len(LETTERS[self.letters])
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Where the words of 1, 2, ... letters begin among all, and where the last ones end."""
+        return tuple(np.cumsum([0, *(self.base**k for k in range(1, self.longest + 1))]).tolist())
+
+    @property
+    def size(self) -> int:
+        """Words that there are."""
+        return self.edges[-1]
+
+
+def letter_digits(letters: Literal["dna", "protein"]) -> np.ndarray:
+    """Return the digit of each id as a letter, Int32[vocabulary]; -1 for ids that are none."""
+    digits = np.full(VOCAB_SIZE, -1, np.int32)
+    for digit, letter in enumerate(LETTERS[letters]):
+        digits[[ord(letter) + OFFSET, ord(letter.lower()) + OFFSET]] = digit
+    if letters == "dna":
+        digits[[ord("U") + OFFSET, ord("u") + OFFSET]] = LETTERS["dna"].index("T")
+    return digits
+
+
+def count_words(
+    ids: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsConfig
+) -> Float[Array, "B W"]:
+    """Return how often each word occurs in each row. A word reads k places next to each other that are all there."""
+    digits = jnp.where(there, jnp.asarray(letter_digits(config.letters))[ids], -1)
+    counts = _count(digits, config)
+    if not config.both_strands:
+        return counts
+    complement = jnp.where(digits < 0, -1, config.base - 1 - digits)
+    return counts + _count(complement[:, ::-1], config)
+
+
+def _count(digits: Int[Array, "B T"], config: WordsConfig) -> Float[Array, "B W"]:
+    length, size = digits.shape[1], config.size
+    code, whole, found = jnp.zeros_like(digits), jnp.ones(digits.shape, bool), []
+    padded = jnp.pad(digits, ((0, 0), (0, config.longest - 1)), constant_values=-1)
+    for k, begin in enumerate(config.edges[:-1]):
+        digit = padded[:, k : k + length]
+        code, whole = code * config.base + digit, whole & (digit >= 0)
+        found.append(jnp.where(whole, begin + code, size))
+    ones = jnp.concatenate(found, 1)
+    return jax.vmap(lambda word: jnp.zeros(size, jnp.float32).at[word].add(1.0, mode="drop"))(ones)
+
+
+def weigh_words(
+    counts: Float[Array, "B W"], rarity: Float[Array, "W"], config: WordsConfig
+) -> Float[Array, "B W"]:
+    """Return features: (1 + log c) times the word's rarity, 0 for c = 0; those of one length scaled to length 1.
+
+    Args:
+      counts: c of each word in each row.
+      rarity: of each word, its inverse frequency among records.
+      config: of the words.
+    """
+    x = jnp.where(counts > 0, 1 + jnp.log(jnp.maximum(counts, 1)), 0) * rarity[None]
+    parts = [x[:, a:b] for a, b in zip(config.edges, config.edges[1:], strict=False)]
+    return jnp.concatenate(
+        [p / jnp.maximum(jnp.linalg.norm(p, axis=1, keepdims=True), 1e-9) for p in parts], 1
+    )
+
+
+class WordLogits(nn.Module):
+    """x W + b of a row's words x, in fp32; 0 before W and b are fitted or trained.
+
+    The parameter `rarity` is 1 until it is fitted, and has no gradient.
+    """
+
+    config: WordsConfig
+    outputs: int
+
+    @nn.compact
+    def __call__(self, ids: Int[Array, "B T"], there: Bool[Array, "B T"]) -> Float[Array, "B C"]:
+        """Return what the words say of each row's classes, or its number."""
+        config = self.config
+        ones: Any = named(nn.initializers.ones, None)
+        rarity = self.param("rarity", ones, (config.size,), jnp.float32)
+        x = weigh_words(count_words(ids, there, config), jax.lax.stop_gradient(rarity), config)
+        zeros = nn.initializers.zeros
+        sizes, names = {"c": self.outputs}, (None, None)
+        logits = Linear("bw,wc->bc", sizes, names, bias=zeros, kernel_init=zeros, name="outputs")(x)
+        if not config.dropout or not self.has_rng("dropout"):
+            return logits
+        kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - config.dropout, (len(ids), 1))
+        return jnp.where(kept, logits, 0)

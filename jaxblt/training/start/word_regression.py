@@ -1,0 +1,197 @@
+"""The regression on words that a head starts as, fitted to the training records before the first step.
+
+Where a model then learns from its states what words do not say, it begins no worse than the regression does.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from scipy import optimize
+from scipy.sparse import csr_matrix, vstack
+from scipy.special import logsumexp
+
+from jaxblt.data.label_tasks import UNLABELLED
+from jaxblt.data.labelled import LabelledDataConfig
+from jaxblt.data.pipeline import make_dataset
+from jaxblt.data.splits import SplitName
+from jaxblt.models.label_head import LabelHeadConfig, content
+from jaxblt.models.labeller import HEAD
+from jaxblt.models.task_heads import TaskHeadsConfig
+from jaxblt.models.word_features import WordsConfig, count_words, weigh_words
+from jaxblt.training.objectives.objectives import Classify, MultiTask, Regress
+from jaxblt.training.recipe import Recipe
+
+STRENGTHS = (100.0, 10.0, 1.0, 0.1)
+"""Inverse weights of the penalty; validation ends the search at the first that is worse than the one before."""
+MOST_ITERATIONS = 200
+PRECISION = 1e-3
+"""Relative gain of an iteration below which a fit ends: training goes on from there."""
+
+
+class Examples(NamedTuple):
+    """Records of one part: words as a sparse Float[N, W], and the class or the scaled number of each."""
+
+    x: Any
+    y: np.ndarray
+
+
+class Regression(NamedTuple):
+    """A fitted regression: kernel Float[W, C], bias Float[C]."""
+
+    kernel: np.ndarray
+    bias: np.ndarray
+
+
+def with_words(recipe: Recipe, params: Any) -> Any:
+    """Return the parameters before step 0, with the regressions of all heads that read words.
+
+    Args:
+      recipe: of the run; its data must have validation records, which choose the strength of the penalty.
+      params: as they were drawn.
+    """
+    flat: dict[Any, Any] = dict(flatten_dict(params))
+    for path, config, objective, task in _heads(recipe):
+        assert config.words is not None
+        assert isinstance(recipe.data, LabelledDataConfig)
+        options = (
+            {"center": objective.center, "scale": objective.scale} if isinstance(objective, Regress) else {}
+        )
+        rarity, parts = read_words(recipe.data, config.words, ("train", "validation"), task=task, **options)
+        found = choose(parts["train"], parts["validation"], config.outputs)
+        fitted = {("rarity",): rarity, ("outputs", "kernel"): found.kernel, ("outputs", "bias"): found.bias}
+        for name, value in fitted.items():
+            old = flat[*path, "words", *name]
+            flat[*path, "words", *name] = jax.device_put(value.astype(np.float32), old.sharding)
+    return unflatten_dict(flat)
+
+
+def _heads(
+    recipe: Recipe,
+) -> Iterator[tuple[tuple[str, ...], LabelHeadConfig, Classify | Regress, str | None]]:
+    """Yield path, config, objective and task of each head that reads words."""
+    head, objective = getattr(recipe.model, "head", None), recipe.objective
+    if isinstance(head, TaskHeadsConfig) and isinstance(objective, MultiTask):
+        objectives = {task.name: task.objective for task in objective.tasks}
+        for task in head.tasks:
+            if task.head.words is not None:
+                yield (HEAD, task.name), task.head, objectives[task.name], task.name
+    elif isinstance(head, LabelHeadConfig) and head.words is not None:
+        assert isinstance(objective, Classify | Regress)
+        yield (HEAD,), head, objective, None
+
+
+def read_words(
+    data: LabelledDataConfig,
+    config: WordsConfig,
+    names: Sequence[SplitName],
+    *,
+    task: str | None = None,
+    center: float = 0.0,
+    scale: float = 1.0,
+) -> tuple[np.ndarray, dict[str, Examples]]:
+    """Return the rarity of words in training records, log((1 + n) / (1 + holders)) + 1, and the named parts.
+
+    Args:
+      data: labelled records.
+      config: of the words.
+      names: of the parts, "train" among them.
+      task: whose labels are read; records without one are left out. None if there is one label.
+      center, scale: of numbers, which become (y - center) / scale.
+    """
+    parts = {name: _counted(data, name, config, task) for name in names}
+    counts = parts["train"].x
+    rarity = np.log((1 + counts.shape[0]) / (1 + counts.getnnz(0))) + 1
+    weigh = jax.jit(lambda rows: weigh_words(rows, jnp.asarray(rarity, jnp.float32), config))
+
+    def weighed(part: Examples) -> Examples:
+        rows = [part.x[i : i + data.batch_size].toarray() for i in range(0, len(part.y), data.batch_size)]
+        x = vstack([csr_matrix(np.asarray(weigh(r)), dtype=np.float32) for r in rows], "csr")
+        return Examples(x, part.y if part.y.dtype == np.int32 else (part.y - center) / scale)
+
+    return rarity, {name: weighed(part) for name, part in parts.items()}
+
+
+def _counted(data: LabelledDataConfig, split: SplitName, config: WordsConfig, task: str | None) -> Examples:
+    """Return counts of words and labels of all records of a part that have a label."""
+    count = jax.jit(lambda ids, segments: count_words(ids, content(ids, segments), config))
+    dataset, rows, labels = make_dataset(data, split=split, mode="eval"), [], []
+    for step in range(dataset.num_batches or 0):
+        batch = dataset.batch(step)
+        held: Any = batch.labels
+        asked = np.asarray(held if task is None else held[task])
+        is_known = asked != UNLABELLED if asked.dtype == np.int32 else np.isfinite(asked)
+        kept = (batch.segment_ids > 0).any(1) & is_known
+        rows.append(csr_matrix(np.asarray(count(batch.inputs, batch.segment_ids))[kept]))
+        labels.append(asked[kept])
+    return Examples(vstack(rows, "csr"), np.concatenate(labels))
+
+
+def choose(train: Examples, validation: Examples, outputs: int) -> Regression:
+    """Return the regression whose loss on validation is the least, of several penalties."""
+    best, least = None, np.inf
+    for strength in STRENGTHS:
+        found = fit(train.x, train.y, outputs, strength, start=best)
+        if (error := loss(validation.x, validation.y, found)) > least:
+            break
+        best, least = found, error
+    assert best is not None
+    return best
+
+
+def fit(
+    x: Any,
+    y: np.ndarray,
+    outputs: int,
+    strength: float,
+    *,
+    start: Regression | None = None,
+    precision: float = PRECISION,
+) -> Regression:
+    """Return the regression with the least Σ ℓ + |W|² / (2 strength), by L-BFGS.
+
+    ℓ is -log p of the class, or half the squared error of one output.
+
+    Args:
+      x: words of records.
+      y: their classes, or numbers if there is one output.
+      outputs: classes, or 1.
+      strength: inverse weight of the penalty.
+      start: where the search begins; 0 by default.
+      precision: see `PRECISION`.
+    """
+    words, turned = x.shape[1], x.T.tocsr()
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        kernel, bias = _unpacked(flat.astype(np.float32), words, outputs)
+        total, slope = _losses(x @ kernel + bias, y)
+        gradient = np.concatenate([(turned @ slope + kernel / strength).ravel(), slope.sum(0)])
+        return total + float((kernel**2).sum()) / (2 * strength), gradient.astype(np.float64)
+
+    begin = [np.zeros((words + 1) * outputs)] if start is None else [start.kernel.ravel(), start.bias]
+    limits = {"maxiter": MOST_ITERATIONS, "ftol": precision}
+    found = optimize.minimize(objective, np.concatenate(begin), jac=True, method="L-BFGS-B", options=limits)
+    return Regression(*_unpacked(found.x.astype(np.float32), words, outputs))
+
+
+def loss(x: csr_matrix, y: np.ndarray, fitted: Regression) -> float:
+    """Return the mean ℓ of records."""
+    return _losses(x @ fitted.kernel + fitted.bias, y)[0] / len(y)
+
+
+def _unpacked(flat: np.ndarray, words: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    return flat[: words * outputs].reshape(words, outputs), flat[words * outputs :]
+
+
+def _losses(z: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return Σ ℓ and its gradient by z."""
+    if z.shape[1] == 1:
+        error = z - y[:, None].astype(z.dtype)
+        return float((error**2).sum() / 2), error
+    rows, total = np.arange(len(y)), logsumexp(z, axis=1, keepdims=True)
+    slope = np.exp(z - total)
+    slope[rows, y] -= 1
+    return float((total[:, 0] - z[rows, y]).sum()), slope

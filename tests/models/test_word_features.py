@@ -1,0 +1,124 @@
+"""Words as features of a head: counted by hand, weighed as scikit-learn weighs them, the same beside any padding."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.linear_model import LogisticRegression
+
+from jaxblt.data.vocab import BOS, OFFSET, PAD
+from jaxblt.models import LabelHeadConfig, WordsConfig
+from jaxblt.models.label_head import LabelHead, content
+from jaxblt.models.word_features import LETTERS, count_words, weigh_words
+from tests.tolerances import assert_close
+
+RECORDS = [b"ACGTTGCATNACGTA", b"acguugcaGGGA", b"AC", b"N", b"GATTACAGATTACAGATT"]
+TURN = bytes.maketrans(b"ACGT", b"TGCA")
+WIDTH, DIM = 20, 3
+
+
+def rows_of(records, width=WIDTH):
+    """BOS and bytes, then padding that holds letters."""
+    ids = np.full((len(records), width), ord("A") + OFFSET, np.int32)
+    segments = np.zeros(ids.shape, np.int32)
+    for row, segment, record in zip(ids, segments, records, strict=True):
+        row[0], segment[: len(record) + 1] = BOS, 1
+        row[1 : len(record) + 1] = np.frombuffer(record, np.uint8).astype(np.int32) + OFFSET
+    return jnp.asarray(ids), jnp.asarray(segments)
+
+
+def counted(records, config):
+    """A column a word, in the order of its letters; shorter words first."""
+    letters, rows = LETTERS[config.letters], []
+    words = [""]
+    columns = []
+    for _ in range(config.longest):
+        words = [word + letter for word in words for letter in letters]
+        columns += words
+    for record in records:
+        one = record.upper().replace(b"U", b"T")
+        strands = [one, one.translate(TURN)[::-1]] if config.both_strands else [one]
+        found = Counter(
+            s[i : i + k].decode()
+            for s in strands
+            for k in range(1, config.longest + 1)
+            for i in range(len(s) - k + 1)
+        )
+        rows.append([found[word] for word in columns])
+    return np.array(rows, np.float32)
+
+
+@pytest.mark.parametrize("both_strands", [False, True])
+def test_words_are_counted_and_weighed_as_written_out(both_strands):
+    config = WordsConfig(longest=3, both_strands=both_strands)
+    ids, segments = rows_of(RECORDS)
+    found = jax.jit(lambda *of: count_words(ids, content(*of), config))(ids, segments)
+    wanted = counted(RECORDS, config)
+    np.testing.assert_array_equal(found, wanted)
+    rarity = np.log((1 + len(RECORDS)) / (1 + (wanted > 0).sum(0))) + 1
+    blocks = zip(config.edges, config.edges[1:], strict=False)
+    blocks = [TfidfTransformer(sublinear_tf=True).fit_transform(wanted[:, a:b]).toarray() for a, b in blocks]
+    weighed = weigh_words(found, jnp.asarray(rarity, jnp.float32), config)
+    np.testing.assert_allclose(weighed, np.concatenate(blocks, 1), rtol=2e-6, atol=1e-7)
+
+
+def test_a_head_without_states_is_the_regression_and_states_add_to_it():
+    config = LabelHeadConfig(outputs=3, words=WordsConfig(longest=2))
+    rng = np.random.default_rng(0)
+    records = ["".join("ACGT"[i] for i in rng.integers(0, 4, 15)).encode() for _ in range(30)]
+    x = TfidfTransformer(sublinear_tf=True, norm=None, use_idf=False).fit_transform(
+        counted(records, config.words)
+    )
+    x = np.concatenate(
+        [block / np.linalg.norm(block, axis=1)[:, None] for block in np.split(x.toarray(), [4], 1)], 1
+    )
+    model = LogisticRegression().fit(x, np.arange(30) % 3)
+    head, (ids, segments) = LabelHead(config, causal=False), rows_of(records)
+    states = jnp.asarray(rng.normal(size=(30, WIDTH, DIM)).astype(np.float32))
+    params = jax.tree.map(jnp.asarray, head.init(jax.random.key(0), states, ids, segments))
+    params = jax.tree.map(lambda box: box.unbox(), params, is_leaf=lambda leaf: hasattr(leaf, "unbox"))
+    own, apply = params["params"], jax.jit(head.apply)
+    assert not np.any(own["outputs"]["kernel"])
+    assert not np.any(apply(params, states, ids, segments))
+    own["words"]["outputs"] = {"kernel": jnp.asarray(model.coef_.T, jnp.float32)}
+    own["words"]["outputs"]["bias"] = jnp.asarray(model.intercept_, jnp.float32)
+    found = apply(params, states, ids, segments)
+    np.testing.assert_allclose(found, model.decision_function(x), rtol=1e-5, atol=1e-5)
+    alone = apply(params, states[4:5], ids[4:5], segments[4:5])
+    assert_close(alone, found[4:5], n=WIDTH)
+    longer = [jnp.pad(a, ((0, 0), (0, 5)), constant_values=v) for a, v in ((ids, PAD), (segments, 0))]
+    more = jnp.pad(states, ((0, 0), (0, 5), (0, 0)))
+    np.testing.assert_array_equal(apply(params, more, *longer), found)
+    own["outputs"]["kernel"] = jnp.ones((DIM, 3), jnp.float32)
+    moved = apply(params, states, ids, segments) - found
+    assert_close(moved, jnp.sum(jnp.mean(states[:, 1:16], 1), -1, keepdims=True) * jnp.ones((1, 3)), n=WIDTH)
+
+
+def test_words_are_dropped_by_whole_rows():
+    config = LabelHeadConfig(words=WordsConfig(longest=1, dropout=0.5))
+    head, (ids, segments) = LabelHead(config, causal=False), rows_of([b"ACGT"] * 64)
+    states = jnp.zeros((64, WIDTH, DIM))
+    params = head.init(jax.random.key(0), states, ids, segments)
+    params, apply = jax.tree.map(jnp.ones_like, params), jax.jit(head.apply)
+    found = apply(params, states, ids, segments, rngs={"dropout": jax.random.key(1)})
+    whole = apply(params, states, ids, segments)[0, 0]
+    assert set(np.unique(np.asarray(found))) == {1.0, float(whole)}
+    assert 16 < np.sum(np.asarray(found)[:, 0] == 1) < 48
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"longest": 11}, "longest = 11 makes 5,592,404 words of dna, and 1,048,576 are the most: lower it"),
+        (
+            {"letters": "protein", "longest": 2, "both_strands": True},
+            "both_strands is of DNA, and letters = 'prot",
+        ),
+    ],
+)
+def test_bad_words_are_told(options, said):
+    with pytest.raises(ValueError, match=said):
+        WordsConfig(**options)

@@ -1,0 +1,36 @@
+"""The regression that a head starts as: scikit-learn's optimum, ridge by its normal equations."""
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from sklearn.linear_model import LogisticRegression
+
+from jaxblt.training.start.word_regression import Examples, choose, fit, loss
+
+RNG = np.random.default_rng(0)
+X = csr_matrix(RNG.random((60, 8)) * (RNG.random((60, 8)) < 0.5), dtype=np.float32)
+CLASSES = (X[:, 0].toarray()[:, 0] > 0.3) + (X[:, 1].toarray()[:, 0] > 0.4).astype(int)
+
+
+def test_classes_are_scored_as_by_scikit_learn():
+    found = fit(X, CLASSES, 3, 2.0, precision=1e-9)
+    wanted = LogisticRegression(C=2.0, tol=1e-8, max_iter=5000).fit(X.toarray(), CLASSES)
+    z = X @ found.kernel + found.bias
+    np.testing.assert_allclose(z - z.mean(1, keepdims=True), wanted.decision_function(X.toarray()), atol=2e-3)
+
+
+def test_numbers_are_those_of_ridge():
+    y = X.toarray() @ np.arange(8) + RNG.normal(size=60) + 3
+    found = fit(X, y, 1, 0.5, precision=1e-12)
+    x = np.column_stack([X.toarray(), np.ones(60)]).astype(np.float64)
+    penalty = np.diag([2.0] * 8 + [0.0])
+    wanted = np.linalg.solve(x.T @ x + penalty, x.T @ y)
+    np.testing.assert_allclose(np.append(found.kernel[:, 0], found.bias), wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_validation_chooses_the_penalty():
+    noise = Examples(X, RNG.integers(0, 2, 60))
+    told = Examples(X, (X[:, 0].toarray()[:, 0] > 0.3).astype(np.int64))
+    tied = choose(noise, Examples(X, 1 - noise.y), 2)
+    free = choose(told, told, 2)
+    assert np.abs(tied.kernel).max() < 0.1 * np.abs(free.kernel).max()
+    assert loss(X, told.y, free) < 0.2
