@@ -323,7 +323,10 @@ class RMSNorm(nn.Module):
 
 
 def _root(square: Float[Array, "... 1"]) -> Float[Array, "... 1"]:
-    """The square root, with a gradient of 0 at 0: holes and padding are zero, and it would be infinite there."""
+    """Return the square root, with a gradient of 0 at 0.
+
+    Holes and padding are zero, and the gradient would be infinite there.
+    """
     filled = square > 0
     return jnp.where(filled, jnp.sqrt(jnp.where(filled, square, 1)), 0)
 

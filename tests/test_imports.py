@@ -23,10 +23,7 @@ LAZY_IN_KERNELS = {"jax_triton", "triton"}
 TRITON_KERNEL = "triton_kernel"
 OTHER_NAMES = {"orbax-checkpoint": "orbax", "absl-py": "absl", "scikit-learn": "sklearn"}
 """Modules of packages that are called something else."""
-TANGLED = {
-    "adapters": "a config makes routers, and sites and rows of adapters read the config",
-    "mixers": "pictures of memories follow slots too, and slots check their width as neural memories do",
-}
+TANGLED = {}
 """Rooms whose own rooms import each other, and why."""
 HEAVY = (
     "grain",

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
 from jaxblt.answers.classify import class_number
+from jaxblt.answers.protocol import TrainedRun
 from jaxblt.answers.reading import answer, make_reader
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE, scoring_reader, target_counts
@@ -28,9 +29,6 @@ from jaxblt.show import show
 from jaxblt.training.metrics import cross_entropy
 from jaxblt.training.step import Task, find_entropies, predict
 from jaxblt.validation import whole
-
-if TYPE_CHECKING:
-    from jaxblt.run import Run
 
 Method = Literal["gradient", "integrated"]
 
@@ -71,7 +69,7 @@ class Attributions:
 
 
 def attributions(
-    run: "Run",
+    run: TrainedRun,
     sequences: Sequences,
     *,
     method: Method = "gradient",

@@ -4,12 +4,13 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import batched
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxblt.answers.classify import class_number, read_answers
+from jaxblt.answers.protocol import TrainedRun
 from jaxblt.answers.reading import Reader, make_reader
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE, log_likelihoods, scoring_reader, target_counts
@@ -21,9 +22,6 @@ from jaxblt.data.vocab import OFFSET
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.show import show
 from jaxblt.training.objectives.objectives import Regress
-
-if TYPE_CHECKING:
-    from jaxblt.run import Run
 
 AT_ONCE = 256
 """Mutants that are held in memory together."""
@@ -69,7 +67,7 @@ class Mutagenesis:
 
 
 def mutagenesis(
-    run: "Run",
+    run: TrainedRun,
     sequences: Sequences,
     *,
     alphabet: str = "ACGT",
@@ -165,7 +163,7 @@ def _likelihoods(reader: Reader, source: DocumentSource, alphabet: str, data: An
 
 
 def _label_answers(
-    run: "Run", data: LabelledDataConfig, source: DocumentSource, label: str | None, reader: Reader
+    run: TrainedRun, data: LabelledDataConfig, source: DocumentSource, label: str | None, reader: Reader
 ) -> tuple[tuple[str, ...] | None, list[Answer]]:
     """Return the class of each record that is compared, and what the run says of each record: log-odds or a number."""
     objective, asked = run.recipe.objective, class_number(data, label)

@@ -20,7 +20,7 @@ class Comparison(NamedTuple):
 
 
 def is_comparable(data: Any) -> bool:
-    """Whether baselines know such data: one class of each record."""
+    """Return whether baselines know such data: one class of each record."""
     return isinstance(data, LabelledDataConfig) and data.target == "class" and not data.tasks
 
 

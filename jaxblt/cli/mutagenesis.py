@@ -1,11 +1,11 @@
-"""`jaxblt mutagenesis`: see `jaxblt.answers.commands.mutagenesis`."""
+"""`jaxblt mutagenesis`: see `jaxblt.cli.answers.mutagenesis`."""
 
 from collections.abc import Sequence
 
-from jaxblt.answers.commands import mutagenesis
+from jaxblt.cli.answers import mutagenesis
 from jaxblt.cli.parsing import parse
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parses, answers, and prints what was written."""
+    """Parse, answer, and print what was written."""
     print(parse(mutagenesis, argv, prog="jaxblt mutagenesis"))

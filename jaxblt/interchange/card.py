@@ -4,15 +4,17 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxblt.boxed import boxed, is_boxed
 from jaxblt.data.config import DataConfig
 from jaxblt.evaluation import format_table
-from jaxblt.run import Run, load
 from jaxblt.training.flops import count_params
 from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.stored.remote_run import readable
+
+if TYPE_CHECKING:
+    from jaxblt.run import Run
 
 
 def make_card(run_dir: str | os.PathLike[str], *, licence: str = "", limits: str = "") -> str:
@@ -26,13 +28,15 @@ def make_card(run_dir: str | os.PathLike[str], *, licence: str = "", limits: str
     Raises:
       FileNotFoundError: there is no such run.
     """
+    from jaxblt.run import load
+
     about = boxed()[str(run_dir)] if is_boxed(run_dir) else {}
     run = load(run_dir)
     with readable(run_dir, "none") as folder:
         return "\n".join(_lines(run, folder, {"licence": licence, "limits": limits, **about})) + "\n"
 
 
-def _lines(run: Run, folder: Path, about: dict[str, Any]) -> Iterator[str]:
+def _lines(run: "Run", folder: Path, about: dict[str, Any]) -> Iterator[str]:
     recipe, (params, without) = run.recipe, count_params(run.params)
     yield from (
         f"# {recipe.name}",

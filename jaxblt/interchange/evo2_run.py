@@ -112,7 +112,7 @@ def _config_of(path: Path) -> str:
 
 
 def _beside(run_dir: str | os.PathLike[str]) -> Path:
-    """The folder that a run's folder lies in; its disk is where the parameters go in the end."""
+    """Return the folder that a run's folder lies in; its disk is where the parameters go in the end."""
     folder = Path(run_dir).absolute().parent
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -132,7 +132,7 @@ def _open(path: Path) -> Iterator[Source]:
 
 
 def _check(where: str, found: Source, known: Mapping[str, Entry]) -> None:
-    """Raises ValueError unless names and shapes are those known, and a head is the embedding."""
+    """Raise ValueError unless names and shapes are those known, and a head is the embedding."""
     told = {name: shape for name, shape in found.shapes.items() if not name.endswith(LEFT_OUT)}
     head, table = told.pop(HEAD, None), told.get(TABLE)
     if head is not None and (head != table or not np.array_equal(found.read(HEAD), found.read(TABLE))):
@@ -142,7 +142,7 @@ def _check(where: str, found: Source, known: Mapping[str, Entry]) -> None:
 
 
 def _floats(shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
-    """Shapes of arrays of one dtype, as any float will do: all are widened."""
+    """Return shapes of arrays of one dtype, as any float will do: all are widened."""
     return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
 
 
@@ -157,7 +157,7 @@ def _converted(where: str, entry: Entry, tensor: np.ndarray) -> tuple[Any, ...]:
 
 
 def _kept(folder: Path, number: int, array: np.ndarray) -> np.ndarray:
-    """The array in a file, whose pages the system may drop from memory."""
+    """Return the array in a file, whose pages the system may drop from memory."""
     file = np.lib.format.open_memmap(folder / f"{number}.npy", "w+", np.float32, array.shape)
     file[...] = array
     file.flush()

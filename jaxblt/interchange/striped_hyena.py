@@ -83,7 +83,7 @@ def entries(config: ByteLMConfig) -> dict[str, Entry]:
 
 
 def _rest(dim: int, hidden: int) -> dict[str, Entry]:
-    """Norms and MLP of a block."""
+    """Return norms and MLP of a block."""
     return {
         "pre_norm.scale": _same((dim,), "mixer_norm.scale"),
         "post_norm.scale": _same((dim,), "mlp_norm.scale"),
@@ -152,7 +152,7 @@ def _hyena(mixer: HyenaConfig) -> dict[str, Entry]:
 
 
 def _long(mixer: HyenaConfig) -> dict[str, Entry]:
-    """The long filter and its skip."""
+    """Return the long filter and its skip."""
     filter, dim = mixer.filter, mixer.dim
     skip = {"filter.D": _same((dim,), "mixer.long_0.bias")}
     if isinstance(filter, ExplicitFilter):

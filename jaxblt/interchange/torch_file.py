@@ -111,7 +111,7 @@ def open_torch(file: str | os.PathLike[str]) -> Iterator[TorchFile]:
 
 @contextmanager
 def _joined(file: Path) -> Iterator[Any]:
-    """The file, or its parts as one."""
+    """Open the file, or its parts as one."""
     if not file.exists():
         parts = [file.with_name(f"{file.name}.part0")]
         while parts[-1].exists():

@@ -114,7 +114,7 @@ class _Machine:
         return self._pop(len(self.stack) - self.marks.pop())
 
     def _on_proto(self, arg: Any) -> None:
-        """Nothing to do; so at the end."""
+        """Do nothing, as at the end."""
 
     _on_frame = _on_stop = _on_proto
 
@@ -207,7 +207,7 @@ def _made(name: Any, given: Any) -> Any:
 
 
 def _checked(tensor: Tensor) -> Tensor:
-    """The tensor; raises ValueError if it reaches out of its storage."""
+    """Return the tensor; raise ValueError if it reaches out of its storage."""
     numbers = (tensor.offset, *tensor.shape, *tensor.stride)
     whole = all(type(n) is int and n >= 0 for n in numbers) and len(tensor.shape) == len(tensor.stride)
     steps = zip(tensor.shape, tensor.stride, strict=True) if whole else ()

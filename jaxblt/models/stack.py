@@ -188,12 +188,12 @@ class StackConfig:
         return self.pattern[: self.num_layers % len(self.pattern)]
 
     def activation_of(self, layer: int) -> Activation:
-        """The activation of a block, by its number in the stack."""
+        """Return the activation of a block, by its number in the stack."""
         given = self.activation
         return given[layer % len(self.pattern)] if isinstance(given, tuple) else given
 
     def norm(self, dtype: Any, name: str | None = None) -> RMSNorm:
-        """A norm as the blocks have it."""
+        """Make a norm as the blocks have it."""
         return RMSNorm(dtype, self.norm_epsilon, self.norm_on_root, name=name)
 
     def mixer(self, name: str) -> MixerConfig:

@@ -71,6 +71,7 @@ from jaxblt.models import (
 )
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig
+from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
@@ -428,6 +429,12 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "entropy_model": (3,),
         "bytes_per_patch": (0.5, NAN),
         "patcher": ("space",),
+    },
+    WordsConfig: {
+        "letters": ("rna",),
+        "longest": (0, 2.5),
+        "both_strands": (1,),
+        "dropout": (-0.1, 1.0),
     },
     LabelHeadConfig: {
         "target": ("text",),

@@ -75,6 +75,7 @@ from jaxblt.models import (
 )
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig
+from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
@@ -143,6 +144,7 @@ GOOD: dict[type, dict[str, Any]] = {
     ByteLMConfig: {},
     ByteClassifierConfig: {},
     LabelHeadConfig: {},
+    WordsConfig: {},
     LabellerConfig: {"base": BYTES},
     TaskHead: {"name": "t"},
     TaskHeadsConfig: {"tasks": (TaskHead("t"),)},

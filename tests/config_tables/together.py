@@ -24,6 +24,7 @@ from jaxblt.models import (
     StackConfig,
 )
 from jaxblt.models.positions import PositionConfig
+from jaxblt.models.word_features import WordsConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.objectives.objectives import (
     Masked,
@@ -91,6 +92,13 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             {"mode": "static", "patch_cost": 2.0},
             "PatcherConfig.patch_cost = 2.0 is read with mode='optimal' or",
         ),
+    ),
+    WordsConfig: (
+        (
+            {"letters": "protein", "both_strands": True},
+            "WordsConfig.both_strands is of DNA, and letters = 'protein'",
+        ),
+        ({"longest": 99}, "words of dna, and 1,048,576 are the most: lower it"),
     ),
     LabelHeadConfig: (
         ({"target": "positions", "pool": "max"}, "LabelHeadConfig.pool = 'max' is read with target="),

@@ -178,13 +178,22 @@ def test_readme_says_what_its_adapted_run_prints_first(monkeypatch, capsys):
     assert capsys.readouterr().out in said
 
 
+def test_evo2_md_makes_a_smaller_model(capsys):
+    """Its first block wants weights that are not here."""
+    reads, makes = blocks(GUIDES / "evo2.md", "python")
+    assert "read_evo2" in reads
+    exec(compile(makes, "evo2.md", "exec"), {})
+    assert capsys.readouterr().out == "SMHASMH\n"
+
+
 def test_adapters_md_says_what_a_run_prints_first():
     """The run of its first example over `books_512`."""
     base = RECIPES["books_512"]()
     python = blocks(GUIDES / "adapters.md", "python")[0]
     names = {"jaxblt": SimpleNamespace(load=lambda folder: SimpleNamespace(recipe=base)), "fit": print}
     names |= {
-        name: getattr(jaxblt.adapters, name) for name in ("AdapterConfig", "Ema", "RouterConfig", "attach")
+        name: getattr(jaxblt.adapters, name)
+        for name in ("AdapterConfig", "ChunkMean", "Ema", "Prefix", "RouterConfig", "attach")
     }
     names |= {"find_sites": jaxblt.adapters.find_sites, "replace": replace}
     exec(python[python.index("base = ") : python.index("fit(")], names)

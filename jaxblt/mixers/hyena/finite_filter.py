@@ -97,7 +97,7 @@ class FiniteConv(nn.Module):
         self.bias = self.param("bias", normal, (self.dim,), jnp.float32) if skips else None
 
     def _explicit_taps(self, filter: ExplicitFilter) -> Float[Array, "D L"]:
-        """The taps of each channel; the parameter has those of a group once."""
+        """Return the taps of each channel; the parameter has those of a group once."""
         taps = filter.taps if self.causal else 2 * filter.taps - 1
         filters, axis = (self.dim, "channels") if filter.groups is None else (filter.groups, None)
         init = named(nn.initializers.normal(taps**-0.5), axis, "taps")
