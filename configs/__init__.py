@@ -11,6 +11,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo.blt,
     "english_entropy": boxed.english_entropy,
     "english": boxed.english,
+    "english_book": boxed.english_book,
     "books_entropy": books.entropy,
     "books": books.blt,
     "books_32k": books.blt_32k,

@@ -95,11 +95,18 @@ def files_of(recipe: Recipe) -> tuple[str, ...]:
     return () if path is None else (path,)
 
 
+def folder_of(recipe: Recipe) -> str | None:
+    """Return the name of the folder below `ROOT` that all files of a recipe lie in; None if there is no such folder."""
+    parts = [Path(file).parts for file in files_of(recipe)]
+    names = {part[1] if len(part) > 1 and part[0] == ROOT else None for part in parts}
+    return names.pop() if len(names) == 1 else None
+
+
 def fetch_hint(recipe: Recipe) -> str:
     """Say what to do for a recipe whose data are missing and can be fetched; else nothing."""
-    dataset, own = dataset_of(recipe), Path(ROOT, recipe.name)
-    if dataset is None and files_of(recipe) == (str(own),) and not own.exists():
-        return f"; `jaxblt data fetch {recipe.name}` makes {own}, or says what to put there"
+    dataset, name = dataset_of(recipe), folder_of(recipe)
+    if dataset is None and name is not None and not Path(ROOT, name).exists():
+        return f"; `jaxblt data fetch {name}` makes {Path(ROOT, name)}, or says what to put there"
     if dataset is None or dataset.folder.exists():
         return ""
     return f"; `jaxblt data fetch {dataset.name}` makes {dataset.folder}"

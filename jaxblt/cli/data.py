@@ -6,7 +6,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from jaxblt import recipes
-from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of
+from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of, folder_of
 from jaxblt.cli.download import LOCK, Unreachable, obtain
 from jaxblt.data.tasks import ListOps
 from jaxblt.data.tasks.listops_files import write_files
@@ -29,7 +29,8 @@ def _listops(folder: Path) -> None:
 MADE: dict[str, Callable[[Path], None]] = {"listops": _listops}
 """Data sets that are drawn: what writes them into a folder."""
 BROUGHT = {
-    "imdb": "train*.tsv and test*.tsv of label, tab and text, or the folders train and test of its release"
+    "english": "folders train, validation and test of .txt files, such as those of `jaxblt data fetch books`",
+    "imdb": "train*.tsv and test*.tsv of label, tab and text, or the folders train and test of its release",
 }
 """Data sets that have no address to fetch them from: what to put into their folder."""
 
@@ -77,6 +78,8 @@ def find(name: str) -> Dataset | None:
     Raises:
       ValueError: there is neither, or it has no address to fetch it from.
     """
+    if name in recipes.RECIPES:
+        name = folder_of(recipes.get(name)) or name
     if name in BROUGHT:
         raise ValueError(f"{name} cannot be fetched: put into {Path(ROOT, name)} {BROUGHT[name]}")
     if name in catalogue():

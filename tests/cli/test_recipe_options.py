@@ -154,6 +154,6 @@ def test_recipes_come_from_the_config_of_a_run(tmp_path):
 
 def test_a_setting_of_a_mixer_outside_the_table_names_the_recipe_as_it_was_given():
     with pytest.raises(
-        ValueError, match=r"mixers has W, and no 'K' to set: .*--from mine.py:mine\) and add 'K'"
+        ValueError, match=r"mixers has window, and no 'K' to set: .*--from mine.py:mine\) and add 'K'"
     ):
         check_mixers(recipes.get("demo_entropy"), ["--model.stack.mixers.K.chunk-size=8"], "mine.py:mine")

@@ -169,7 +169,7 @@ def said_first(recipe) -> str:
 
 
 def test_readme_says_what_its_adapted_run_prints_first(monkeypatch, capsys):
-    base = RECIPES["demo"]()
+    base = RECIPES["english_book"]()
     calibrated = replace(base, patcher=replace(base.patcher, threshold=2.0))
     monkeypatch.setattr(jaxblt, "load", lambda folder: SimpleNamespace(recipe=calibrated))
     monkeypatch.setattr("jaxblt.training.loop.fit", lambda recipe, folder: print(said_first(recipe), end=""))

@@ -100,21 +100,21 @@ def test_programs_that_run_out_of_memory_are_planned_and_not_timed(monkeypatch: 
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 71 GiB")
 
     monkeypatch.setattr(
-        block_programs, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name)
+        block_programs, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=(name,))
     )
     monkeypatch.setattr(profiling, "compiled", compiled)
     monkeypatch.setattr(timed_programs, "planned_bytes", lambda fn, *args: {"temporaries": 1})
     monkeypatch.setitem(PEAK_FLOPS, "cpu", 1e12)
     setting = block_programs.Setting(32, dtype="float32")
-    drawn = {name: block_programs.draw_block(name, 32) for name in ("R", "A")}
+    drawn = {name: block_programs.draw_block(name, 32) for name in ("recurrence", "A")}
     blocks = {name: block_programs.programs(name, params, 16, setting) for name, params in drawn.items()}
     found = scaling.at_length(block_programs.compile_blocks({16: blocks})[16], drawn, 16, setting)
-    assert found["R"]["forward+backward"] is None
+    assert found["recurrence"]["forward+backward"] is None
     assert all(found["A"][p]["median"] > 0 for p in block_programs.PASSES)
-    assert found["R"]["forward"]["median"] > 0
-    assert found["R"]["forward"]["mfu"] is None  # the peak is of bf16
-    assert found["R"]["planned_bytes"] == {"temporaries": 1}
-    assert "planned_bytes_with_remat" not in found["R"]
+    assert found["recurrence"]["forward"]["median"] > 0
+    assert found["recurrence"]["forward"]["mfu"] is None  # the peak is of bf16
+    assert found["recurrence"]["planned_bytes"] == {"temporaries": 1}
+    assert "planned_bytes_with_remat" not in found["recurrence"]
 
 
 def test_all_lengths_are_compiled_at_once_gradients_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +126,10 @@ def test_all_lengths_are_compiled_at_once_gradients_first(monkeypatch: pytest.Mo
         return [replace(one, fn=partial(str, f"{one.name} {one.args[1].shape[1]}")) for one in cases]
 
     monkeypatch.setattr(
-        block_programs, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name)
+        block_programs, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=(name,))
     )
     monkeypatch.setattr(profiling, "compiled", compiled)
-    drawn = {name: block_programs.draw_block(name, 32) for name in ("R", "A")}
+    drawn = {name: block_programs.draw_block(name, 32) for name in ("recurrence", "A")}
     kinds = {"R": block_programs.Setting(32, dtype="float32", remat=True), "A": block_programs.Setting(32)}
     found = block_programs.compile_blocks(
         {
@@ -161,7 +161,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        block_programs, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=name)
+        block_programs, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=(name,))
     )
     monkeypatch.setitem(PEAK_FLOPS, "cpu", 1e12)
     out = tmp_path / "scaling.json"
