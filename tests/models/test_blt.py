@@ -26,7 +26,7 @@ ROWS, LENGTH = 8, 56
 PATCHER = PatcherConfig(mode="space", block_size=BLOCK, capacity=SLOTS)
 
 
-def blt_config(causal=True, latent="HAR", **changes):
+def blt_config(causal=True, latent=("H", "A", "recurrence"), **changes):
     heads = AttentionConfig(dim=16, num_heads=2)
     local = StackConfig(
         dim=16, num_layers=1, pattern="W", mlp_dim=0, mixers=table(attention=heads, window=6), causal=causal

@@ -14,7 +14,7 @@ from experiments.benchmark.figures import programs as timed_programs
 from experiments.benchmark.figures.exponents import crossover, exponent
 from experiments.benchmark.models import block_programs, scaling
 from jaxblt import profiling
-from jaxblt.mixers import StateEngineConfig
+from jaxblt.mixers import GatedRecurrenceConfig, StateEngineConfig
 from jaxblt.models import StackConfig
 from jaxblt.models.mixer_table import STORED
 from jaxblt.training.flops import PEAK_FLOPS
@@ -90,6 +90,10 @@ def test_a_pass_that_does_not_fit_is_left_out() -> None:
     assert {end for ends in crossed.values() for end in ends.values()} == {float(lengths[0])}
 
 
+def one_layer(name: str, dim: int) -> StackConfig:
+    return StackConfig(dim=dim, num_layers=1, pattern=name, mixers={"R": GatedRecurrenceConfig(dim=dim)})
+
+
 def test_programs_that_run_out_of_memory_are_planned_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two mixers one fails with gradients; all other passes have times."""
 
@@ -99,22 +103,20 @@ def test_programs_that_run_out_of_memory_are_planned_and_not_timed(monkeypatch: 
     def failing(*args: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 71 GiB")
 
-    monkeypatch.setattr(
-        block_programs, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=(name,))
-    )
+    monkeypatch.setattr(block_programs, "block", one_layer)
     monkeypatch.setattr(profiling, "compiled", compiled)
     monkeypatch.setattr(timed_programs, "planned_bytes", lambda fn, *args: {"temporaries": 1})
     monkeypatch.setitem(PEAK_FLOPS, "cpu", 1e12)
     setting = block_programs.Setting(32, dtype="float32")
-    drawn = {name: block_programs.draw_block(name, 32) for name in ("recurrence", "A")}
+    drawn = {name: block_programs.draw_block(name, 32) for name in ("R", "A")}
     blocks = {name: block_programs.programs(name, params, 16, setting) for name, params in drawn.items()}
     found = scaling.at_length(block_programs.compile_blocks({16: blocks})[16], drawn, 16, setting)
-    assert found["recurrence"]["forward+backward"] is None
+    assert found["R"]["forward+backward"] is None
     assert all(found["A"][p]["median"] > 0 for p in block_programs.PASSES)
-    assert found["recurrence"]["forward"]["median"] > 0
-    assert found["recurrence"]["forward"]["mfu"] is None  # the peak is of bf16
-    assert found["recurrence"]["planned_bytes"] == {"temporaries": 1}
-    assert "planned_bytes_with_remat" not in found["recurrence"]
+    assert found["R"]["forward"]["median"] > 0
+    assert found["R"]["forward"]["mfu"] is None  # the peak is of bf16
+    assert found["R"]["planned_bytes"] == {"temporaries": 1}
+    assert "planned_bytes_with_remat" not in found["R"]
 
 
 def test_all_lengths_are_compiled_at_once_gradients_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +127,9 @@ def test_all_lengths_are_compiled_at_once_gradients_first(monkeypatch: pytest.Mo
         asked.append([one.name for one in cases])
         return [replace(one, fn=partial(str, f"{one.name} {one.args[1].shape[1]}")) for one in cases]
 
-    monkeypatch.setattr(
-        block_programs, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=(name,))
-    )
+    monkeypatch.setattr(block_programs, "block", one_layer)
     monkeypatch.setattr(profiling, "compiled", compiled)
-    drawn = {name: block_programs.draw_block(name, 32) for name in ("recurrence", "A")}
+    drawn = {name: block_programs.draw_block(name, 32) for name in ("R", "A")}
     kinds = {"R": block_programs.Setting(32, dtype="float32", remat=True), "A": block_programs.Setting(32)}
     found = block_programs.compile_blocks(
         {
@@ -160,9 +160,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
 
 @pytest.mark.slow(weeks=26, group="scripts leave their figures")
 def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        block_programs, "block", lambda name, dim: StackConfig(dim=dim, num_layers=1, pattern=(name,))
-    )
+    monkeypatch.setattr(block_programs, "block", one_layer)
     monkeypatch.setitem(PEAK_FLOPS, "cpu", 1e12)
     out = tmp_path / "scaling.json"
     shape: Any = {"mixers": ("R", "A"), "lengths": (16, 32), "dim": 32, "attention_up_to": 16}
