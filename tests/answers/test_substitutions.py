@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.answers import commands
+from jaxblt.cli import answers as commands
 from jaxblt.data import LabelledDataConfig
 from jaxblt.data.vocab import OFFSET
 from jaxblt.models import LabelHeadConfig, LabellerConfig, WordsConfig

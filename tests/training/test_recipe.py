@@ -204,6 +204,7 @@ def test_what_a_run_writes_and_where_it_runs_may_change():
     free = {
         "log_every": 3,
         "eval_every": 5,
+        "eval_start": True,
         "eval_batches": 1,
         "checkpoint_every": 7,
         "checkpoint_every_s": None,
