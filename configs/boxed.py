@@ -15,7 +15,7 @@ from jaxblt.training.recipe import Recipe
 from jaxblt.training.train_config import TrainConfig
 
 SEQ_LEN, BLOCK = 4096, 512
-BOOK_LEN, BOOK_STEPS = 1024, 24
+BOOK_LEN, BOOK_STEPS = 1024, 16
 
 
 def _data(batch_size: int) -> DataConfig:
@@ -95,7 +95,6 @@ def english_book() -> Recipe:
         english(),
         name="english_book",
         data=DataConfig(sample="book", seq_len=BOOK_LEN, stride=BOOK_LEN // 2, batch_size=8, partial="drop"),
-        entropy_run="english",
         init_from="english",
         optimizer=AdamWConfig(learning_rate=5e-4, warmup_steps=4, weight_decay=0.1),
         train=TrainConfig(

@@ -16,6 +16,7 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 
 ON_CPU = (
     "baselines",
+    "boxed_run",
     "cpu_table",
     "index_search",
     "length_generalisation",
