@@ -1,4 +1,4 @@
-"""A run that comes with jaxblt on other texts: python -m experiments.benchmark boxed_run english --paths ... --out FILE."""
+"""A run that comes with jaxblt on other texts: python -m experiments.benchmark boxed_run NAME --paths P --out FILE."""
 
 from dataclasses import replace
 from typing import Annotated, Any
