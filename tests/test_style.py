@@ -21,15 +21,6 @@ PROGRAMS = re.compile(r"(bench|doctor|runlog|__main__)\.py")
 UNDONE = re.compile("TO" + "DO|FIX" + "ME|XX" + "X|Not" + "ImplementedError")
 VERB_FIRST = (*LIBRARY, "configs", "experiments")
 """Rooms in which the docstring of every function begins with a verb."""
-NOT_YET_VERB_FIRST = (
-    "jaxblt/adapters",
-    "jaxblt/mixers/attention",
-    "jaxblt/parallel/attention",
-    "jaxblt/run.py",
-    "jaxblt/training",
-    "pallas_kernels/attention",
-)
-"""Rooms inside these in which it need not."""
 NO_VERBS = """
 a all along among an and angle any as ascending at base both boxed but by byte causal compiled computed
 content convolution cosine data decay depthwise each element entropy equal every exact example false first
@@ -139,9 +130,8 @@ def test_docstrings_of_functions_begin_with_a_verb() -> None:
     found: dict[str, list[str]] = {}
     for path in _files(*VERB_FIRST):
         place = str(path.relative_to(ROOT))
-        if not place.startswith(NOT_YET_VERB_FIRST):
-            lines = [f"{_where(path, f)}: {line}" for f, line in _without_verb(_functions(path))]
-            found.setdefault(str(Path(place).parent), []).extend(lines)
+        lines = [f"{_where(path, f)}: {line}" for f, line in _without_verb(_functions(path))]
+        found.setdefault(str(Path(place).parent), []).extend(lines)
     counts = {room: len(lines) for room, lines in found.items() if lines}
     told = "\n".join(line for lines in found.values() for line in lines)
     assert not counts, f"begin with a verb in the imperative, such as 'Return ...': {counts}\n{told}"

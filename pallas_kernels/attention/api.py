@@ -35,7 +35,7 @@ def attention(
     scale: float | None = None,
     implementation: Literal["cudnn", "xla", "reference"] | None = None,
 ) -> Float[Array, "B T H K"]:
-    """Softmax attention: o_t = sum_s softmax_s(scale q_t.k_s - slope (pos_t - pos_s)) v_s over the keys seen.
+    """Compute softmax attention: o_t = sum_s softmax_s(scale q_t.k_s - slope (pos_t - pos_s)) v_s over the keys seen.
 
     The softmax is fp32 whatever the dtype; the products are in q's dtype, accumulated in fp32. A query that
     sees no key gives 0. What padding and holes hold is not read, not even if it is NaN.
@@ -73,7 +73,7 @@ def attention_with_lse(
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
-    """`attention` over some of the keys, with what it takes to merge it with the rest.
+    """Compute `attention` over some of the keys, with what it takes to merge it with the rest.
 
     Returns:
       The output and lse = log sum_s exp(score), both fp32 and both differentiable; EMPTY_LSE where no key is

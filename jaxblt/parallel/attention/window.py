@@ -21,12 +21,18 @@ from pallas_kernels.runtime import OwnGradient
 
 
 def band_attention(plan: Plan, q: Float[Array, "B T H K"], keys: Keys) -> Float[Array, "B T H K"]:
-    """Exact attention to this device's keys and the halo; call it in an island, with a window within a stretch."""
+    """Attend exactly to this device's keys and the halo.
+
+    Call it in an island, with a window within a stretch.
+    """
     return _attend_all(plan, q, _sources(plan, keys))
 
 
 def partial_band_attention(plan: Plan, q: Float[Array, "B T H K"], keys: Keys) -> Partial:
-    """`band_attention` in fp32 and with its log-sum-exp, to be merged with more keys; not differentiable."""
+    """Attend as `band_attention`, in fp32 and with the log-sum-exp, to be merged with more keys.
+
+    It is not differentiable.
+    """
     sources = _sources(plan, keys)
     return _merged(plan, q, sources)
 
@@ -38,7 +44,7 @@ def _reach(plan: Plan) -> int:
 
 
 def _sources(plan: Plan, keys: Keys) -> tuple[Keys, ...]:
-    """This device's keys, and those that the window reaches of the one before and (if not causal) after it."""
+    """Fetch the keys that the window reaches of the device before, and after it if not causal, to join its own."""
     reach, last = _reach(plan), plan.devices.size - 1
     sources = [keys]
     if reach:
@@ -51,7 +57,7 @@ def _sources(plan: Plan, keys: Keys) -> tuple[Keys, ...]:
 
 
 def _tiles(plan: Plan, length: int) -> list[Tile]:
-    """One for each source: own keys, those from before, those from after."""
+    """Return a tile for each source: own keys, those from before, those from after."""
     reach, index = _reach(plan), lax.axis_index(plan.devices.name)
     own = Tile(0, 0, length, plan.causal, plan.window)
     before = Tile(0, 0, reach, causal=True, reverse=True, live=index > 0)

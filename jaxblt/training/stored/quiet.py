@@ -44,7 +44,7 @@ def silence_leftovers() -> Iterator[None]:
 
 
 def _outlast(error: Exception) -> None:
-    """Free the reads that the frames of an error of arrays hold, and wait for their end."""
+    """Release the reads that the frames of an error of arrays hold, and wait for their end."""
     causes = list(_list_causes(error))
     if not any(
         READS in frame.filename for one in causes for frame in traceback.extract_tb(one.__traceback__)
