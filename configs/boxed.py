@@ -35,7 +35,7 @@ def _window(dim: int, layers: int, window: int) -> StackConfig:
     return StackConfig(dim=dim, num_layers=layers, pattern="W", mixers={"W": attention}, scan=False)
 
 
-def _train(steps: int, minutes: float) -> TrainConfig:
+def _train(steps: int, seconds: float) -> TrainConfig:
     return TrainConfig(
         steps=steps,
         log_every=100,
@@ -43,7 +43,7 @@ def _train(steps: int, minutes: float) -> TrainConfig:
         eval_batches=16,
         checkpoint_every=steps,
         max_overflow=0.5,
-        time_limit_s=60 * minutes,
+        time_limit_s=seconds,
     )
 
 
@@ -54,7 +54,7 @@ def english_entropy() -> Recipe:
         model=ByteLMConfig(stack=_window(128, 3, 128)),
         data=_data(32),
         optimizer=AdamWConfig(learning_rate=3e-3, warmup_steps=100),
-        train=_train(1500, 1.5),
+        train=_train(1200, 90.0),
     )
 
 
@@ -85,7 +85,7 @@ def english() -> Recipe:
         bytes_per_patch=4.0,
         entropy_run="runs/english_entropy",
         optimizer=AdamWConfig(learning_rate=3e-3, warmup_steps=200, floor=0.02, weight_decay=0.1),
-        train=_train(6000, 5.0),
+        train=_train(10_744, 280.0),
     )
 
 

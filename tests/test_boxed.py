@@ -1,13 +1,15 @@
 """Runs that come with jaxblt: unpacked once, by hash, and never in front of a folder of that name."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import jaxblt
-from jaxblt import boxed
+from jaxblt import boxed, recipes
 from jaxblt.cli.main import main
+from jaxblt.training.stored.resolved import learned_changes, read_resolved
 
 TEXT = b"It was a dark evening, and the old gentleman had gone to his room without a word to anybody."
 
@@ -46,6 +48,35 @@ def test_a_folder_of_that_name_goes_first(monkeypatch, tmp_path):
     assert not boxed.is_boxed("english")
     with pytest.raises(FileNotFoundError):
         jaxblt.load("english")
+
+
+def test_its_recipe_is_the_one_that_trained_it(cache):
+    """All but what was calibrated, and the entropy model that the recipe names by its run."""
+    changed = learned_changes(read_resolved("english").recipe, recipes.get("english"))
+    names = {change.partition(":")[0].removeprefix("recipe.") for change in changed}
+    assert names == {"entropy_model", "patcher.threshold", "patcher.margin", "patcher.capacity"}
+
+
+def test_its_figures_are_those_of_the_record():
+    record = Path(__file__).parents[1] / "experiments" / "results"
+    scored, books = (
+        json.loads((record / f"{name}.json").read_text()) for name in ("boxed_run", "books_baselines")
+    )
+    counts = (books["bits_per_byte"][name] for name in ("order-5 bytes", "bzip2", "xz"))
+    told = boxed.boxed()[scored["run"]]["figures"]
+    assert [bits for _, bits in told] == [round(bits, 3) for bits in (scored["bits_per_byte"], *counts)]
+    assert f"{scored['bytes'] / 1000:.0f} KB" in told[0][0]
+
+
+def test_the_folder_of_a_faster_process_is_kept(cache, monkeypatch):
+    def rename(made, folder):
+        folder.mkdir()
+        (folder / "config.json").write_text("faster")
+        raise OSError("Directory not empty")
+
+    monkeypatch.setattr(Path, "rename", rename)
+    assert (boxed.unpacked("english") / "config.json").read_text() == "faster"
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_commands_list_runs_and_write_cards(cache, tmp_path, capsys):

@@ -23,8 +23,6 @@ LAZY_IN_KERNELS = {"jax_triton", "triton"}
 TRITON_KERNEL = "triton_kernel"
 OTHER_NAMES = {"orbax-checkpoint": "orbax", "absl-py": "absl", "scikit-learn": "sklearn"}
 """Modules of packages that are called something else."""
-TANGLED = {}
-"""Rooms whose own rooms import each other, and why."""
 HEAVY = (
     "grain",
     "orbax",
@@ -147,15 +145,9 @@ def test_no_room_of_jaxblt_imports_itself_through_others() -> None:
     """A room is a folder of jaxblt, or a file beside the folders; most rooms have rooms of their own."""
     arrows = _modules_of_jaxblt()
     assert not _circles(_between(arrows, depth=2))
-    for room in sorted({module.split(".")[1] for module in arrows} - TANGLED.keys()):
+    for room in sorted({module.split(".")[1] for module in arrows}):
         inside = {module: imported for module, imported in arrows.items() if module.split(".")[1] == room}
         assert not _circles(_between(inside, depth=3))
-
-
-@pytest.mark.parametrize("room", TANGLED)
-def test_a_tangle_that_is_mended_is_no_longer_listed(room: str) -> None:
-    inside = {m: imported for m, imported in _modules_of_jaxblt().items() if m.split(".")[1] == room}
-    assert _circles(_between(inside, depth=3))
 
 
 def _between(arrows: dict[str, set[str]], depth: int) -> dict[str, set[str]]:

@@ -4,6 +4,7 @@ A run is a zip archive of its folder, beside a card that says what it was traine
 is unpacked once into the user's cache, under the archive's hash.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -51,9 +52,12 @@ def unpacked(name: str) -> Path:
         with zipfile.ZipFile(archive) as file:
             file.extractall(made)
         made.chmod(0o755)
-        # Another process may have been faster, and its folder is as good
-        if not folder.exists():
+        with contextlib.suppress(OSError):  # Keep the folder of another process that was faster
             made.rename(folder)
+        if not folder.exists():
+            raise ValueError(
+                f"{archive.name} could not be unpacked to {folder}: look whether it can be written"
+            )
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return folder

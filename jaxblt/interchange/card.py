@@ -16,6 +16,9 @@ from jaxblt.training.stored.remote_run import readable
 if TYPE_CHECKING:
     from jaxblt.run import Run
 
+VALIDATED = "validation/bits_per_byte"
+"""The figure of the log that a card shows where nothing better is said."""
+
 
 def make_card(run_dir: str | os.PathLike[str], *, licence: str = "", limits: str = "") -> str:
     """Return the card of a run: model, data, training, and figures with baselines where there are any.
@@ -77,5 +80,5 @@ def _machine(folder: Path) -> Iterator[str]:
 
 def _last_evaluation(folder: Path) -> list[tuple[str, float]]:
     file = folder / "metrics.jsonl"
-    found = [line for line in read_metrics(file) if "eval/bits_per_byte" in line] if file.exists() else []
-    return [("validation, bits per byte", found[-1]["eval/bits_per_byte"])] if found else []
+    found = [line for line in read_metrics(file) if VALIDATED in line] if file.exists() else []
+    return [("validation, bits per byte", found[-1][VALIDATED])] if found else []
