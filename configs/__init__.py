@@ -12,6 +12,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "english_entropy": boxed.english_entropy,
     "english": boxed.english,
     "english_book": boxed.english_book,
+    "genes": boxed.genes,
+    "proteins": boxed.proteins,
     "books_entropy": books.entropy,
     "books": books.blt,
     "books_32k": books.blt_32k,

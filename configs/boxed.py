@@ -1,13 +1,14 @@
 """The runs that come with jaxblt: `jaxblt.load("english")`. A command trains each again: `jaxblt train english`.
 
 The folder data/english holds train/*.txt, validation/*.txt and test/*.txt: public-domain English books, authors of the
-three parts apart.
+three parts apart. The folders data/genes and data/proteins are written by `python -m experiments.genes`: genes of
+microbes and their proteins, families of the three parts apart.
 """
 
 from dataclasses import replace
 
 from jaxblt.data.config import DataConfig
-from jaxblt.mixers import AttentionConfig, HyenaConfig, ModalFilter
+from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.training.optimisers.adamw import AdamWConfig
@@ -87,6 +88,49 @@ def english() -> Recipe:
         optimizer=AdamWConfig(learning_rate=3e-3, warmup_steps=200, floor=0.02, weight_decay=0.1),
         train=_train(10_744, 280.0),
     )
+
+
+def _letters(name: str, scored: str, seq_len: int, batch_size: int) -> Recipe:
+    """Return a byte Hyena of 7.2 million parameters over records whose names begin with their part."""
+    dim = 256
+    stack = StackConfig(
+        dim=dim,
+        num_layers=9,
+        pattern=("hyena_short", "hyena", "attention"),
+        mixers={
+            "hyena_short": HyenaConfig(dim=dim, filter=ExplicitFilter(taps=7)),
+            "hyena": HyenaConfig(dim=dim, filter=ModalFilter(max_timescale=2048.0)),
+            "attention": AttentionConfig(dim=dim, num_heads=dim // 64),
+        },
+        scan=False,
+    )
+    return Recipe(
+        name=name,
+        model=ByteLMConfig(stack=stack),
+        data=DataConfig(
+            paths=(f"data/{name}/*.fa",),
+            kind="fasta",
+            split="names",
+            validation_names=("validation/*",),
+            test_names=("test/*",),
+            packing="sequential",
+            seq_len=seq_len,
+            batch_size=batch_size,
+            scored=scored,
+        ),
+        optimizer=AdamWConfig(learning_rate=2e-3, warmup_steps=200, floor=0.02, weight_decay=0.1),
+        train=_train(5000, 280.0),
+    )
+
+
+def genes() -> Recipe:
+    """Return a model of the genes of bacteria, archaea and viruses, read along their own strand."""
+    return _letters("genes", "ACGT", 2048, 64)
+
+
+def proteins() -> Recipe:
+    """Return a model of the proteins of the same genes."""
+    return _letters("proteins", "ACDEFGHIKLMNPQRSTVWY", 1024, 128)
 
 
 def english_book() -> Recipe:
