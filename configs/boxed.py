@@ -90,7 +90,7 @@ def english() -> Recipe:
     )
 
 
-def _letters(name: str, scored: str, seq_len: int, batch_size: int) -> Recipe:
+def _letters(name: str, scored: str, seq_len: int, batch_size: int, steps: int) -> Recipe:
     """Return a byte Hyena of 7.2 million parameters over records whose names begin with their part."""
     dim = 256
     stack = StackConfig(
@@ -119,18 +119,18 @@ def _letters(name: str, scored: str, seq_len: int, batch_size: int) -> Recipe:
             scored=scored,
         ),
         optimizer=AdamWConfig(learning_rate=2e-3, warmup_steps=200, floor=0.02, weight_decay=0.1),
-        train=_train(5000, 280.0),
+        train=_train(steps, 280.0),
     )
 
 
 def genes() -> Recipe:
     """Return a model of the genes of bacteria, archaea and viruses, read along their own strand."""
-    return _letters("genes", "ACGT", 2048, 64)
+    return _letters("genes", "ACGT", 2048, 64, 3600)
 
 
 def proteins() -> Recipe:
     """Return a model of the proteins of the same genes."""
-    return _letters("proteins", "ACDEFGHIKLMNPQRSTVWY", 1024, 128)
+    return _letters("proteins", "ACDEFGHIKLMNPQRSTVWY", 1024, 128, 2400)
 
 
 def english_book() -> Recipe:
