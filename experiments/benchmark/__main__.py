@@ -25,7 +25,7 @@ ROOMS = {
         "split_step",
     ),
     "peers": ("fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
-    "trained_runs": ("baselines", "boxed_run", "context", "record"),
+    "trained_runs": ("baselines", "boxed_run", "context", "reading_frames", "record"),
     "results": ("results",),
 }
 """Folders, and their commands: each is the function of its name in the module of its name."""

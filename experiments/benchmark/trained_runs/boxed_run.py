@@ -17,13 +17,15 @@ def boxed_run(
       run: its name.
       paths: files or globs, in folders train, validation and test.
       out: JSON file to write.
-      batches: the most that are scored, of 8 rows each; half of a row is context.
+      batches: the most that are scored, of 8 rows each; half of a row is context where documents are cut into windows.
     """
     import jaxblt
 
     loaded = jaxblt.load(run, dtype="float32")
     data = loaded.recipe.data
-    data = replace(data, paths=paths, batch_size=8, context=data.seq_len // 2, partial="keep")
+    if data.packing == "windows":
+        data = replace(data, context=data.seq_len // 2, partial="keep")
+    data = replace(data, paths=paths, batch_size=8)
     found = {"run": run, **loaded.evaluate("test", data=data, max_batches=batches)}
     save("boxed_run", out, found)
     return found
