@@ -90,12 +90,12 @@ def score_start(data: "LabelledDataConfig") -> dict[str, Any]:
     """Return the figures of the regression on words that a fine-tuned model starts as, model "start"."""
     from jaxblt.evaluation.label_baselines import score_classes
     from jaxblt.training.finetune import words_of
-    from jaxblt.training.start.word_regression import choose, read_words
+    from jaxblt.training.start.word_regression import choose_features, read_words
 
     begun, words = time.perf_counter(), words_of(data)
     assert words is not None
     _, parts = read_words(data, words, ("train", "validation", "test"))
-    fitted = choose(parts["train"], parts["validation"], len(data.classes))
+    fitted = choose_features(parts["train"], parts["validation"], words, len(data.classes))
     x, y = parts["test"]
     found = score_classes(x @ fitted.kernel + fitted.bias, y)
     return {
@@ -103,6 +103,7 @@ def score_start(data: "LabelledDataConfig") -> dict[str, Any]:
         "seed": data.seed,
         **found,
         "k": words.longest,
+        "places": words.places,
         "seconds": time.perf_counter() - begun,
     }
 

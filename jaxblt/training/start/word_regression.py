@@ -61,7 +61,7 @@ def with_words(recipe: Recipe, params: Any) -> Any:
             {"center": objective.center, "scale": objective.scale} if isinstance(objective, Regress) else {}
         )
         rarity, parts = read_words(recipe.data, config.words, ("train", "validation"), task=task, **options)
-        found = choose(parts["train"], parts["validation"], config.outputs)
+        found = choose_features(parts["train"], parts["validation"], config.words, config.outputs)
         fitted = {("rarity",): rarity, ("outputs", "kernel"): found.kernel, ("outputs", "bias"): found.bias}
         for name, value in fitted.items():
             old = flat[*path, "words", *name]
@@ -128,6 +128,22 @@ def _counted(data: LabelledDataConfig, split: SplitName, config: WordsConfig, ta
         rows.append(csr_matrix(np.asarray(count(batch.inputs, batch.segment_ids))[kept]))
         labels.append(asked[kept])
     return Examples(vstack(rows, "csr"), np.concatenate(labels))
+
+
+def choose_features(train: Examples, validation: Examples, config: WordsConfig, outputs: int) -> Regression:
+    """Return the better regression on validation: on words alone, or on words and letters at places.
+
+    Records that are of one length without being aligned are then no worse off with places.
+    """
+    found = choose(train, validation, outputs)
+    if not config.places:
+        return found
+    shown, held = (Examples(part.x[:, : config.words], part.y) for part in (train, validation))
+    plain = choose(shown, held, outputs)
+    if loss(validation.x, validation.y, found) <= loss(held.x, held.y, plain):
+        return found
+    rest = np.zeros((config.size - config.words, outputs), plain.kernel.dtype)
+    return Regression(np.concatenate([plain.kernel, rest]), plain.bias)
 
 
 def choose(train: Examples, validation: Examples, outputs: int) -> Regression:
