@@ -25,8 +25,12 @@ from jaxblt.models.word_features import WordsConfig, count_words, weigh_words
 from jaxblt.training.objectives.objectives import Classify, MultiTask, Regress
 from jaxblt.training.recipe import Recipe
 
-STRENGTHS = (100.0, 10.0, 1.0, 0.1)
-"""Inverse weights of the penalty; validation ends the search at the first that is worse than the one before."""
+STRENGTHS = (0.1, 1.0, 10.0, 100.0)
+"""Inverse weights of the penalty; validation ends the search at the first that is worse than the one before.
+
+The strongest penalty comes first: a fit begins where the one before ended, and one without a penalty is slow and ends
+early, so that the next one would begin badly.
+"""
 MOST_ITERATIONS = 200
 PRECISION = 1e-3
 """Relative gain of an iteration below which a fit ends: training goes on from there."""
