@@ -73,7 +73,8 @@ class TaskOptions:
       classes: columns whose labels are classes; cells may be empty.
       numbers: columns whose labels are numbers; cells may be empty.
       weighting: the loss is the sum of the tasks' losses with the weights of `weights` (fixed), or with weights that
-        are learned (uncertainty).
+        are learned (uncertainty), that keep the gradients of tasks in balance (gradnorm), or that follow their losses
+        (dwa).
       weights: names of tasks and their weights, "family 1 stability 0.5"; 1 for the others.
     """
 

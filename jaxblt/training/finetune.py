@@ -70,7 +70,7 @@ def finetune_recipe(
       places: the first places of a record whose letters answer too, each at its place; by default all of them where
         training records are of one length of at most 1,024 and are read from one strand, else 0.
       weights: of the losses of several tasks by name; 1 for a task that is not named.
-      weighting: "fixed", or "uncertainty" to learn the weights, see `TaskScores`.
+      weighting: "fixed", "uncertainty" to learn the weights, or "gradnorm" and "dwa" to move them, see `TaskScores`.
       freeze: patterns of parameters that are not trained; ("embedding/*", "stack/*") leaves a ByteLM's head and norm.
       optimizer: and its schedule; `layer_decay` gives lower layers lower rates.
       train: length, precision, evaluations.
@@ -95,7 +95,8 @@ def finetune_recipe(
         optimizer = replace(optimizer, rates=(*optimizer.rates, (f"{HEAD}/*words/outputs/*", WORD_RATE)))
     _check_weights(data, weights or {}, weighting)
     heads = tuple(TaskHead(task.column, _head(task, options)) for task in data.tasks)
-    head = TaskHeadsConfig(heads, weighting == "uncertainty") if heads else _head(data, options)
+    balance = weighting if weighting in ("gradnorm", "dwa") else None
+    head = TaskHeadsConfig(heads, weighting == "uncertainty", balance) if heads else _head(data, options)
     under = base.model.base if isinstance(base.model, LabellerConfig) else base.model
     model = LabellerConfig(under, head)
     return Recipe(
@@ -166,11 +167,11 @@ def _check_weights(data: LabelledDataConfig, weights: Mapping[str, float], weigh
         raise ValueError(
             f"there is a weight {weights[unknown[0]]} for task {unknown[0]!r}, and the tasks are {known}"
         )
-    if weighting == "uncertainty" and not names:
-        raise ValueError("weighting 'uncertainty' is of several tasks: name their columns in data.tasks")
-    if weighting == "uncertainty" and weights:
+    if weighting != "fixed" and not names:
+        raise ValueError(f"weighting {weighting!r} is of several tasks: name their columns in data.tasks")
+    if weighting != "fixed" and weights:
         raise ValueError(
-            f"weighting 'uncertainty' learns the weights of tasks, and they are given as {dict(weights)}: leave the "
+            f"weighting {weighting!r} learns the weights of tasks, and they are given as {dict(weights)}: leave the "
             "weights out, or set weighting to 'fixed'"
         )
 
