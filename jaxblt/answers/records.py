@@ -12,6 +12,7 @@ from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.letters import letters_of
 from jaxblt.data.sources import (
     ArrowSource,
+    BedSource,
     BytesSource,
     DocumentSource,
     FastaSource,
@@ -46,7 +47,10 @@ def open_records(sequences: Sequences, data: RowsConfig, *, as_trained: bool = T
     """
     source = _opened(sequences, data)
     if as_trained:
-        is_fasta = isinstance(sequences, str | os.PathLike) and ending(Path(sequences)) in FASTA
+        is_path = isinstance(sequences, str | os.PathLike)
+        is_fasta = (
+            ending(Path(sequences)) in FASTA if is_path else isinstance(source, BedSource | FastaSource)
+        )
         source = letters_of(data, of_fasta=is_fasta).open(source)
     if not len(source):
         raise ValueError("no sequences were given: expected at least one record")

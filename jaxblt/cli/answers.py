@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from jaxblt.answers.score import BATCH_SIZE
 from jaxblt.answers.tables import write_tsv
 from jaxblt.answers.variants import stream_variants, told_kinds
 from jaxblt.cli.mesh import asked_mesh
+from jaxblt.cli.reports import check_reports, open_sequences, save_picture
 from jaxblt.data.splits import SplitName
 from jaxblt.outputs import check_output
 from jaxblt.training.state import Step, Weights
@@ -26,6 +28,9 @@ def score(
     /,
     *,
     out: Path,
+    regions: Path | None = None,
+    feature: str | None = None,
+    track: Path | None = None,
     per_byte: bool = False,
     both_strands: bool = False,
     window: int | None = None,
@@ -42,6 +47,9 @@ def score(
       run_dir: folder of a run that predicts the next byte.
       file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
       out: file to write, with columns name, length, scored, log_likelihood, bits_per_byte.
+      regions: BED, GFF or GTF file of regions of FILE that are read as records.
+      feature: of GFF and GTF, the lines that count, such as "gene".
+      track: file to write the nats of every base into for a genome browser, .bedgraph or .bw.
       per_byte: add a column with the nats of every byte, commas between them.
       both_strands: mean over the record and its reverse complement.
       window: most positions of a row; by default the length of the run's training rows.
@@ -55,16 +63,25 @@ def score(
     Returns:
       A line that says what was written.
     """
+    from jaxblt.answers.reports.tracks import write_track
     from jaxblt.run import load
 
-    check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    written = {"--out": out, "--track": track}
+    check_reports(written, inputs=(file, regions, *run_files(run_dir)), overwrite=overwrite)
+    source = open_sequences(file, regions, feature, as_genome=track is not None)
     options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
     found = load(run_dir, step=step, weights=weights).score(
-        file, per_byte=per_byte, both_strands=both_strands, **options
+        source, per_byte=per_byte or track is not None, both_strands=both_strands, **options
     )
-    found.to_tsv(out)
+    if track is not None:
+        assert found.per_byte is not None
+        # Leave out the nats of EOS, which is no base
+        bases = zip(found.per_byte, found.lengths.tolist(), strict=True)
+        write_track(track, source, [nats[:length] for nats, length in bases])
+    replace(found, per_byte=found.per_byte if per_byte else None).to_tsv(out)
     bits = -found.log_likelihood.sum() / found.scored.sum() / np.log(2)
-    return f"{len(found)} records, {found.lengths.sum():,} bytes, {bits:.4f} bits per byte, in {out}"
+    also = "" if track is None else f" and {track}"
+    return f"{len(found)} records, {found.lengths.sum():,} bytes, {bits:.4f} bits per byte, in {out}{also}"
 
 
 def embed(
@@ -73,6 +90,8 @@ def embed(
     /,
     *,
     out: Path,
+    regions: Path | None = None,
+    feature: str | None = None,
     layer: int | Literal["final"] | None = None,
     pool: Pool = "mean",
     window: int | None = None,
@@ -89,6 +108,8 @@ def embed(
       run_dir: folder of a run.
       file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
       out: file to write, with arrays names, lengths and states.
+      regions: BED, GFF or GTF file of regions of FILE that are read as records.
+      feature: of GFF and GTF, the lines that count, such as "gene".
       layer: number of a block, negative from the end, or "final".
       pool: "mean", "last", "per_byte" or "per_patch".
       window: most positions of a row; by default the length of the run's training rows.
@@ -104,9 +125,10 @@ def embed(
     """
     from jaxblt.run import load
 
-    check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    check_reports({"--out": out}, inputs=(file, regions, *run_files(run_dir)), overwrite=overwrite)
+    source = open_sequences(file, regions, feature)
     options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
-    found = load(run_dir, step=step, weights=weights).embed(file, layer=layer, pool=pool, **options)
+    found = load(run_dir, step=step, weights=weights).embed(source, layer=layer, pool=pool, **options)
     found.to_npz(out)
     states = sum(array.size // array.shape[-1] for array in found.arrays)
     width = found.arrays[0].shape[-1]
@@ -212,6 +234,9 @@ def mutagenesis(
     /,
     *,
     out: Path,
+    regions: Path | None = None,
+    feature: str | None = None,
+    picture: Path | None = None,
     alphabet: str = "ACGT",
     label: str | None = None,
     window: int | None = None,
@@ -228,6 +253,9 @@ def mutagenesis(
       run_dir: folder of a run that predicts the next byte, or was fine-tuned on one class or number of each record.
       file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
       out: file to write, with columns name, label (of runs on classes), position, reference, and one a letter.
+      regions: BED, GFF or GTF file of regions of FILE that are read as records.
+      feature: of GFF and GTF, the lines that count, such as "gene".
+      picture: file to draw the first record's effects into, .png, .svg or .pdf.
       alphabet: letters that stand in for others, such as ACDEFGHIKLMNPQRSTVWY.
       label: of a run on classes, the class whose log-odds are compared; by default what the run calls each record.
       window: of a run that predicts bytes, most positions of a row; by default the length of its training rows.
@@ -243,13 +271,20 @@ def mutagenesis(
     """
     from jaxblt.run import load
 
-    check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
+    written = {"--out": out, "--picture": picture}
+    check_reports(written, inputs=(file, regions, *run_files(run_dir)), overwrite=overwrite)
+    source = open_sequences(file, regions, feature)
     options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
     run = load(run_dir, step=step, weights=weights)
-    found = run.mutagenesis(file, alphabet=alphabet, label=label, **options)
+    found = run.mutagenesis(source, alphabet=alphabet, label=label, **options)
     found.to_tsv(out)
+    if picture is not None:
+        from jaxblt.answers.reports.pictures import plot_mutagenesis
+
+        save_picture(plot_mutagenesis(found), picture)
+    also = "" if picture is None else f" and {picture}"
     places = sum(map(len, found.sequences))
-    return f"{len(found)} records, {places:,} positions x {len(alphabet)} letters, in {out}"
+    return f"{len(found)} records, {places:,} positions x {len(alphabet)} letters, in {out}{also}"
 
 
 def index(

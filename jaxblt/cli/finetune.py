@@ -42,12 +42,15 @@ class HeadOptions:
       crf: for classes of positions, learn which class comes behind which (a linear-chain CRF).
       words: letters of the longest words whose counts answer beside the states; 0 for states alone. By default 6 for
         DNA, 3 for proteins, and 0 for text and classes of positions.
+      places: first places of a record whose letters answer too, each at its place; 0 for none. By default all where
+        records are of one length and read from one strand.
     """
 
     pool: Literal["cls", "mean", "max", "attention"] = "mean"
     dropout: float = 0.0
     crf: bool = False
     words: int | None = None
+    places: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,8 @@ class TaskOptions:
       classes: columns whose labels are classes; cells may be empty.
       numbers: columns whose labels are numbers; cells may be empty.
       weighting: the loss is the sum of the tasks' losses with the weights of `weights` (fixed), or with weights that
-        are learned (uncertainty).
+        are learned (uncertainty), that keep the gradients of tasks in balance (gradnorm), or that follow their losses
+        (dwa).
       weights: names of tasks and their weights, "family 1 stability 0.5"; 1 for the others.
     """
 
@@ -162,4 +166,6 @@ def main(argv: Sequence[str]) -> None:
     if is_asked and isinstance(data, LabelledDataConfig) and is_comparable(data) and read_parts(data)["test"]:
         run = jaxblt.load(run_dir, step="best" if recipe.train.keep_best else None)
         print("\n".join(compare(data, run.evaluate("test")).lines))
+        if run.step == 0:
+            print("the best checkpoint is the start: on validation, training came to nothing better")
     print(f"next: jaxblt evaluate {run_dir} --step best --predictions predictions.tsv")

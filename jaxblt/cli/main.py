@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "classify": ("jaxblt.cli.classify", "label each record of a file with a fine-tuned run"),
     "variants": ("jaxblt.cli.variants", "rate the variants of a VCF file against a genome"),
     "mutagenesis": ("jaxblt.cli.mutagenesis", "rate all single substitutions of each record of a file"),
+    "attributions": ("jaxblt.cli.attributions", "show which bytes a run's answers rest on"),
     "patch": ("jaxblt.cli.patch", "cut a file into patches, draw them, write entropies"),
     "memory": ("jaxblt.cli.memory", "draw what a run's memory does under a passage"),
     "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> Any:
 
 def usage() -> str:
     """Return the table of commands."""
-    rows = [f"  {name:10} {about}" for name, (_, about) in COMMANDS.items()]
+    rows = [f"  {name:12} {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: jaxblt COMMAND [options]",

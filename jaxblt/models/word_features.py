@@ -21,6 +21,8 @@ LETTERS = {"dna": "ACGT", "protein": "ACDEFGHIKLMNPQRSTVWY"}
 """What words are made of; case does not count, and U of RNA is T. A word with another letter does not count."""
 LONGEST = {"dna": 6, "protein": 3}
 """Letters of the longest words that are worth their parameters."""
+MOST_PLACES = 1024
+"""Letters of a record up to which each of its places is worth features of its own."""
 MOST_WORDS = 1 << 20
 
 
@@ -32,26 +34,35 @@ class WordsConfig:
       letters: what records are made of.
       longest: letters of the longest words; all shorter ones count too.
       both_strands: of DNA, count the words of the other strand as well, so that both strands have one answer.
+      places: the first places of a record whose letters are features too, each letter at each place: for records that
+        are aligned, such as mutants of one sequence or windows around one kind of site.
       dropout: share of the rows whose words are left out in training, so that the states learn to answer alone.
     """
 
     letters: Literal["dna", "protein"] = "dna"
     longest: int = 6
     both_strands: bool = False
+    places: int = 0
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "longest", least=1)
+        check_bounds(self, "places", least=0)
         check_bounds(self, "dropout", least=0, below=1, why=": it is a share")
         if self.both_strands and self.letters != "dna":
             raise ValueError(
                 f"WordsConfig.both_strands is of DNA, and letters = {self.letters!r}: set it to False"
             )
+        if self.both_strands and self.places:
+            raise ValueError(
+                f"WordsConfig.places = {self.places} are of one strand, and both_strands is True: set places to 0, or "
+                "both_strands to False"
+            )
         if self.size > MOST_WORDS:
             raise ValueError(
-                f"WordsConfig.longest = {self.longest} makes {self.size:,} words of {self.letters}, and {MOST_WORDS:,} "
-                "are the most: lower it"
+                f"WordsConfig.longest = {self.longest} and places = {self.places} make {self.size:,} features of "
+                f"{self.letters}, and {MOST_WORDS:,} are the most: lower them"
             )
 
     @property
@@ -61,12 +72,19 @@ class WordsConfig:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Where the words of 1, 2, ... letters begin among all, and where the last ones end."""
-        return tuple(np.cumsum([0, *(self.base**k for k in range(1, self.longest + 1))]).tolist())
+        """Where the words of 1, 2, ... letters begin among all features, then the letters at places, and the end."""
+        words = [self.base**k for k in range(1, self.longest + 1)]
+        placed = [self.places * self.base] if self.places else []
+        return tuple(np.cumsum([0, *words, *placed]).tolist())
+
+    @property
+    def words(self) -> int:
+        """Words that there are; behind them come letters at places."""
+        return self.edges[self.longest]
 
     @property
     def size(self) -> int:
-        """Words that there are."""
+        """Features that there are."""
         return self.edges[-1]
 
 
@@ -83,23 +101,30 @@ def letter_digits(letters: Literal["dna", "protein"]) -> np.ndarray:
 def count_words(
     ids: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsConfig
 ) -> Float[Array, "B W"]:
-    """Return how often each word occurs in each row. A word reads k places next to each other that are all there."""
+    """Return how often each word occurs in each row, and behind words 1 for each letter at its place.
+
+    A word reads k places next to each other that are all there.
+    """
     digits = jnp.where(there, jnp.asarray(letter_digits(config.letters))[ids], -1)
-    counts = _count(digits, config)
+    counts = _count(digits, there, config)
     if not config.both_strands:
         return counts
     complement = jnp.where(digits < 0, -1, config.base - 1 - digits)
-    return counts + _count(complement[:, ::-1], config)
+    return counts + _count(complement[:, ::-1], there[:, ::-1], config)
 
 
-def _count(digits: Int[Array, "B T"], config: WordsConfig) -> Float[Array, "B W"]:
+def _count(digits: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsConfig) -> Float[Array, "B W"]:
     length, size = digits.shape[1], config.size
     code, whole, found = jnp.zeros_like(digits), jnp.ones(digits.shape, bool), []
     padded = jnp.pad(digits, ((0, 0), (0, config.longest - 1)), constant_values=-1)
-    for k, begin in enumerate(config.edges[:-1]):
+    for k, begin in enumerate(config.edges[: config.longest]):
         digit = padded[:, k : k + length]
         code, whole = code * config.base + digit, whole & (digit >= 0)
         found.append(jnp.where(whole, begin + code, size))
+    if config.places:
+        place = jnp.cumsum(there, 1, dtype=jnp.int32) - 1
+        is_placed = (digits >= 0) & (place < config.places)
+        found.append(jnp.where(is_placed, config.words + place * config.base + digits, size))
     ones = jnp.concatenate(found, 1)
     return jax.vmap(lambda word: jnp.zeros(size, jnp.float32).at[word].add(1.0, mode="drop"))(ones)
 
@@ -107,7 +132,9 @@ def _count(digits: Int[Array, "B T"], config: WordsConfig) -> Float[Array, "B W"
 def weigh_words(
     counts: Float[Array, "B W"], rarity: Float[Array, "W"], config: WordsConfig
 ) -> Float[Array, "B W"]:
-    """Return features: (1 + log c) times the word's rarity, 0 for c = 0; those of one length scaled to length 1.
+    """Return features: (1 + log c) times the word's rarity, 0 for c = 0.
+
+    Those of words of one length are scaled to length 1, and so are those of letters at places.
 
     Args:
       counts: c of each word in each row.

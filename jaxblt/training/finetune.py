@@ -13,7 +13,7 @@ from jaxblt.data.words import kind_of
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.labeller import HEAD, LabellerConfig
 from jaxblt.models.task_heads import TaskHead, TaskHeadsConfig
-from jaxblt.models.word_features import LONGEST, WordsConfig
+from jaxblt.models.word_features import LONGEST, MOST_PLACES, WordsConfig
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
@@ -34,10 +34,8 @@ OPTIMIZER = AdamWConfig(learning_rate=3e-4, warmup_steps=50)
 """For fine-tuning: a lower peak than a model needs that starts from nothing."""
 TRAIN = TrainConfig(steps=5000, log_every=20, eval_every=100, eval_start=True, keep_best=1, patience=10)
 """For fine-tuning: as long as evaluations improve, the start among them, where heads that read words begin well."""
-WORD_DROPOUT = 0.5
-"""Share of rows that the states answer for alone in training: words learn training records by heart before it."""
-WORD_RATE = 0.1
-"""Factor of the learning rate of what words say, which is fitted already."""
+WORD_RATE = 0.0
+"""Factor of the learning rate of what words say: it stays as it was fitted, and the states learn what it lacks."""
 
 
 def finetune_recipe(
@@ -49,6 +47,7 @@ def finetune_recipe(
     dropout: float = 0.0,
     crf: bool = False,
     words: int | None = None,
+    places: int | None = None,
     weights: Mapping[str, float] | None = None,
     weighting: Weighting = "fixed",
     freeze: tuple[str, ...] = (),
@@ -68,8 +67,10 @@ def finetune_recipe(
       pool, dropout, crf: of the head, see `LabelHeadConfig`.
       words: letters of the longest words whose counts answer beside the states (`WordsConfig`); 0 for states alone, and
         by default 6 for DNA, 3 for proteins, and 0 for text and classes of positions.
+      places: the first places of a record whose letters answer too, each at its place; by default all of them where
+        training records are of one length of at most 1,024 and are read from one strand, else 0.
       weights: of the losses of several tasks by name; 1 for a task that is not named.
-      weighting: "fixed", or "uncertainty" to learn the weights, see `TaskScores`.
+      weighting: "fixed", "uncertainty" to learn the weights, or "gradnorm" and "dwa" to move them, see `TaskScores`.
       freeze: patterns of parameters that are not trained; ("embedding/*", "stack/*") leaves a ByteLM's head and norm.
       optimizer: and its schedule; `layer_decay` gives lower layers lower rates.
       train: length, precision, evaluations.
@@ -89,12 +90,13 @@ def finetune_recipe(
     if data.split != "groups":
         parts = {name: [r.sequence for r in records] for name, records in read_parts(data).items()}
         warn_near_copies(parts["train"], parts["validation"] + parts["test"])
-    options = {"pool": pool, "dropout": dropout, "crf": crf, "words": words_of(data, words)}
+    options = {"pool": pool, "dropout": dropout, "crf": crf, "words": words_of(data, words, places)}
     if options["words"] is not None:
         optimizer = replace(optimizer, rates=(*optimizer.rates, (f"{HEAD}/*words/outputs/*", WORD_RATE)))
     _check_weights(data, weights or {}, weighting)
     heads = tuple(TaskHead(task.column, _head(task, options)) for task in data.tasks)
-    head = TaskHeadsConfig(heads, weighting == "uncertainty") if heads else _head(data, options)
+    balance = weighting if weighting in ("gradnorm", "dwa") else None
+    head = TaskHeadsConfig(heads, weighting == "uncertainty", balance) if heads else _head(data, options)
     under = base.model.base if isinstance(base.model, LabellerConfig) else base.model
     model = LabellerConfig(under, head)
     return Recipe(
@@ -117,24 +119,40 @@ def finetune_recipe(
     )
 
 
-def words_of(data: LabelledDataConfig, longest: int | None = None) -> WordsConfig | None:
-    """Return the words that a head reads of records of this kind, by default as many as are worth their parameters.
+def words_of(
+    data: LabelledDataConfig, longest: int | None = None, places: int | None = None
+) -> WordsConfig | None:
+    """Return what a head reads of words and letters at places; by default as much as is worth its parameters.
+
+    Args:
+      data: of the records.
+      longest: letters of the longest words; 0 for states alone.
+      places: see `finetune_recipe`.
 
     Raises:
-      ValueError: words are asked for of text, or for classes of positions.
+      ValueError: words or places are asked for of text, for classes of positions, or beside `longest` = 0.
     """
-    kind = kind_of([record.sequence for record in read_parts(data)["train"]])
+    records = [record.sequence for record in read_parts(data)["train"]]
+    kind = kind_of(records)
     if data.target == "positions" or kind == "text":
-        if longest:
+        if longest or places:
             asked = "classes of positions" if data.target == "positions" else "text"
             raise ValueError(
-                f"words = {longest} are of records of DNA or proteins, and these are {asked}: set it to 0"
+                f"words = {longest} and places = {places} are of records of DNA or proteins, and these are {asked}: "
+                "set them to 0"
             )
         return None
     longest = LONGEST[kind] if longest is None else longest
     if not longest:
+        if places:
+            raise ValueError(f"places = {places} stand beside words, and words = 0: set words to 1 or more")
         return None
-    return WordsConfig(kind, longest, data.reverse_complement and kind == "dna", WORD_DROPOUT)
+    both_strands = data.reverse_complement and kind == "dna"
+    if places is None:
+        length = len(records[0])
+        is_aligned = all(len(record) == length for record in records) and length <= MOST_PLACES
+        places = length if is_aligned and not both_strands else 0
+    return WordsConfig(kind, longest, both_strands, places)
 
 
 def _head(asked: LabelledDataConfig | LabelTask, options: Any) -> LabelHeadConfig:
@@ -149,11 +167,11 @@ def _check_weights(data: LabelledDataConfig, weights: Mapping[str, float], weigh
         raise ValueError(
             f"there is a weight {weights[unknown[0]]} for task {unknown[0]!r}, and the tasks are {known}"
         )
-    if weighting == "uncertainty" and not names:
-        raise ValueError("weighting 'uncertainty' is of several tasks: name their columns in data.tasks")
-    if weighting == "uncertainty" and weights:
+    if weighting != "fixed" and not names:
+        raise ValueError(f"weighting {weighting!r} is of several tasks: name their columns in data.tasks")
+    if weighting != "fixed" and weights:
         raise ValueError(
-            f"weighting 'uncertainty' learns the weights of tasks, and they are given as {dict(weights)}: leave the "
+            f"weighting {weighting!r} learns the weights of tasks, and they are given as {dict(weights)}: leave the "
             "weights out, or set weighting to 'fixed'"
         )
 

@@ -19,6 +19,7 @@ def here(runs, monkeypatch, tmp_path):
     monkeypatch.setattr("jaxblt.run.load", lambda run_dir, *, step=None, weights=None: runs["bytes"])
     bases = "".join("ACGT"[i] for i in np.random.default_rng(0).integers(0, 4, 200))
     Path("genome.fa").write_text(f">one\n{bases}\n")
+    Path("genes.fa").write_text("".join(f">{i}\n{bases[i * 20 : i * 20 + 60]}\n" for i in range(7)))
     Path("calls.vcf").write_text(f"one\t100\trs1\t{bases[99]}\t{bases[99]}A\n")
 
 
@@ -26,7 +27,7 @@ def here(runs, monkeypatch, tmp_path):
 def test_examples_run(here):
     namespace = {"jaxblt": jaxblt}
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    assert len(examples) == 6
+    assert len(examples) == 7
     for example in examples:
         exec(compile(example, "answers.md", "exec"), namespace)
     assert all(Path(name).stat().st_size for name in ("scores.tsv", "states.npz", "effects.tsv"))

@@ -47,13 +47,15 @@ def counted(records, config):
             for k in range(1, config.longest + 1)
             for i in range(len(s) - k + 1)
         )
-        rows.append([found[word] for word in columns])
+        placed = [one[t : t + 1].decode() == x for t in range(config.places) for x in letters]
+        rows.append([*(found[word] for word in columns), *placed])
     return np.array(rows, np.float32)
 
 
-@pytest.mark.parametrize("both_strands", [False, True])
-def test_words_are_counted_and_weighed_as_written_out(both_strands):
-    config = WordsConfig(longest=3, both_strands=both_strands)
+@pytest.mark.parametrize(("both_strands", "places"), [(False, 0), (True, 0), (False, 12)])
+def test_words_are_counted_and_weighed_as_written_out(both_strands, places):
+    """Places are counted from a record's first byte, and a letter that is none leaves its place empty."""
+    config = WordsConfig(longest=3, both_strands=both_strands, places=places)
     ids, segments = rows_of(RECORDS)
     found = jax.jit(lambda *of: count_words(ids, content(*of), config))(ids, segments)
     wanted = counted(RECORDS, config)
@@ -112,7 +114,11 @@ def test_words_are_dropped_by_whole_rows():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"longest": 11}, "longest = 11 makes 5,592,404 words of dna, and 1,048,576 are the most: lower it"),
+        (
+            {"longest": 11},
+            "longest = 11 and places = 0 make 5,592,404 features of dna, and 1,048,576 are the most: lower them",
+        ),
+        ({"places": 9, "both_strands": True}, "places = 9 are of one strand, and both_strands is True"),
         (
             {"letters": "protein", "longest": 2, "both_strands": True},
             "both_strands is of DNA, and letters = 'prot",

@@ -73,8 +73,8 @@ def test_the_recipe_follows_from_base_and_data(run):
     assert (recipe.model.head.outputs, recipe.model.head.pool) == (2, "max")
     assert recipe.init_from == BASE_RUN
     assert recipe.optimizer.warmup_steps == 20
-    assert recipe.model.head.words == WordsConfig("dna", 6, dropout=0.5)
-    assert recipe.optimizer.rates == (("label_head/*words/outputs/*", 0.1),)
+    assert recipe.model.head.words == WordsConfig("dna", 6)
+    assert recipe.optimizer.rates == (("label_head/*words/outputs/*", 0.0),)
 
 
 def test_it_starts_as_the_regression_on_words_and_is_told_beside_baselines(run, capsys):

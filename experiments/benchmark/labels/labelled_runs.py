@@ -90,12 +90,12 @@ def score_start(data: "LabelledDataConfig") -> dict[str, Any]:
     """Return the figures of the regression on words that a fine-tuned model starts as, model "start"."""
     from jaxblt.evaluation.label_baselines import score_classes
     from jaxblt.training.finetune import words_of
-    from jaxblt.training.start.word_regression import choose, read_words
+    from jaxblt.training.start.word_regression import choose_features, read_words
 
     begun, words = time.perf_counter(), words_of(data)
     assert words is not None
     _, parts = read_words(data, words, ("train", "validation", "test"))
-    fitted = choose(parts["train"], parts["validation"], len(data.classes))
+    fitted = choose_features(parts["train"], parts["validation"], words, len(data.classes))
     x, y = parts["test"]
     found = score_classes(x @ fitted.kernel + fitted.bias, y)
     return {
@@ -103,8 +103,20 @@ def score_start(data: "LabelledDataConfig") -> dict[str, Any]:
         "seed": data.seed,
         **found,
         "k": words.longest,
+        "places": words.places,
         "seconds": time.perf_counter() - begun,
     }
+
+
+def with_trained_words(recipe: "Recipe", *, rate: float = 0.1, dropout: float = 0.5) -> "Recipe":
+    """Return a fine-tuning recipe whose fitted words are trained too, and left out of a share of the rows."""
+    from jaxblt.models.labeller import HEAD
+
+    head = replace(recipe.model.head, words=replace(recipe.model.head.words, dropout=dropout))
+    kept = tuple(pair for pair in recipe.optimizer.rates if not pair[0].startswith(f"{HEAD}/*words"))
+    optimizer = replace(recipe.optimizer, rates=(*kept, (f"{HEAD}/*words/outputs/*", rate)))
+    model = replace(recipe.model, head=head)
+    return replace(recipe, name="trained_words", model=model, optimizer=optimizer)
 
 
 def word_parameters(recipe: "Recipe") -> int:

@@ -15,6 +15,7 @@ from experiments.benchmark.labels.labelled_runs import (
     seeds_of,
     train,
     train_config,
+    with_trained_words,
     word_parameters,
     write_records,
 )
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 FIGURES = ("accuracy", "mcc", "f1", "auroc", "auprc")
 RATES = {"finetuned": 3e-4, "probe": 1e-2, "cnn": 1e-3}
 """Peak learning rates."""
-MODELS = ("markov", "nearest", "kmers", "start", *RATES)
+MODELS = ("markov", "nearest", "kmers", "start", "finetuned", "trained_words", "probe", "cnn")
 SHARE = 0.001
 """One common 21-mer links two sequences: they are stretches of one genome, and many overlap."""
 LONGEST = (3, 4, 5, 6)
@@ -120,7 +121,7 @@ def write_table(
 def networks(
     base_run: str, data: "LabelledDataConfig", *, seed: int, steps: int, pool: Any, layer_decay: float
 ) -> dict[str, "Recipe"]:
-    """Return recipes of the fine-tuned run, of the probe that trains only a head, and of the CNN."""
+    """Return recipes of the run fine-tuned with fitted words kept, or trained, of a probe of its states, and a CNN."""
     import jaxblt
     from experiments.benchmark.labels.cnn import equal_size
     from jaxblt.training.finetune import finetune_recipe
@@ -153,4 +154,4 @@ def networks(
         optimizer=optimizers["cnn"],
         train=train,
     )
-    return {"finetuned": tuned, "probe": probe, "cnn": cnn}
+    return {"finetuned": tuned, "trained_words": with_trained_words(tuned), "probe": probe, "cnn": cnn}

@@ -6,6 +6,7 @@ from jaxblt.data.sources.bed import BedInterval, BedSource, open_bed, read_bed
 from jaxblt.data.sources.fasta import FastaSource, fetch
 from jaxblt.data.sources.fasta_text import parse_fasta
 from jaxblt.data.sources.files import EmptyFileWarning
+from jaxblt.data.sources.gff import open_regions, read_regions
 from jaxblt.data.sources.jsonl import JsonlSource
 from jaxblt.data.sources.regions import Regions, whole
 from jaxblt.data.sources.reverse import ReverseComplement, reverse_complement
@@ -26,9 +27,11 @@ __all__ = [
     "document_ends",
     "fetch",
     "open_bed",
+    "open_regions",
     "parse_fasta",
     "read_bed",
     "read_document",
+    "read_regions",
     "reverse_complement",
     "whole",
 ]

@@ -249,7 +249,8 @@ class MultiTask(TaskScores):
 
     Attributes:
       tasks: with their weights.
-      weighting: "fixed" takes the weights; "uncertainty" learns them, see `TaskScores`.
+      weighting: "fixed" takes the weights; "uncertainty" learns them; "gradnorm" and "dwa" move them by how gradients
+        or losses go, see `TaskScores`.
     """
 
     tasks: tuple[TaskLoss, ...]
@@ -265,9 +266,9 @@ class MultiTask(TaskScores):
             )
         if not any(weights.values()):
             raise ValueError(f"every task of MultiTask.tasks has weight 0, got {weights}: raise one")
-        if self.weighting == "uncertainty" and any(weight != 1 for weight in weights.values()):
+        if self.weighting != "fixed" and any(weight != 1 for weight in weights.values()):
             raise ValueError(
-                f"weighting 'uncertainty' learns the weights of tasks, and they are given as {weights}: leave the "
+                f"weighting {self.weighting!r} learns the weights of tasks, and they are given as {weights}: leave the "
                 "weights out, or set weighting to 'fixed'"
             )
         if other := [t.name for t in self.tasks if t.objective.causal != self.causal]:
@@ -276,11 +277,17 @@ class MultiTask(TaskScores):
     def check(self, recipe: Any) -> None:
         """Check that each task has labels and a head, and that what the objective learns of tasks the heads learn."""
         check_task_names(recipe)
-        learned = getattr(getattr(recipe.model, "head", None), "uncertainty", False)
+        head = getattr(recipe.model, "head", None)
+        learned, balance = getattr(head, "uncertainty", False), getattr(head, "balance", None)
         if learned != (self.weighting == "uncertainty"):
             raise ValueError(
                 f"objective.weighting is {self.weighting!r} and model.head.uncertainty is {learned}: only "
                 "'uncertainty' and True go together"
+            )
+        if balance != (self.weighting if self.weighting in ("gradnorm", "dwa") else None):
+            raise ValueError(
+                f"objective.weighting is {self.weighting!r} and model.head.balance is {balance!r}: set both to "
+                "'gradnorm' or 'dwa', or balance to None"
             )
         check_answers(recipe)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -11,7 +12,7 @@ from jaxblt.data.batch import Batch
 from jaxblt.models.task_heads import TaskAnswers
 from jaxblt.training.objectives.label_scores import LabelScores, NumberScores, Sums, filled
 
-Weighting = Literal["fixed", "uncertainty"]
+Weighting = Literal["fixed", "uncertainty", "gradnorm", "dwa"]
 
 
 @runtime_checkable
@@ -36,8 +37,10 @@ class TaskScores:
     (Kendall, Gal and Cipolla, 1705.07115, sec. 3.2): loss = Σ (a_i exp(-s_i) L_i + s_i / 2), with a_i = 1 for classes
     and 1/2 for numbers. A task without a label in the batch adds nothing, its s_i / 2 included.
 
+    "gradnorm" and "dwa" give loss = Σ w_i L_i with weights that `jaxblt.training.objectives.balance` moves.
+
     To its task a row without a label is a row that holds nothing. Figures are those of the tasks' own objectives, as
-    "task/figure". Of "uncertainty" there is also "task/weight", a_i exp(-s_i).
+    "task/figure". There is also "task/weight" where weights are not fixed, a_i exp(-s_i) or w_i.
     """
 
     tasks: tuple[Any, ...]
@@ -76,7 +79,7 @@ class TaskScores:
     def sums(self, logits: TaskAnswers, batch: Batch) -> Sums:
         """Return each task's sums with "task/" in front, "loss" over rows with the batch's weights, rows as "weight".
 
-        With uncertainty "task/log_variance" is s_i times the rows.
+        With uncertainty "task/log_variance" is s_i times the rows, with a balance "task/balance" w_i times the rows.
         """
         assert batch.label_weights is not None
         rows, total = self.weight(batch), jnp.float32(0)
@@ -89,6 +92,9 @@ class TaskScores:
                 s = logits.log_variances[task.name]
                 losses = jnp.float32(share(task)) * jnp.exp(-s) * losses + s / 2
                 own["log_variance"] = s * rows
+            if logits.weights is not None:
+                w = logits.weights[task.name]
+                losses, own["balance"] = w * losses, jax.lax.stop_gradient(w) * rows
             total = total + jnp.sum(losses * batch.label_weights[task.name])
             found |= {f"{task.name}/{name}": value for name, value in own.items()}
         return {"loss": total, "weight": rows, **found}
@@ -107,6 +113,9 @@ class TaskScores:
                 s = own["log_variance"] / sums["weight"]
                 figures["weight"] = share(task) * xp.exp(-s)
                 term = figures["weight"] * figures["loss"] + s / 2
+            if "balance" in own:
+                figures["weight"] = own["balance"] / sums["weight"]
+                term = figures["weight"] * figures["loss"]
             loss = loss + xp.where(own["weight"] > 0, term, 0)
             found |= {f"{task.name}/{name}": value for name, value in figures.items()}
         return {"loss": loss, **found}

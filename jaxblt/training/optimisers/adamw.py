@@ -29,7 +29,8 @@ class OptimizerConfig(ScheduleConfig, ABC):
       clip_norm: the gradient's global norm is cut to this; None for no clipping.
       layer_decay: factor of the learning rate from a block to the one below, see `depth_scales`; 1 for one rate.
       rates: (pattern, factor) pairs: factors of the learning rate of parameters whose paths match, such as
-        ("*/router/*", 2.0) for those of an adapter's router. Of several that match, their product.
+        ("*/router/*", 2.0) for those of an adapter's router; 0 keeps what is new in a run as it begins (`Recipe.freeze`
+        spares the gradients of what is not). Of several that match, their product.
     """
 
     weight_decay: float = 0.1
@@ -45,10 +46,10 @@ class OptimizerConfig(ScheduleConfig, ABC):
         self._check_read("decay_embeddings", "weight_decay above 0", self.weight_decay > 0)
         check_bounds(self, "layer_decay", above=0, most=1, why=": it is a factor, 1 for one rate")
         for pattern, factor in self.rates:
-            if factor <= 0:
+            if factor < 0:
                 raise ValueError(
-                    f"{type(self).__name__}.rates: the factor of {(pattern, factor)} must be above 0: Recipe.freeze "
-                    "keeps parameters as they are"
+                    f"{type(self).__name__}.rates: the factor of {(pattern, factor)} must be at least 0, which keeps "
+                    "parameters as they are: set it so"
                 )
 
     @abstractmethod

@@ -25,6 +25,7 @@ from jaxblt.parallel.sequence import SEQ_AXIS
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
 from jaxblt.training.metrics import Metrics
+from jaxblt.training.objectives.balance import balanced
 from jaxblt.training.objectives.reference import Reference
 from jaxblt.training.optimisers.adamw import make_optimizer
 from jaxblt.training.optimisers.schedule import make_schedule
@@ -147,6 +148,9 @@ def make_setup(
     boxed = trained_part(recipe, whole)
     stacks = getattr(task.model, "stacks", {})
     optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed, stacks)
+    balance = getattr(getattr(recipe.model, "head", None), "balance", None)
+    if balance is not None:
+        optimizer = balanced(optimizer, balance)
     if recipe.hybrid is not None and recipe.hybrid.draws_older:
         optimizer = keep_routers(optimizer, recipe.hybrid.policy.refresh)
     schedule = make_schedule(recipe.optimizer, recipe.train.steps)

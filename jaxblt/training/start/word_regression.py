@@ -25,8 +25,12 @@ from jaxblt.models.word_features import WordsConfig, count_words, weigh_words
 from jaxblt.training.objectives.objectives import Classify, MultiTask, Regress
 from jaxblt.training.recipe import Recipe
 
-STRENGTHS = (100.0, 10.0, 1.0, 0.1)
-"""Inverse weights of the penalty; validation ends the search at the first that is worse than the one before."""
+STRENGTHS = (0.1, 1.0, 10.0, 100.0)
+"""Inverse weights of the penalty; validation ends the search at the first that is worse than the one before.
+
+The strongest penalty comes first: a fit begins where the one before ended, and one without a penalty is slow and ends
+early, so that the next one would begin badly.
+"""
 MOST_ITERATIONS = 200
 PRECISION = 1e-3
 """Relative gain of an iteration below which a fit ends: training goes on from there."""
@@ -61,7 +65,7 @@ def with_words(recipe: Recipe, params: Any) -> Any:
             {"center": objective.center, "scale": objective.scale} if isinstance(objective, Regress) else {}
         )
         rarity, parts = read_words(recipe.data, config.words, ("train", "validation"), task=task, **options)
-        found = choose(parts["train"], parts["validation"], config.outputs)
+        found = choose_features(parts["train"], parts["validation"], config.words, config.outputs)
         fitted = {("rarity",): rarity, ("outputs", "kernel"): found.kernel, ("outputs", "bias"): found.bias}
         for name, value in fitted.items():
             old = flat[*path, "words", *name]
@@ -128,6 +132,22 @@ def _counted(data: LabelledDataConfig, split: SplitName, config: WordsConfig, ta
         rows.append(csr_matrix(np.asarray(count(batch.inputs, batch.segment_ids))[kept]))
         labels.append(asked[kept])
     return Examples(vstack(rows, "csr"), np.concatenate(labels))
+
+
+def choose_features(train: Examples, validation: Examples, config: WordsConfig, outputs: int) -> Regression:
+    """Return the better regression on validation: on words alone, or on words and letters at places.
+
+    Records that are of one length without being aligned are then no worse off with places.
+    """
+    found = choose(train, validation, outputs)
+    if not config.places:
+        return found
+    shown, held = (Examples(part.x[:, : config.words], part.y) for part in (train, validation))
+    plain = choose(shown, held, outputs)
+    if loss(validation.x, validation.y, found) <= loss(held.x, held.y, plain):
+        return found
+    rest = np.zeros((config.size - config.words, outputs), plain.kernel.dtype)
+    return Regression(np.concatenate([plain.kernel, rest]), plain.bias)
 
 
 def choose(train: Examples, validation: Examples, outputs: int) -> Regression:

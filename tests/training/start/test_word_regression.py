@@ -4,7 +4,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
-from jaxblt.training.start.word_regression import Examples, choose, fit, loss
+from jaxblt.models import WordsConfig
+from jaxblt.training.start.word_regression import Examples, choose, choose_features, fit, loss
 
 RNG = np.random.default_rng(0)
 X = csr_matrix(RNG.random((60, 8)) * (RNG.random((60, 8)) < 0.5), dtype=np.float32)
@@ -34,3 +35,21 @@ def test_validation_chooses_the_penalty():
     free = choose(told, told, 2)
     assert np.abs(tied.kernel).max() < 0.1 * np.abs(free.kernel).max()
     assert loss(X, told.y, free) < 0.2
+
+
+def test_validation_chooses_whether_letters_at_places_count():
+    """Places that tell nothing are left out: their kernel is 0, and the answer that of words alone."""
+    config = WordsConfig(longest=1, places=1)  # four words, then four letters at the first place
+    word, place = X[:, 0].toarray()[:, 0] > 0.3, X[:, 5].toarray()[:, 0] > 0.3
+    rest = RNG.integers(0, 2, 60)
+    of_place = choose_features(
+        Examples(X, place.astype(np.int64)), Examples(X, place.astype(np.int64)), config, 2
+    )
+    assert loss(X, place.astype(np.int64), of_place) < 0.3
+    noisy = csr_matrix(np.concatenate([X[:, :4].toarray(), RNG.random((60, 4)) * 9], 1), dtype=np.float32)
+    shuffled = csr_matrix(np.concatenate([X[:, :4].toarray(), RNG.random((60, 4)) * 9], 1), dtype=np.float32)
+    y = np.where(RNG.random(60) < 0.2, rest, word).astype(np.int64)
+    of_words = choose_features(Examples(noisy, y), Examples(shuffled, word.astype(np.int64)), config, 2)
+    assert not np.any(of_words.kernel[4:])
+    plain = choose(Examples(noisy[:, :4], y), Examples(shuffled[:, :4], word.astype(np.int64)), 2)
+    np.testing.assert_array_equal(of_words.kernel[:4], plain.kernel)

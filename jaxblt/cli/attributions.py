@@ -1,0 +1,93 @@
+"""`jaxblt attributions`: which bytes a run's answers rest on, as a table, a track, motifs and a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxblt.answers.attributions import Method
+from jaxblt.answers.score import BATCH_SIZE
+from jaxblt.cli.mesh import asked_mesh
+from jaxblt.cli.parsing import parse
+from jaxblt.cli.reports import check_reports, open_sequences, save_picture
+from jaxblt.training.state import Step, Weights
+from jaxblt.training.stored.resolved import run_files
+
+
+def attributions(
+    run_dir: Path,
+    file: Path,
+    /,
+    *,
+    out: Path,
+    regions: Path | None = None,
+    feature: str | None = None,
+    track: Path | None = None,
+    motifs: Path | None = None,
+    motif_width: int = 10,
+    both_strands: bool = False,
+    picture: Path | None = None,
+    method: Method = "gradient",
+    steps: int = 32,
+    label: str | None = None,
+    batch_size: int = BATCH_SIZE,
+    as_trained: bool = True,
+    mesh: str | None = None,
+    overwrite: bool = False,
+    step: Step | None = None,
+    weights: Weights | None = None,
+) -> str:
+    """Write what each byte adds to its record's answer, as tab-separated values.
+
+    Args:
+      run_dir: folder of a run that predicts the next byte, or was fine-tuned on one class or number of each record.
+      file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
+      out: file to write, with columns name, position, byte and attribution.
+      regions: BED, GFF or GTF file of regions of FILE that are read as records.
+      feature: of GFF and GTF, the lines that count, such as "gene".
+      track: file to write the attributions into for a genome browser, .bedgraph or .bw.
+      motifs: file to write the motifs of windows with high attributions into, in MEME format.
+      motif_width: letters of a motif of DNA.
+      both_strands: sites of motifs lie on either strand.
+      picture: file to draw the first record into, .png, .svg or .pdf.
+      method: gradient times input ("gradient"), or integrated gradients ("integrated").
+      steps: of an integral.
+      label: of a run on classes, the class that is explained; by default what the run calls each record.
+      batch_size: rows that are read at once.
+      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
+      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
+      overwrite: replace files that are there.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+
+    Returns:
+      A line that says what was written.
+    """
+    from jaxblt.answers.reports.motifs import find_motifs, write_meme
+    from jaxblt.answers.reports.tracks import write_track
+    from jaxblt.run import load
+
+    written = {"--out": out, "--track": track, "--motifs": motifs, "--picture": picture}
+    check_reports(written, inputs=(file, regions, *run_files(run_dir)), overwrite=overwrite)
+    source = open_sequences(file, regions, feature, as_genome=track is not None)
+    options = {"steps": steps, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
+    run = load(run_dir, step=step, weights=weights)
+    found = run.attributions(source, method=method, label=label, **options)
+    found.to_tsv(out)
+    told = [str(out)]
+    if track is not None:
+        write_track(track, source, found.values)
+        told.append(str(track))
+    if motifs is not None:
+        held = find_motifs(found.sequences, found.values, width=motif_width, both_strands=both_strands)
+        write_meme(motifs, held)
+        told.append(f"{motifs} ({', '.join(m.consensus for m in held)})")
+    if picture is not None:
+        from jaxblt.answers.reports.pictures import plot_attributions
+
+        save_picture(plot_attributions(found), picture)
+        told.append(str(picture))
+    return f"{len(found)} records, {sum(map(len, found.sequences)):,} bytes, in {', '.join(told)}"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, answer, and print what was written."""
+    print(parse(attributions, argv, prog="jaxblt attributions"))
