@@ -39,6 +39,7 @@ HEAD_DROPOUT = 0.3
 def families(
     file: Annotated[str, tyro.conf.Positional],
     out: str,
+    base_run: str | None = None,
     work: str = "runs/benchmark/families",
     level: Literal["fold", "superfamily", "family"] = "superfamily",
     members: int = 30,
@@ -58,11 +59,13 @@ def families(
     The sequences are SCOPe domains (Fox, Brenner and Chandonia 2014, Nucleic Acids Res. 42:D304) whose FASTA headers
     say class.fold.superfamily.family behind the name. A seed picks the split (80/10/10, by groups of near-copies),
     parameters and order. A base learns hidden residues of all domains of the file outside of validation and test; the
-    same model is also trained without it. Networks are scored at their best validation accuracy.
+    same model is also trained without it. Networks are scored at their best validation accuracy. With a run of one's
+    own to start from, that alone is fine-tuned and scored.
 
     Args:
       file: FASTA, may end in `.gz` or `.xz`.
       out: file for the figures as JSON, written anew after each model.
+      base_run: run to start from, such as `proteins`, instead of the base.
       work: folder for tables and runs; it must be new.
       level: what a class is.
       members: the fewest domains of a class.
@@ -88,14 +91,20 @@ def families(
         "steps": steps,
     }
     settings |= {"batch_size": batch_size, "dim": dim, "layers": layers, "dtype": dtype, "kmer": kmer}
-    settings |= {"split": "groups", "group_share": SHARE}
+    settings |= {"split": "groups", "group_share": SHARE} | ({"base_run": base_run} if base_run else {})
     figures: dict[str, Any] = {"settings": settings, "records": table}
     figures["runs"] = earlier_runs(out, figures, chosen)
     for seed in chosen:
         data = data_of(root / "records.csv", seed, batch_size, group_share=SHARE, buckets=BUCKETS)
-        base = pretrain(data, Path(file), root / f"base_{seed}", byte_model(dim, layers), base_steps, dtype)
-        figures["runs"] += score_baselines(data, (kmer,))
-        for name, recipe in networks(base, data, steps=steps).items():
+        if base_run:
+            recipes = {"finetuned": tuned(base_run, data, steps=steps)}
+        else:
+            base = pretrain(
+                data, Path(file), root / f"base_{seed}", byte_model(dim, layers), base_steps, dtype
+            )
+            figures["runs"] += score_baselines(data, (kmer,))
+            recipes = networks(base, data, steps=steps)
+        for name, recipe in recipes.items():
             found = train(recipe, root / f"{name}_{seed}", FIGURES)
             figures["runs"].append({"model": name, "seed": seed, **found})
             figures["wins"] = count_wins(figures["runs"], "finetuned", MODELS, "accuracy")
@@ -176,28 +185,33 @@ def pretrain(
     return run_dir
 
 
+def tuned(base: str | Path, data: "LabelledDataConfig", *, steps: int) -> "Recipe":
+    """Return the recipe of the model that starts from a run."""
+    from jaxblt.training.finetune import finetune_recipe
+    from jaxblt.training.optimisers.adamw import AdamWConfig
+    from jaxblt.training.stored.resolved import read_resolved
+
+    optimizer = AdamWConfig(learning_rate=RATES["finetuned"], warmup_steps=steps // 10)
+    train = train_config(steps, data.seed, read_resolved(base).recipe.train.dtype)
+    return finetune_recipe(
+        base, data, name="finetuned", dropout=HEAD_DROPOUT, train=train, optimizer=optimizer
+    )
+
+
 def networks(base: Path, data: "LabelledDataConfig", *, steps: int) -> dict[str, "Recipe"]:
     """Return recipes of the model that starts from the base, of the same from nothing, and of a CNN of its size."""
     import jaxblt
     from experiments.benchmark.labels.cnn import equal_size
-    from jaxblt.training.finetune import finetune_recipe
     from jaxblt.training.flops import count_params
-    from jaxblt.training.optimisers.adamw import AdamWConfig
 
-    run = jaxblt.load(base)
-    train = train_config(steps, data.seed, run.recipe.train.dtype)
-    optimizers = {
-        name: AdamWConfig(learning_rate=rate, warmup_steps=steps // 10) for name, rate in RATES.items()
-    }
-    tuned = finetune_recipe(
-        base, data, name="finetuned", dropout=HEAD_DROPOUT, train=train, optimizer=optimizers["finetuned"]
-    )
-    alone = replace(tuned, name="bytes", init_from=None, fresh=(), optimizer=optimizers["bytes"])
+    found, run = tuned(base, data, steps=steps), jaxblt.load(base)
+    rates = {name: replace(found.optimizer, learning_rate=RATES[name]) for name in ("bytes", "cnn")}
+    alone = replace(found, name="bytes", init_from=None, fresh=(), optimizer=rates["bytes"])
     cnn = replace(
-        equal_size(count_params(run.params)[1] + word_parameters(tuned), len(data.classes)), causal=False
+        equal_size(count_params(run.params)[1] + word_parameters(found), len(data.classes)), causal=False
     )
-    plain = replace(alone, name="cnn", model=cnn, optimizer=optimizers["cnn"])
-    return {"finetuned": tuned, "bytes": alone, "cnn": plain}
+    plain = replace(alone, name="cnn", model=cnn, optimizer=rates["cnn"])
+    return {"finetuned": found, "bytes": alone, "cnn": plain}
 
 
 def byte_model(dim: int, layers: int) -> Any:
