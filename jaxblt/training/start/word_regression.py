@@ -32,8 +32,12 @@ The strongest penalty comes first: a fit begins where the one before ended, and 
 early, so that the next one would begin badly.
 """
 MOST_ITERATIONS = 200
-PRECISION = 1e-3
-"""Relative gain of an iteration below which a fit ends: training goes on from there."""
+PRECISION = {"classes": 1e-3, "numbers": 1e-5}
+"""Relative gain of an iteration below which a fit ends.
+
+Most of the loss of numbers stays whatever is fitted: a fit of them would end at once by the gain that ends one of
+classes.
+"""
 
 
 class Examples(NamedTuple):
@@ -153,8 +157,9 @@ def choose_features(train: Examples, validation: Examples, config: WordsConfig, 
 def choose(train: Examples, validation: Examples, outputs: int) -> Regression:
     """Return the regression whose loss on validation is the least, of several penalties."""
     best, least = None, np.inf
+    precision = PRECISION["numbers" if outputs == 1 else "classes"]
     for strength in STRENGTHS:
-        found = fit(train.x, train.y, outputs, strength, start=best)
+        found = fit(train.x, train.y, outputs, strength, start=best, precision=precision)
         if (error := loss(validation.x, validation.y, found)) > least:
             break
         best, least = found, error
@@ -169,7 +174,7 @@ def fit(
     strength: float,
     *,
     start: Regression | None = None,
-    precision: float = PRECISION,
+    precision: float = PRECISION["classes"],
 ) -> Regression:
     """Return the regression with the least Σ ℓ + |W|² / (2 strength), by L-BFGS.
 

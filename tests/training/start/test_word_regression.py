@@ -1,6 +1,7 @@
 """The regression that a head starts as: scikit-learn's optimum, ridge by its normal equations."""
 
 import numpy as np
+import pytest
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
@@ -53,3 +54,13 @@ def test_validation_chooses_whether_letters_at_places_count():
     assert not np.any(of_words.kernel[4:])
     plain = choose(Examples(noisy[:, :4], y), Examples(shuffled[:, :4], word.astype(np.int64)), 2)
     np.testing.assert_array_equal(of_words.kernel[:4], plain.kernel)
+
+
+def test_numbers_are_fitted_to_the_end():
+    """Wherever all features are small an iteration gains little of the loss, which once ended the fit."""
+    x = csr_matrix(RNG.random((200, 40)) * np.geomspace(1, 1e-2, 40), dtype=np.float32)
+    y = (x @ RNG.normal(size=40) + x[:, 30:] @ RNG.normal(size=10) * 100 + RNG.normal(size=200)).astype(float)
+    y = (y - y.mean()) / y.std()
+    part = Examples(x, y)
+    found, wanted = choose(part, part, 1), fit(x, y, 1, 100.0, precision=1e-9)
+    assert loss(x, y, found) == pytest.approx(loss(x, y, wanted), rel=1e-2)
