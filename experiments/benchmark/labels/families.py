@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jaxblt.data.labelled import LabelledDataConfig
     from jaxblt.training.recipe import Recipe
 
+Arm = Literal["simple", "finetuned", "bytes", "cnn"]
 FIGURES = ("accuracy", "mcc", "f1")
 RATES = {"base": 1e-3, "finetuned": 5e-4, "bytes": 1e-3, "cnn": 1e-3}
 """Peak learning rates of the masked base, of the model that starts from it, and of those that start from nothing."""
@@ -40,6 +41,7 @@ def families(
     file: Annotated[str, tyro.conf.Positional],
     out: str,
     base_run: str | None = None,
+    arms: tuple[Arm, ...] = ("simple", "finetuned", "bytes", "cnn"),
     work: str = "runs/benchmark/families",
     level: Literal["fold", "superfamily", "family"] = "superfamily",
     members: int = 30,
@@ -59,13 +61,14 @@ def families(
     The sequences are SCOPe domains (Fox, Brenner and Chandonia 2014, Nucleic Acids Res. 42:D304) whose FASTA headers
     say class.fold.superfamily.family behind the name. A seed picks the split (80/10/10, by groups of near-copies),
     parameters and order. A base learns hidden residues of all domains of the file outside of validation and test; the
-    same model is also trained without it. Networks are scored at their best validation accuracy. With a run of one's
-    own to start from, that alone is fine-tuned and scored.
+    same model is also trained without it. Networks are scored at their best validation accuracy. With a run to start
+    from, no base is trained.
 
     Args:
       file: FASTA, may end in `.gz` or `.xz`.
       out: file for the figures as JSON, written anew after each model.
       base_run: run to start from, such as `proteins`, instead of the base.
+      arms: simple models, and networks.
       work: folder for tables and runs; it must be new.
       level: what a class is.
       members: the fewest domains of a class.
@@ -94,17 +97,20 @@ def families(
     settings |= {"split": "groups", "group_share": SHARE} | ({"base_run": base_run} if base_run else {})
     figures: dict[str, Any] = {"settings": settings, "records": table}
     figures["runs"] = earlier_runs(out, figures, chosen)
+
+    def networks_of(data: "LabelledDataConfig", seed: int) -> dict[str, "Recipe"]:
+        if set(arms) == {"simple"}:
+            return {}
+        model = byte_model(dim, layers)
+        base = base_run or pretrain(data, Path(file), root / f"base_{seed}", model, base_steps, dtype)
+        return {name: made for name, made in networks(base, data, steps=steps).items() if name in arms}
+
     for seed in chosen:
         data = data_of(root / "records.csv", seed, batch_size, group_share=SHARE, buckets=BUCKETS)
-        if base_run:
-            recipes = {"finetuned": tuned(base_run, data, steps=steps)}
-        else:
-            base = pretrain(
-                data, Path(file), root / f"base_{seed}", byte_model(dim, layers), base_steps, dtype
-            )
+        if "simple" in arms:
             figures["runs"] += score_baselines(data, (kmer,))
-            recipes = networks(base, data, steps=steps)
-        for name, recipe in recipes.items():
+            save("families", out, figures)
+        for name, recipe in networks_of(data, seed).items():
             found = train(recipe, root / f"{name}_{seed}", FIGURES)
             figures["runs"].append({"model": name, "seed": seed, **found})
             figures["wins"] = count_wins(figures["runs"], "finetuned", MODELS, "accuracy")
@@ -198,7 +204,7 @@ def tuned(base: str | Path, data: "LabelledDataConfig", *, steps: int) -> "Recip
     )
 
 
-def networks(base: Path, data: "LabelledDataConfig", *, steps: int) -> dict[str, "Recipe"]:
+def networks(base: str | Path, data: "LabelledDataConfig", *, steps: int) -> dict[str, "Recipe"]:
     """Return recipes of the model that starts from the base, of the same from nothing, and of a CNN of its size."""
     import jaxblt
     from experiments.benchmark.labels.cnn import equal_size
