@@ -11,6 +11,7 @@ from jaxblt import boxed, recipes
 from jaxblt.cli.main import main
 from jaxblt.training.stored.resolved import learned_changes, read_resolved
 
+PHASED = "order-5 counts of each place in the codon"
 TEXT = b"It was a dark evening, and the old gentleman had gone to his room without a word to anybody."
 
 
@@ -28,6 +29,36 @@ def test_english_knows_english(cache):
     mixed = bytes(np.random.default_rng(0).permutation(np.frombuffer(TEXT, np.uint8)))
     bits = -run.score([TEXT, mixed]).log_likelihood / np.log(2) / len(TEXT)
     assert bits[0] < 2.5 < 4 < bits[1]
+
+
+def test_genes_and_proteins_know_their_letters(cache):
+    """A reading frame is likelier than the same codons with one base moved to the end, a protein than its mirror."""
+    protein = b"MSKIIGIDLGTTNSCVAVMEGGEPKVIENAEGARTTPSVVAFTKDGERLVGQPAKRQAVTNPENTIFSVKRLIGR"
+    gene = b"".join(
+        {
+            b"M": b"ATG",
+            b"S": b"AGC",
+            b"K": b"AAA",
+            b"I": b"ATT",
+            b"G": b"GGC",
+            b"D": b"GAT",
+            b"L": b"CTG",
+            b"T": b"ACC",
+            b"N": b"AAC",
+            b"C": b"TGC",
+            b"V": b"GTG",
+            b"A": b"GCG",
+            b"E": b"GAA",
+            b"P": b"CCG",
+            b"R": b"CGT",
+            b"F": b"TTT",
+            b"Q": b"CAG",
+        }[bytes([letter])]
+        for letter in protein
+    )
+    for name, whole, other in (("genes", gene, gene[1:] + gene[:1]), ("proteins", protein, protein[::-1])):
+        likely, unlikely = jaxblt.load(name).score([whole, other]).log_likelihood
+        assert likely > unlikely + 10
 
 
 def test_an_archive_that_changed_is_refused(cache, monkeypatch, tmp_path):
@@ -50,22 +81,39 @@ def test_a_folder_of_that_name_goes_first(monkeypatch, tmp_path):
         jaxblt.load("english")
 
 
-def test_its_recipe_is_the_one_that_trained_it(cache):
+CALIBRATED = {"entropy_model", "patcher.threshold", "patcher.margin", "patcher.capacity"}
+
+
+@pytest.mark.parametrize(
+    ("name", "learned"), [("english", CALIBRATED), ("genes", set()), ("proteins", set())]
+)
+def test_a_run_is_of_the_recipe_of_its_name(cache, name, learned):
     """All but what was calibrated, and the entropy model that the recipe names by its run."""
-    changed = learned_changes(read_resolved("english").recipe, recipes.get("english"))
-    names = {change.partition(":")[0].removeprefix("recipe.") for change in changed}
-    assert names == {"entropy_model", "patcher.threshold", "patcher.margin", "patcher.capacity"}
+    changed = learned_changes(read_resolved(name).recipe, recipes.get(name))
+    assert {change.partition(":")[0].removeprefix("recipe.") for change in changed} == learned
 
 
-def test_its_figures_are_those_of_the_record():
+def test_figures_are_those_of_the_record():
     record = Path(__file__).parents[1] / "experiments" / "results"
-    scored, books = (
-        json.loads((record / f"{name}.json").read_text()) for name in ("boxed_run", "books_baselines")
+    names = ("boxed_run", "books_baselines", "reading_frames", "boxed_run_proteins", "proteins_baselines")
+    english, books, genes, proteins, counts = (
+        json.loads((record / f"{name}.json").read_text()) for name in names
     )
-    counts = (books["bits_per_byte"][name] for name in ("order-5 bytes", "bzip2", "xz"))
-    told = boxed.boxed()[scored["run"]]["figures"]
-    assert [bits for _, bits in told] == [round(bits, 3) for bits in (scored["bits_per_byte"], *counts)]
-    assert f"{scored['bytes'] / 1000:.0f} KB" in told[0][0]
+    expected = {
+        "english": [
+            english["bits_per_byte"],
+            *(books["bits_per_byte"][n] for n in ("order-5 bytes", "bzip2", "xz")),
+        ],
+        "genes": [
+            *(genes["bits_per_base"][n] for n in ("genes", PHASED, "order-8 counts", "order-5 counts")),
+            *(genes["open_frames"][n] for n in ("genes", PHASED, "order-5 counts")),
+        ],
+        "proteins": [proteins["bits_per_byte"], counts["bits_per_byte"]["order-2 bytes"]],
+    }
+    for name, figures in expected.items():
+        told = boxed.boxed()[name]["figures"]
+        assert [value for _, value in told] == [round(figure, 3) for figure in figures]
+    assert f"{english['bytes'] / 1000:.0f} KB" in boxed.boxed()["english"]["figures"][0][0]
 
 
 def test_the_folder_of_a_faster_process_is_kept(cache, monkeypatch):
