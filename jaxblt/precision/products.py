@@ -1,0 +1,192 @@
+"""A product with a kernel whose operands are FP8, forward and backward."""
+
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblt.layers import read_equation
+from jaxblt.precision.formats import (
+    BLOCK,
+    E4M3,
+    E5M2,
+    Format,
+    largest_entry,
+    quantise,
+    round_blocks,
+    scale_for,
+)
+from pallas_kernels.runtime import OwnGradient
+
+FAST, EXACT = jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGHEST
+"""On GPUs the first lets cuBLAS add up in fewer bits; the second adds up gradients in fp32."""
+ROLES = ("x", "kernel", "gradient")
+"""The operands whose largest entries are remembered, in the order of a history's rows."""
+
+
+class Past(NamedTuple):
+    """Largest entries of each operand in the last steps, newest first; None for scales of the operands themselves.
+
+    The cotangent of each has the entry that this step observed in its first place, and zeros behind it. So what only
+    the backward pass sees leaves it like a gradient.
+    """
+
+    x: Float[Array, "H"]
+    kernel: Float[Array, "H"]
+    gradient: Float[Array, "H"]
+
+
+class Kind(NamedTuple):
+    """What is static of a product: letters of x, of the kernel and of y, and the margin of scales."""
+
+    x: str
+    kernel: str
+    y: str
+    margin: int
+
+
+def fp8_product(
+    equation: str,
+    x: Float[Array, "..."],
+    kernel: Float[Array, "..."],
+    *,
+    past: Past | None = None,
+    margin: int = 0,
+) -> Float[Array, "..."]:
+    """Return x W in the dtype of x from operands in FP8: E4M3 of x and W, and E5M2 of the gradient behind them.
+
+    Each operand has one scale, a power of two. It is chosen by the operand's own largest entry, or by those of `past`;
+    then entries may exceed the range, and become its largest number. An operand that is not finite makes y NaN.
+
+    Args:
+      equation: of a `Linear`.
+      x: the input.
+      kernel: in the dtype of x.
+      past: largest entries of earlier steps.
+      margin: powers of two that are left free.
+    """
+    return _product(_kind(equation, x.ndim, margin), past, x, kernel)
+
+
+def block_product(
+    equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."], *, margin: int = 0
+) -> Float[Array, "..."]:
+    """Return x W of operands rounded to FP8 by blocks: 128 entries of a token, 128 x 128 of the kernel.
+
+    The rounded values are multiplied in the dtype of x, which holds them exactly.
+    """
+    return _block_product(_kind(equation, x.ndim, margin), x, kernel)
+
+
+def _kind(equation: str, rank: int, margin: int) -> Kind:
+    letters = read_equation(equation)
+    kernel = letters.summed + letters.new
+    given = letters.given.replace("...", "")
+    more = [c for c in "ABCDEFGH" if c not in equation][: rank - len(given)]
+    spread = [text.replace("...", "".join(more)) for text in (letters.given, letters.result)]
+    return Kind(spread[0], kernel, spread[1], margin)
+
+
+def contract(
+    left: Array, right: Array, letters: tuple[str, str, str], dtype: Any, precision: jax.lax.Precision
+) -> Array:
+    """Return the product of two arrays by their letters and those of the result; the dtypes of both may differ."""
+    a, b, out = letters
+    summed = [c for c in a if c in b]
+    dims = ([a.index(c) for c in summed], [b.index(c) for c in summed])
+    found = jax.lax.dot_general(
+        left, right, (dims, ([], [])), precision=precision, preferred_element_type=dtype
+    )
+    free = [c for c in a + b if c not in summed]
+    return found.transpose([free.index(c) for c in out])
+
+
+@partial(OwnGradient, nondiff_argnums=(0,))
+def _product(kind: Kind, past: Past | None, x: Array, kernel: Array) -> Array:
+    return _forward(kind, past, x, kernel)[0]
+
+
+class _Operand(NamedTuple):
+    """An operand in FP8, its scale, and its largest entry."""
+
+    value: Array
+    scale: Float[Array, ""]
+    largest: Float[Array, ""]
+
+
+def _operand(x: Array, before: Float[Array, "H"] | None, form: Format, margin: int) -> _Operand:
+    largest = largest_entry(x)
+    scale = scale_for(largest if before is None else jnp.max(before), form, margin)
+    return _Operand(quantise(x, scale, form), scale, largest)
+
+
+def _unscaled(y: Array, *operands: _Operand) -> Array:
+    """Undo the scales of a product's operands; NaN if one of them is not finite, as clipped entries would hide that."""
+    inverse = jnp.float32(1)
+    for operand in operands:
+        inverse = inverse / jnp.where(jnp.isfinite(operand.largest), operand.scale, jnp.nan)
+    return y * inverse.astype(y.dtype)
+
+
+def _forward(kind: Kind, past: Past | None, x: Array, kernel: Array) -> tuple[Array, Any]:
+    before = (None, None) if past is None else (past.x, past.kernel)
+    left, right = (_operand(v, h, E4M3, kind.margin) for v, h in zip((x, kernel), before, strict=True))
+    y = contract(left.value, right.value, (kind.x, kind.kernel, kind.y), x.dtype, FAST)
+    return _unscaled(y, left, right), (left, right, past)
+
+
+def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, Array, Array]:
+    left, right, past = kept
+    own = _operand(gradient, None if past is None else past.gradient, E5M2, kind.margin)
+    dtype = gradient.dtype
+    dx = contract(own.value, right.value, (kind.y, kind.kernel, kind.x), dtype, EXACT)
+    dkernel = contract(left.value, own.value, (kind.x, kind.y, kind.kernel), dtype, EXACT)
+    seen = None
+    if past is not None:
+        found = (left.largest, right.largest, own.largest)
+        seen = Past(*(jnp.zeros_like(h).at[0].set(entry) for h, entry in zip(past, found, strict=True)))
+    return seen, _unscaled(dx, own, right), _unscaled(dkernel, left, own)
+
+
+_product.defvjp(_forward, _backward)
+
+
+@partial(OwnGradient, nondiff_argnums=(0,))
+def _block_product(kind: Kind, x: Array, kernel: Array) -> Array:
+    return _block_forward(kind, x, kernel)[0]
+
+
+def _tokens_rounded(x: Array, letters: str, summed: str, form: Format, margin: int) -> Array:
+    """Round an array with a scale for each 128 entries along the letters that its products sum over."""
+    sides = [1] * x.ndim
+    own, left = [c for c in letters if c in summed], BLOCK
+    # Letters that are summed over together, such as heads and their channels, share blocks
+    for c in reversed(own):
+        axis = letters.index(c)
+        sides[axis] = min(left, x.shape[axis])
+        left = max(left // x.shape[axis], 1)
+    return round_blocks(x, form, tuple(sides), margin)
+
+
+def _block_forward(kind: Kind, x: Array, kernel: Array) -> tuple[Array, Any]:
+    summed = [c for c in kind.kernel if c in kind.x]
+    flat = kernel.reshape(prod(kernel.shape[: len(summed)]), -1)
+    tiles = round_blocks(flat, E4M3, (BLOCK, BLOCK), kind.margin).reshape(kernel.shape)
+    rounded = _tokens_rounded(x, kind.x, "".join(summed), E4M3, kind.margin)
+    y = contract(rounded, tiles, (kind.x, kind.kernel, kind.y), x.dtype, FAST)
+    return y, (rounded, tiles)
+
+
+def _block_backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Array, Array]:
+    rounded, tiles = kept
+    new = "".join(c for c in kind.kernel if c in kind.y)
+    own = _tokens_rounded(gradient, kind.y, new, E5M2, kind.margin)
+    dx = contract(own, tiles, (kind.y, kind.kernel, kind.x), gradient.dtype, FAST)
+    dkernel = contract(rounded, own, (kind.x, kind.y, kind.kernel), gradient.dtype, FAST)
+    return dx, dkernel
+
+
+_block_product.defvjp(_block_forward, _block_backward)
