@@ -75,6 +75,7 @@ from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
     Masked,
@@ -142,6 +143,13 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "kind": ("fastq",),
         "soft_mask": ("drop",),
     },
+    Fp8Config: {
+        "scaling": ("tensor",),
+        "history": (0, 1.5, 2000),
+        "margin": (-1, 9, 0.5),
+        "keep": ("head", (3,)),
+    },
+    LossScaleConfig: {"first": (0.5, NAN, INF, "1", 2.0**25), "every": (0, 1.5)},
     TrainConfig: {
         "sample_bytes": (-1, 2.5),
         "trackers": (("mlflow",), "jsonl"),
@@ -149,7 +157,10 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "steps": (0, -5, 2.5, True, "10", NAN, 10**10),
         "accumulate": (0, 1.5),
         "seed": (-1, 0.5, 2**32),
-        "dtype": ("float16", 16),
+        "dtype": ("float64", 16),
+        "precision": ("fp4", 8),
+        "fp8": ("delayed", None),
+        "loss_scale": (2.0,),
         "log_every": (0, 2.0),
         "eval_every": (-1,),
         "eval_batches": (0, 1.5),
