@@ -1,6 +1,6 @@
 """Which products of a model run in FP8, and the largest entries that they remember from step to step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from math import prod
@@ -75,8 +75,8 @@ def _past(layer: Linear) -> Past:
     return Past(*entries)
 
 
-def find_sites(config: Fp8Config, trace: Callable[[], Any]) -> set[tuple[str, ...]]:
-    """Return paths of the `Linear`s that a trace runs in FP8.
+def find_sites[T](config: Fp8Config, trace: Callable[[], T]) -> tuple[frozenset[tuple[str, ...]], T]:
+    """Return paths of the `Linear`s that a trace can run in FP8, and the trace's result.
 
     Raises:
       ValueError: there are none, or a pattern of `keep` matches no product.
@@ -94,7 +94,7 @@ def find_sites(config: Fp8Config, trace: Callable[[], Any]) -> set[tuple[str, ..
         return call(*args, **options)
 
     with nn.intercept_methods(record):
-        trace()
+        result = trace()
     for pattern in config.keep:
         if not any(fnmatchcase(path, pattern) for path in seen):
             raise ValueError(
@@ -106,10 +106,10 @@ def find_sites(config: Fp8Config, trace: Callable[[], Any]) -> set[tuple[str, ..
             f"precision='fp8' finds no product to run in FP8 among {len(seen)}: a Linear needs bfloat16 and sides "
             f"that divide by {MULTIPLE}; use precision='dtype'"
         )
-    return found
+    return frozenset(found), result
 
 
-def first_amax(config: Fp8Config, sites: set[tuple[str, ...]], params: Mapping[str, Any]) -> Any:
+def first_amax(config: Fp8Config, sites: Collection[tuple[str, ...]], params: Mapping[str, Any]) -> Any:
     """Return the collection `FP8` before anything was observed: Float[layers, 3, H] zeros for each site.
 
     Its rows are those of `ROLES`. A scanned site has an axis of layers, as its kernel has.

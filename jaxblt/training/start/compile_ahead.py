@@ -138,6 +138,7 @@ def plan_step(recipe: Recipe, mesh: Mesh) -> StepMemory:
             compiled = lowered.compile()
     parts = {"parameters": state.params, "optimiser": state.opt_state, "batch": batch}
     parts |= {f"{name} model": tree for name, tree in state.frozen.items()}
+    parts |= {} if state.scaling is None else {"scales": state.scaling}
     return step_memory(compiled, parts)
 
 

@@ -152,10 +152,12 @@ def make_setup(
     """
     task = make_task(recipe)
     check_sites(recipe.model)
-    whole, sites = check_first_codes(lambda: boxed_params(task, recipe)), frozenset()
-    if task.fp8 is not None:
+    trace, sites = lambda: check_first_codes(lambda: boxed_params(task, recipe)), frozenset()
+    if task.fp8 is None:
+        whole = trace()
+    else:
         check_fp8(current_device())
-        sites = frozenset(find_sites(task.fp8, lambda: boxed_params(task, recipe)))
+        sites, whole = find_sites(task.fp8, trace)
     boxed = trained_part(recipe, whole)
     stacks = getattr(task.model, "stacks", {})
     optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed, stacks)
@@ -182,7 +184,7 @@ def _scaling(task: Task, sites: frozenset[tuple[str, ...]], whole: Any) -> dict[
     """Return what low precision remembers before step 0, or None."""
     parts: dict[str, Any] = {}
     if task.fp8 is not None and task.fp8.scaling == "delayed":
-        parts[AMAX] = first_amax(task.fp8, set(sites), whole)
+        parts[AMAX] = first_amax(task.fp8, sites, whole)
     if task.loss_scale is not None:
         parts[LOSS] = first_loss_scale(task.loss_scale)
     return parts or None
