@@ -122,6 +122,7 @@ MEMORY = {
 "Of memories that learn while they read."
 
 OPTIMIZER: dict[str, tuple[Any, ...]] = {
+    "per_rows": (0, -8, 2.5, "256"),
     "learning_rate": (0.0, -1e-3, NAN, INF, "1e-3"),
     "schedule": ("step",),
     "warmup_steps": (-1, 1.5),
@@ -459,7 +460,14 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     TaskHeadsConfig: {"tasks": ((), ("t",))},
     TaskLoss: {"weight": (-1.0, NAN, INF), "objective": (None, NextByte())},
     MultiTask: {"tasks": ((), 3), "weighting": ("learned",), "causal": (False,)},
-    PlanConfig: {"context": (0, -1), "memory_gb": (0.0, NAN), "longest": (1,), "gpu": ("",)},
+    PlanConfig: {
+        "fill": (0.0, 1.1, NAN),
+        "batch": (1,),
+        "context": (0, -1),
+        "memory_gb": (0.0, NAN),
+        "longest": (1,),
+        "gpu": ("",),
+    },
     PolicyConfig: {
         "method": ("a2c",),
         "discount": (-0.1, 1.5, NAN),

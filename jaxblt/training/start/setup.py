@@ -31,7 +31,7 @@ from jaxblt.show import show
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.objectives.reference import Reference
 from jaxblt.training.optimisers.adamw import make_optimizer
-from jaxblt.training.optimisers.schedule import make_schedule
+from jaxblt.training.optimisers.schedule import for_rows, make_schedule
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.routing.acting import keep_routers
@@ -160,10 +160,11 @@ def make_setup(
         sites, whole = find_sites(task.fp8, trace)
     boxed = trained_part(recipe, whole)
     stacks = getattr(task.model, "stacks", {})
-    optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed, stacks)
+    rates = for_rows(recipe.optimizer, recipe.data.batch_size)
+    optimizer = make_optimizer(rates, recipe.train.steps, boxed, stacks)
     if recipe.hybrid is not None and recipe.hybrid.draws_older:
         optimizer = keep_routers(optimizer, recipe.hybrid.policy.refresh)
-    schedule = make_schedule(recipe.optimizer, recipe.train.steps)
+    schedule = make_schedule(rates, recipe.train.steps)
     shapes = jax.eval_shape(
         lambda p, f: start(
             p, optimizer, f, ema=recipe.train.ema is not None, scaling=_scaling(task, sites, whole)
