@@ -44,7 +44,7 @@ def crossover(products: list[dict[str, Any]]) -> int | None:
     for row in sorted(
         (row for row in products if len(set(row["shape"])) == 1), key=lambda row: -row["shape"][0]
     ):
-        times = row["ms"]["forward_backward"]
+        times = row["taken"]["forward_backward"]
         if times["delayed"]["median"] >= times["bfloat16"]["median"]:
             break
         side = row["shape"][0]
@@ -75,7 +75,7 @@ def _measured(shape: tuple[int, int, int], trials: int) -> dict[str, Any]:
     ]
     row: dict[str, Any] = {
         "shape": list(shape),
-        "ms": {},
+        "taken": {},
         "flops_share": {},
         "errors": errors(products, x, kernel),
     }
@@ -83,7 +83,7 @@ def _measured(shape: tuple[int, int, int], trials: int) -> dict[str, Any]:
         passes, name = case.name.split("/")
         seconds = timed(taken)
         times = 2 if passes == "forward" else 6
-        row["ms"].setdefault(passes, {})[name] = seconds
+        row["taken"].setdefault(passes, {})[name] = seconds
         share = times * tokens * inner * outer / seconds["median"] / PEAK
         row["flops_share"].setdefault(passes, {})[name] = share
     return row

@@ -13,7 +13,7 @@ from jaxblt import recipes
 def test_the_crossover_is_the_smallest_square_from_which_all_larger_are_faster():
     def row(side, fp8, outer=None):
         times = {"bfloat16": {"median": 1.0}, "delayed": {"median": fp8}}
-        return {"shape": [side, side, outer or side], "ms": {"forward_backward": times}}
+        return {"shape": [side, side, outer or side], "taken": {"forward_backward": times}}
 
     rows = [row(1024, 0.9), row(2048, 1.1), row(4096, 0.9), row(8192, 0.6), row(16384, 2.0, 64)]
     assert fp8_products.crossover(rows) == 4096
