@@ -31,7 +31,7 @@ def fp8_step(
 ) -> dict[str, Any]:
     """Time a train step by precision, with AdamW, one device; programs compile side by side.
 
-    Parameters are normal numbers that cost no start. MFU counts the matrix products of the model by the peak in bf16,
+    Large arrays of parameters are normal numbers. MFU counts the matrix products of the model by the peak in bf16,
     for FP8 too.
 
     Args:
@@ -115,7 +115,7 @@ def _timed(ready: _Ready, program: Any, trials: int, peak: float) -> dict[str, A
     from jaxblt.training.log.report import model_cost
 
     def take() -> dict[str, Any]:
-        held = [filled(ready.setup.abstract)]
+        held = [filled(ready.setup)]
 
         def run() -> Any:
             held[0], metrics = program(held[0], ready.batch)
@@ -141,20 +141,34 @@ def _timed(ready: _Ready, program: Any, trials: int, peak: float) -> dict[str, A
     return run_if_it_fits(take)
 
 
-def filled(abstract: Any) -> Any:
-    """Return a state whose matrices are normal numbers by the size of their first axis, other parameters 1, else 0."""
+SMALL = 2**20
+"""Numbers up to which an array is drawn as a run draws it."""
+
+
+def filled(setup: Any) -> Any:
+    """Return a state as it would begin, but with large arrays of normal numbers: drawing a billion takes minutes."""
+    import flax.linen as nn
     import jax
     import jax.numpy as jnp
 
-    def normal(path: Any, leaf: Any) -> Any:
-        name = getattr(path[-1], "key", "")
-        if name not in ("kernel", "bytes", "table"):
-            return jnp.full(leaf.shape, 0.5, leaf.dtype, device=leaf.sharding)
-        size = 0.02 if name != "kernel" else math.prod(leaf.shape[:-1]) ** -0.5
-        return jax.device_put(drawn(jax.random.key(len(str(path))), leaf.shape, size), leaf.sharding)
+    from jaxblt.training.start.draw_params import draw
+    from jaxblt.training.start.setup import init_params
 
-    drawn = jax.jit(lambda key, shape, size: jax.random.normal(key, shape) * size, static_argnums=1)
+    recipe, abstract = setup.recipe, setup.abstract
+    leaves, tree = jax.tree.flatten(abstract.params)
+    small = [i for i, leaf in enumerate(leaves) if leaf.size <= SMALL]
+
+    def init() -> list[Any]:
+        whole = jax.tree.leaves(nn.meta.unbox(init_params(setup.task, recipe.data, recipe.train.seed)))
+        return [whole[i] for i in small]
+
+    drawn = dict(zip(small, draw(init, [leaves[i].sharding for i in small]), strict=True))
+    normal = jax.jit(lambda key, shape, size: jax.random.normal(key, shape) * size, static_argnums=1)
+    for i, leaf in enumerate(leaves):
+        if i not in drawn:
+            made = normal(jax.random.key(i), leaf.shape, math.prod(leaf.shape[:-1]) ** -0.5)
+            drawn[i] = jax.device_put(made, leaf.sharding)
     zeros = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), replace(abstract, params=None)
     )
-    return replace(zeros, params=jax.tree_util.tree_map_with_path(normal, abstract.params))
+    return replace(zeros, params=jax.tree.unflatten(tree, [drawn[i] for i in range(len(leaves))]))
