@@ -1,9 +1,9 @@
-"""Low precision: products in FP8 with scales by step, tensor or block, and the scale of fp16's loss."""
+"""Low precision: products in FP8 with scales by tensor or by step, and the scale of fp16's loss."""
 
 from jaxblt.precision.config import Fp8Config, Scaling
-from jaxblt.precision.formats import E4M3, E5M2, Format, quantise, round_blocks, scale_for
+from jaxblt.precision.formats import E4M3, E5M2, Format, quantise, scale_for
 from jaxblt.precision.loss_scale import LossScaleConfig, first_loss_scale, next_loss_scale
-from jaxblt.precision.products import Past, block_product, fp8_product
+from jaxblt.precision.products import Past, fp8_product
 from jaxblt.precision.sites import find_sites, first_amax, in_fp8, next_amax
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "LossScaleConfig",
     "Past",
     "Scaling",
-    "block_product",
     "find_sites",
     "first_amax",
     "first_loss_scale",
@@ -23,6 +22,5 @@ __all__ = [
     "next_amax",
     "next_loss_scale",
     "quantise",
-    "round_blocks",
     "scale_for",
 ]

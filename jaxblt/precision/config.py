@@ -5,8 +5,8 @@ from typing import Literal
 
 from jaxblt.validation import check_bounds, check_fields, check_read
 
-Scaling = Literal["current", "delayed", "block"]
-"""Where scales come from: the array's own largest entry, those of steps before, or those of blocks of 128 entries."""
+Scaling = Literal["current", "delayed"]
+"""Where an operand's scale comes from: its own largest entry, or those of the steps before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,15 +17,14 @@ class Fp8Config:
     as they are; so do embeddings, norms and filters.
 
     Attributes:
-      scaling: "delayed" takes the largest entry of the last steps, which costs no pass of its own. "current" takes that
-        of the array itself. "block" scales each 128 entries apart, and multiplies in bfloat16: it has the values of a
-        product with scaled blocks, and is no faster.
+      scaling: "current" takes the largest entry of the operand itself. "delayed" takes those of the last steps, so that
+        no product waits for a look at its operands; a larger entry saturates once. On one H200 both are as fast.
       history: steps that "delayed" looks back.
       margin: powers of two that are left free above the largest entry.
       keep: patterns of paths of products that stay in bfloat16, such as "stack/*/mixer/*".
     """
 
-    scaling: Scaling = "delayed"
+    scaling: Scaling = "current"
     history: int = 16
     margin: int = 0
     keep: tuple[str, ...] = ()

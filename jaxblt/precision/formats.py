@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-BLOCK = 128
-"""Entries that share a scale where blocks are scaled apart."""
 _EXPONENT = 0x7F800000
 _LEAST, _MOST = 2.0**-60, 2.0**60
 
@@ -51,25 +49,3 @@ def quantise(x: Float[Array, "..."], scale: Float[Array, "..."], kind: Format) -
     """Return s · x rounded to the format. What exceeds its range becomes its largest number; NaN stays NaN."""
     top = jnp.asarray(kind.largest, x.dtype)
     return jnp.clip(x * scale.astype(x.dtype), -top, top).astype(kind.dtype)
-
-
-def round_blocks(x: Float[Array, "..."], kind: Format, sides: tuple[int, ...], margin: int) -> Array:
-    """Return x rounded to a format by blocks with scales of their own, in the dtype of x.
-
-    Args:
-      x: the array.
-      kind: the format.
-      sides: of a block, one for each axis; an axis that does not divide by its side is one block.
-      margin: as for `scale_for`.
-    """
-    parts = [
-        (size // side, side) if size % side == 0 else (1, size)
-        for size, side in zip(x.shape, sides, strict=True)
-    ]
-    blocks = x.reshape([n for part in parts for n in part])
-    inside = tuple(range(1, 2 * x.ndim, 2))
-    largest = jnp.max(jnp.abs(blocks), inside, keepdims=True).astype(jnp.float32)
-    # Poison a block that is not finite: its clipped entries would pass for numbers
-    scale = jnp.where(jnp.isfinite(largest), scale_for(largest, kind, margin), jnp.nan)
-    rounded = quantise(blocks, scale, kind).astype(x.dtype) * (1 / scale).astype(x.dtype)
-    return rounded.reshape(x.shape)

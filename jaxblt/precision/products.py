@@ -1,7 +1,6 @@
 """A product with a kernel whose operands are FP8, forward and backward."""
 
 from functools import partial
-from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +9,11 @@ from jaxtyping import Array, Float
 
 from jaxblt.layers import read_equation
 from jaxblt.precision.formats import (
-    BLOCK,
     E4M3,
     E5M2,
     Format,
     largest_entry,
     quantise,
-    round_blocks,
     scale_for,
 )
 from pallas_kernels.runtime import OwnGradient
@@ -69,16 +66,6 @@ def fp8_product(
       margin: powers of two that are left free.
     """
     return _product(_kind(equation, x.ndim, margin), past, x, kernel)
-
-
-def block_product(
-    equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."], *, margin: int = 0
-) -> Float[Array, "..."]:
-    """Return x W of operands rounded to FP8 by blocks: 128 entries of a token, 128 x 128 of the kernel.
-
-    The rounded values are multiplied in the dtype of x, which holds them exactly.
-    """
-    return _block_product(_kind(equation, x.ndim, margin), x, kernel)
 
 
 def _kind(equation: str, rank: int, margin: int) -> Kind:
@@ -152,41 +139,3 @@ def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, Arra
 
 
 _product.defvjp(_forward, _backward)
-
-
-@partial(OwnGradient, nondiff_argnums=(0,))
-def _block_product(kind: Kind, x: Array, kernel: Array) -> Array:
-    return _block_forward(kind, x, kernel)[0]
-
-
-def _tokens_rounded(x: Array, letters: str, summed: str, form: Format, margin: int) -> Array:
-    """Round an array with a scale for each 128 entries along the letters that its products sum over."""
-    sides = [1] * x.ndim
-    own, left = [c for c in letters if c in summed], BLOCK
-    # Letters that are summed over together, such as heads and their channels, share blocks
-    for c in reversed(own):
-        axis = letters.index(c)
-        sides[axis] = min(left, x.shape[axis])
-        left = max(left // x.shape[axis], 1)
-    return round_blocks(x, form, tuple(sides), margin)
-
-
-def _block_forward(kind: Kind, x: Array, kernel: Array) -> tuple[Array, Any]:
-    summed = [c for c in kind.kernel if c in kind.x]
-    flat = kernel.reshape(prod(kernel.shape[: len(summed)]), -1)
-    tiles = round_blocks(flat, E4M3, (BLOCK, BLOCK), kind.margin).reshape(kernel.shape)
-    rounded = _tokens_rounded(x, kind.x, "".join(summed), E4M3, kind.margin)
-    y = contract(rounded, tiles, (kind.x, kind.kernel, kind.y), x.dtype, FAST)
-    return y, (rounded, tiles)
-
-
-def _block_backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Array, Array]:
-    rounded, tiles = kept
-    new = "".join(c for c in kind.kernel if c in kind.y)
-    own = _tokens_rounded(gradient, kind.y, new, E5M2, kind.margin)
-    dx = contract(own, tiles, (kind.y, kind.kernel, kind.x), gradient.dtype, FAST)
-    dkernel = contract(rounded, own, (kind.x, kind.y, kind.kernel), gradient.dtype, FAST)
-    return dx, dkernel
-
-
-_block_product.defvjp(_block_forward, _block_backward)

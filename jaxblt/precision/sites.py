@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxblt.layers import FP8, Linear, read_equation
 from jaxblt.precision.config import Fp8Config
-from jaxblt.precision.products import ROLES, Past, block_product, fp8_product
+from jaxblt.precision.products import ROLES, Past, fp8_product
 
 MULTIPLE = 16
 """Of which both sides of a product are multiples: cuBLAS takes no others in FP8."""
@@ -57,15 +57,12 @@ def _products(config: Fp8Config, x: Any, layers: Any, weights: Any) -> list[Arra
         if not runs_in_fp8(layer, x, config):
             found.append(layer.multiply(x, weight.kernel))
             continue
-        given, options = x.astype(layer.dtype), {"margin": config.margin}
-        if config.scaling == "block":
-            found.append(block_product(layer.equation, given, weight.kernel, **options))
-            continue
+        given = x.astype(layer.dtype)
         past = _past(layer) if config.scaling == "delayed" else None
         if past is not None:
             # Stop the gradient of the others: what they observe of x would be added to what the first does
             past, shared = past if shared is None else past._replace(x=shared), jax.lax.stop_gradient(past.x)
-        found.append(fp8_product(layer.equation, given, weight.kernel, past=past, **options))
+        found.append(fp8_product(layer.equation, given, weight.kernel, past=past, margin=config.margin))
     return found
 
 

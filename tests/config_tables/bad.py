@@ -145,7 +145,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "soft_mask": ("drop",),
     },
     Fp8Config: {
-        "scaling": ("tensor",),
+        "scaling": ("block",),
         "history": (0, 1.5, 2000),
         "margin": (-1, 9, 0.5),
         "keep": ("head", (3,)),

@@ -64,9 +64,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             "decay_embeddings = True is read with weight_decay above 0",
         ),
     ),
-    Fp8Config: (
-        ({"scaling": "block", "history": 3}, "Fp8Config.history = 3 is read with scaling='delayed' only"),
-    ),
+    Fp8Config: (({"history": 3}, "Fp8Config.history = 3 is read with scaling='delayed' only"),),
     TrainConfig: (
         (
             {"precision": "fp8", "dtype": "float32"},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxblt.precision import E4M3, E5M2, Past, block_product, fp8_product, quantise, scale_for
+from jaxblt.precision import E4M3, E5M2, Past, fp8_product, quantise, scale_for
 
 EQUATION = "btd,dhk->bthk"
 ROUNDING = {"y": 2 * 2.0**-4, "dx": 2.0**-4 + 2.0**-3, "dkernel": 2.0**-4 + 2.0**-3}
@@ -36,16 +36,15 @@ def exact(x, kernel, g):
     }
 
 
-@pytest.mark.parametrize("product", [fp8_product, block_product])
-def test_errors_are_those_of_rounding_the_operands(product):
+def test_errors_are_those_of_rounding_the_operands():
     given = arrays()
-    found, wanted = jax.jit(lambda *a: both(product, *a))(*given), exact(*given)
+    found, wanted = jax.jit(lambda *a: both(fp8_product, *a))(*given), exact(*given)
     terms = exact(*(jnp.abs(a) for a in given))
     for name, value in found.items():
         error = np.abs(np.asarray(value, np.float64) - wanted[name])
         # the second part is bf16's of the result, and of small entries that FP8 holds as subnormals
         assert np.all(error <= 1.05 * ROUNDING[name] * terms[name] + 2.0**-8 * np.abs(wanted[name])), name
-        assert np.linalg.norm(error) < 0.06 * np.linalg.norm(wanted[name]), name
+        assert 0.02 < np.linalg.norm(error) / np.linalg.norm(wanted[name]) < 0.06, name
 
 
 def test_a_product_is_that_of_the_rounded_operands():

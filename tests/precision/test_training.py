@@ -28,7 +28,7 @@ from pallas_kernels.runtime import Device
 from tests.parameters import abstract_like, drawn
 from tests.training.tiny import TinyConfig, random_batch
 
-CONFIG = Fp8Config(history=3)
+CONFIG = Fp8Config(scaling="delayed", history=3)
 MODEL = ByteLMConfig(stack=StackConfig(dim=16, num_layers=2, pattern=("attention",), mlp_dim=32))
 
 

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 import configs
+from jaxblt.precision import Fp8Config
 from jaxblt.profiling.plan import device_bytes
 from jaxblt.training.flops import count_params
 from jaxblt.training.start.compile_ahead import settle
@@ -24,7 +25,9 @@ def test_a_billion_parameters_are_planned(name, millions, products):
     if recipe.entropy_run is not None:
         recipe = replace(recipe, entropy_model=configs.get("books_1b_entropy").model)
         frozen = {ENTROPY: Frozen(param_shapes(recipe.entropy_model), "planned")}
-    recipe, _ = settle(replace(recipe, train=replace(recipe.train, precision="fp8")))
+    recipe, _ = settle(
+        replace(recipe, train=replace(recipe.train, precision="fp8", fp8=Fp8Config(scaling="delayed")))
+    )
     mesh = recipe.mesh.build(jax.devices()[:1])
     setup = make_setup(recipe, mesh, frozen)
     total, plain = count_params(setup.whole)

@@ -20,9 +20,8 @@ def fp8_products(
 ) -> dict[str, Any]:
     """Time products of bfloat16 arrays in FP8 and in bfloat16, forward and with both gradients, and their errors.
 
-    `plain` multiplies operands that are in FP8 already. `current` and `delayed` begin with bfloat16 and make the scales
-    of one tensor; `block` those of 128 entries. The crossover is the smallest square from which `delayed` with its
-    gradients is faster than bfloat16, up to the largest.
+    `plain` multiplies operands that are in FP8 already. `current` and `delayed` begin with bfloat16. The crossover is
+    the smallest square from which `delayed` with its gradients is faster than bfloat16, up to the largest.
 
     Args:
       out: JSON file to write.
@@ -93,14 +92,13 @@ def forms(largest: tuple[float, float, float]) -> dict[str, Callable[[Any, Any],
     """Return ways to multiply, by name; those of `delayed` know the largest entries beforehand."""
     import jax.numpy as jnp
 
-    from jaxblt.precision import Past, block_product, fp8_product
+    from jaxblt.precision import Past, fp8_product
 
     past = Past(*(jnp.full(1, entry, jnp.float32) for entry in largest))
     return {
         "bfloat16": lambda x, kernel: x @ kernel,
         "current": lambda x, kernel: fp8_product("td,de->te", x, kernel),
         "delayed": lambda x, kernel: fp8_product("td,de->te", x, kernel, past=past),
-        "block": lambda x, kernel: block_product("td,de->te", x, kernel),
     }
 
 

@@ -11,7 +11,7 @@ from experiments.benchmark.splitting.split_step import Model, read_mesh, step_re
 if TYPE_CHECKING:
     from jaxblt.training.recipe import Recipe
 
-Form = Literal["dtype", "delayed", "current", "block"]
+Form = Literal["dtype", "delayed", "current"]
 PEAK = 989e12
 """Dense bf16 FLOP/s of an H200's datasheet."""
 
