@@ -67,7 +67,7 @@ class Setup:
       boxed: of those that are trained; the others are the frozen base's.
       abstract: shapes and shardings of the state.
       notes: lines for the report on where the parameters come from.
-      sites: paths of the products that run in FP8 by delayed scales.
+      sites: paths of the products that run in FP8.
     """
 
     recipe: Recipe
