@@ -123,7 +123,7 @@ class Engine:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.close(drain=raised[0] is None)
+        self.close(within_s=None if raised[0] is None else 0.0)
 
     @property
     def stats(self) -> Stats:
@@ -188,15 +188,23 @@ class Engine:
             lane.enter(0, prompts[-1], request)
             jax.block_until_ready(lane.decode({0}))
 
-    def close(self, *, drain: bool = True) -> None:
-        """Take no more requests, and stop once all have ended; without `drain` all are cancelled."""
+    def close(self, *, within_s: float | None = None) -> None:
+        """Take no more requests, and stop once all have ended.
+
+        Args:
+          within_s: seconds after which those that are left are cancelled; None waits for all.
+        """
         with self._changed:
             self._closing = True
-            for ticket in () if drain else tuple(self._jobs):
+            self._changed.notify_all()
+        if self._thread is None:
+            return
+        self._thread.join(within_s)
+        with self._changed:
+            for ticket in tuple(self._jobs):
                 self._end(ticket, "cancelled")
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
     def _cancel(self, ticket: Ticket) -> None:
         with self._changed:

@@ -1,6 +1,7 @@
 """The bytes of a request on their way to its reader: held back before a stop string, joined into pieces."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,11 +17,13 @@ class Stream(Iterator[Piece]):
     Attributes:
       request: what was asked.
       finish: why it ended; None while it goes on.
+      on_first: called, in the engine's thread, when the first bytes come.
     """
 
     def __init__(self, request: Request, cancel: Callable[["Stream"], None]) -> None:
         """Begin without pieces; `cancel` is called where the reader leaves."""
-        self.request, self._cancel = request, cancel
+        self.request, self._cancel, self._begun = request, cancel, time.monotonic()
+        self.on_first: Callable[[Stream], None] | None = None
         self.finish: Finish | None = None
         self._pieces: deque[Piece] = deque()
         self._error: Exception | None = None
@@ -63,6 +66,11 @@ class Stream(Iterator[Piece]):
         return found
 
     @property
+    def age_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._begun
+
+    @property
     def unread(self) -> int:
         """Bytes that wait for the reader."""
         with self._changed:
@@ -83,6 +91,9 @@ class Stream(Iterator[Piece]):
 
     def put(self, piece: Piece) -> None:
         """Hand over the next piece."""
+        if piece.data and self.on_first is not None:
+            self.on_first(self)
+            self.on_first = None
         with self._changed:
             self._pieces.append(piece)
             self.finish = piece.finish
