@@ -16,7 +16,7 @@ from jaxblt.data.vocab import OFFSET, encode
 from jaxblt.inference.decode import Decoder
 from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Piece, Request, Sampling
 from jaxblt.inference.engine.prefixes import PrefixCache
-from jaxblt.inference.engine.programs import Drawn, LanePrograms, piece_sizes
+from jaxblt.inference.engine.programs import Drawn, LanePrograms, copy_prompt, piece_sizes
 from jaxblt.inference.engine.schedule import Part, Scheduler, Ticket
 from jaxblt.inference.engine.stream import StopStrings, Stream, empty_piece
 from jaxblt.inference.prompts import Prefix
@@ -185,6 +185,8 @@ class Engine:
         request = Request(b"", 1)
         for lane in self._lanes:
             prompts = [lane.read(lane.begin(), np.ones(1, np.int32), size) for size in self._sizes]
+            if self.config.prefix_bytes:
+                copy_prompt(prompts[-1])
             lane.enter(0, prompts[-1], request)
             jax.block_until_ready(lane.decode({0}))
 

@@ -2,18 +2,24 @@
 
 import asyncio
 import base64
+import inspect
 import json
 import math
 import string
 import time
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
+import openai
 import pytest
 
+import jaxblt
+import jaxblt.inference.engine
 from jaxblt.inference import SamplingConfig
 from jaxblt.inference.engine import Engine, Request
 from jaxblt.inference.server import Limits, Service, make_app
+from tests.docs.documents import ROOT, blocks
 from tests.inference.server.conftest import CONFIG, LIMITS, Reply, call, post
 
 BYTES = bytes(range(256))
@@ -263,3 +269,25 @@ def test_a_request_has_a_time_limit_and_a_failure_is_told(run, monkeypatch):
         assert post(app, "/v1/completions", {"prompt": "a"}).status == 500
         assert post(app, "/v1/completions", {"prompt": "a"}).status == 503
         assert [call(app, "GET", path).status for path in ("/health", "/ready")] == [503, 503]
+
+
+def test_serving_md_runs(run, monkeypatch, capsys):
+    """With the tiny run, its own lane, and a client that asks nobody."""
+    create = inspect.signature(openai.resources.Completions.create)
+    part = SimpleNamespace(choices=[SimpleNamespace(text=" upon")])
+
+    def asked(**options):
+        create.bind(None, **options)
+        return [part]
+
+    client = SimpleNamespace(completions=SimpleNamespace(create=asked))
+    monkeypatch.setattr(openai, "OpenAI", lambda base_url, api_key: client)
+    monkeypatch.setattr(jaxblt, "load", lambda path: run)
+    monkeypatch.setattr(jaxblt.inference.engine, "Engine", lambda run, config: Engine(run, CONFIG))
+    names = {}
+    for text in blocks(ROOT / "docs" / "guides" / "serving.md", "python"):
+        exec(compile(text, "serving.md", "exec"), names)
+    assert [type(text) for text in names["texts"]] == [bytes, bytes]
+    said = capsys.readouterr().out
+    assert "stop" in said or "length" in said
+    assert said.endswith(" upon")
