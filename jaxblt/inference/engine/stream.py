@@ -119,6 +119,8 @@ class StopStrings:
 
     def pass_on(self, piece: Piece) -> Piece:
         """Return the bytes that no stop string can begin in, which end before the first one that is whole."""
+        if not self._stop:
+            return piece
         whole = join_pieces([self._held, piece])
         found = [place for stop in self._stop if (place := whole.data.find(stop)) >= 0]
         if found:

@@ -36,7 +36,10 @@ def make_app(service: Service) -> Any:
             ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
         )
 
-    handlers: Any = {HTTPException: refuse}
+    async def tell_failure(request: Any, error: Any) -> Answer:
+        return answer_error(ApiError(500, f"{type(error).__name__}; the server's log says more"))
+
+    handlers: Any = {HTTPException: refuse, Exception: tell_failure}
     return Starlette(
         routes=[
             *(

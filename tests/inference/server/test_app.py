@@ -7,6 +7,7 @@ import json
 import math
 import string
 import time
+from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 
@@ -269,6 +270,17 @@ def test_a_request_has_a_time_limit_and_a_failure_is_told(run, monkeypatch):
         assert post(app, "/v1/completions", {"prompt": "a"}).status == 500
         assert post(app, "/v1/completions", {"prompt": "a"}).status == 503
         assert [call(app, "GET", path).status for path in ("/health", "/ready")] == [503, 503]
+
+
+def test_an_error_of_the_servers_own_is_told_and_logged(service, run):
+    """In the shape of all errors, without what it says: that is for the log."""
+    broken = SimpleNamespace(score=lambda *args, **options: len(5), embed=None)
+    app = make_app(replace(service, run=broken))
+    reply = Reply(app, "POST", "/v1/scores", b'{"input": "a"}')
+    with pytest.raises(TypeError):
+        asyncio.run(reply.run())
+    assert (reply.status, reply.json["error"]["type"]) == (500, "server_error")
+    assert "len" not in reply.json["error"]["message"]
 
 
 def test_serving_md_runs(run, monkeypatch, capsys):
