@@ -78,7 +78,7 @@ class Stream(Iterator[Piece]):
 
     def read(self) -> Piece:
         """Wait for the end, and return all that was not taken yet as one piece."""
-        return join_pieces(list(self))
+        return join_pieces([empty_piece(self.finish), *self])
 
     def cancel(self) -> None:
         """End the request, unless it has ended."""

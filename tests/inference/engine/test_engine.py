@@ -10,7 +10,7 @@ import pytest
 
 from jaxblt.data.vocab import OFFSET
 from jaxblt.inference import generate
-from jaxblt.inference.engine import Engine, EngineConfig, Lane, Refused, Request, Sampling
+from jaxblt.inference.engine import Engine, EngineConfig, Lane, Refused, Request, Sampling, programs
 
 CONFIG = EngineConfig(lanes=(Lane(slots=3, capacity=176),), piece_bytes=64, prefix_bytes=1 << 20)
 LONG = bytes(range(32, 132))
@@ -51,6 +51,8 @@ NAMES = ("transformer", "hyena", "patches")
 def test_bytes_are_the_same_whatever_the_load(name, engines, alone):
     """Beside requests that come in any order, leave early, and begin as others do."""
     engine, choose = engines[name], random.Random(0)
+    calls = (programs._read, programs._enter, programs._decode)
+    compiled = [call._cache_size() for call in calls]
     for _ in range(3):
         order = [choose.randrange(len(REQUESTS)) for _ in range(12)]
         streams = [engine.submit(REQUESTS[i]) for i in order]
@@ -69,6 +71,8 @@ def test_bytes_are_the_same_whatever_the_load(name, engines, alone):
             np.testing.assert_array_equal(found.logprobs, alone[name][i].logprobs)
     assert engine.stats.known_bytes > 0
     assert engine.stats.running == engine.stats.waiting == 0
+    # No setting of a request is part of a program
+    assert [call._cache_size() for call in calls] == compiled
 
 
 @pytest.mark.parametrize(
@@ -167,6 +171,8 @@ def test_a_request_ends_at_its_deadline_or_with_its_reader(runs):
     assert late.finish == "expired"
     with engine:
         assert len(last.read().data) == 8
+        # What was taken does not come again
+        assert (last.read().data, last.read().finish) == (b"", "length")
     assert engine.stats.ended == {"refused": 1, "cancelled": 2, "expired": 2, "finished": 1}
     with pytest.raises(RuntimeError, match="the engine is closed"):
         engine.submit(Request(b"g"))

@@ -5,8 +5,10 @@ import base64
 import inspect
 import json
 import math
+import random
 import string
 import time
+from collections import Counter
 from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
@@ -220,6 +222,39 @@ def test_a_client_that_leaves_frees_its_slots(stream, app, service):
     asyncio.run(leave())
     assert wait_for_slots(service.engine) <= 2
     assert service.engine.stats.ended["cancelled"] > ended.get("cancelled", 0)
+
+
+def test_a_storm_of_clients_is_accounted_for(run):
+    """Some leave, some are wrong, some are refused; the others get what they would get alone."""
+    draw = random.Random(0)
+    good = [{"prompt": "p" * draw.randrange(200), "seed": i % 3, "max_tokens": 24} for i in range(80)]
+    with Engine(run, CONFIG) as engine:
+        app = make_app(Service(run, engine, "tiny", limits=LIMITS))
+        kinds = [draw.choices(("good", "gone", "wrong"), (16, 3, 1))[0] for _ in good]
+
+        async def ask(kind, body):
+            await asyncio.sleep(draw.random() / 10)
+            data = b"{" if kind == "wrong" else json.dumps({**body, "stream": kind == "gone"}).encode()
+            leaves = 1 if kind == "gone" else None
+            return await Reply(app, "POST", "/v1/completions", data, leaves_after=leaves).run()
+
+        async def storm():
+            return await asyncio.gather(*map(ask, kinds, good))
+
+        replies = asyncio.run(storm())
+        wait_for_slots(engine)
+        ended = engine.stats.ended
+        alone = {}
+        for kind, body, reply in zip(kinds, good, replies, strict=True):
+            assert reply.status == 400 if kind == "wrong" else reply.status in (200, 429)
+            if kind == "good" and reply.status == 200:
+                key = json.dumps(body)
+                alone[key] = alone.get(key) or post(app, "/v1/completions", body).json["choices"]
+                assert reply.json["choices"] == alone[key]
+    statuses = Counter(reply.status for reply in replies)
+    assert ended.get("refused", 0) == statuses[429]
+    assert ended["finished"] + ended.get("cancelled", 0) == statuses[200]
+    assert len(alone) > 5
 
 
 def test_a_reader_who_takes_nothing_is_cancelled(run):
