@@ -81,7 +81,7 @@ def serve(
         engine,
         name or Path(run_dir).name,
         key=os.environ.get(KEY) or None,
-        limits=Limits(seconds=request_s),
+        limits=Limits(choices=min(Limits.choices, max_waiting), seconds=request_s),
     )
     with engine:
         run_server(

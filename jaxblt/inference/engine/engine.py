@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import flax.linen as nn
 import jax
 import numpy as np
+from jaxtyping import Array
 
 from jaxblt.data.letters import letters_of
 from jaxblt.data.vocab import OFFSET, encode
@@ -35,6 +36,10 @@ class DecodableRun(Protocol):
 
     @property
     def decoder_params(self) -> dict[str, Any]: ...
+
+
+Sent = tuple[list[Array | None], list[tuple[dict[int, Ticket], Drawn]]]
+"""A round that the device works on: what to wait for of prompts, and the draws of each lane's requests."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Engine:
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
         self._scheduler = Scheduler(config, self._sizes, known=self._find_prefix, clock=clock)
         self._jobs: dict[Ticket, _Job] = {}
-        self._in_flight: deque[tuple[dict[int, Ticket], Drawn]] = deque()
+        self._in_flight: deque[Sent] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._error: Exception | None = None
@@ -184,7 +189,7 @@ class Engine:
         """Compile the programs of all lanes, before the first request; nothing may run yet."""
         request = Request(b"", 1)
         for lane in self._lanes:
-            prompts = [lane.read(lane.begin(), np.ones(1, np.int32), size) for size in self._sizes]
+            prompts = [lane.read(lane.begin(), np.ones(1, np.int32), size)[0] for size in self._sizes]
             if self.config.prefix_bytes:
                 copy_prompt(prompts[-1])
             lane.enter(0, prompts[-1], request)
@@ -252,21 +257,28 @@ class Engine:
             parts = [(part, self._jobs[part.ticket]) for part in work.parts]
             self._rounds += 1
             self._changed.notify_all()
-        for part, job in parts:
-            self._read_part(part, job)
-        for lane, tickets in work.decoding.items():
-            self._in_flight.append((tickets, self._lanes[lane].decode(set(tickets))))
-        while len(self._in_flight) > len(work.decoding):
-            tickets, drawn = self._in_flight.popleft()
-            self._hand_out(tickets, jax.device_get(drawn))
+        read = [self._read_part(part, job) for part, job in parts]
+        decoding = work.decoding.items()
+        drawn = [(tickets, self._lanes[lane].decode(set(tickets))) for lane, tickets in decoding]
+        if read or drawn:
+            self._in_flight.append((read, drawn))
+        while len(self._in_flight) > bool(read or drawn):
+            read, drawn = self._in_flight.popleft()
+            # Wait for prompts too: without it all pieces of a long one would lie before whatever comes next
+            jax.block_until_ready(read)
+            for tickets, found in drawn:
+                self._hand_out(tickets, jax.device_get(found))
 
-    def _read_part(self, part: Part, job: _Job) -> None:
-        """Read a piece of a prompt; a prompt that is whole enters its row."""
-        ticket, lane = part.ticket, self._lanes[part.ticket.lane]
+    def _read_part(self, part: Part, job: _Job) -> Array | None:
+        """Read a piece of a prompt; a prompt that is whole enters its row.
+
+        Returns an array to wait for, or None if nothing is read.
+        """
+        ticket, lane, done = part.ticket, self._lanes[part.ticket.lane], None
         if job.prompt is None:
             job.prompt = lane.begin()
         if part.size:
-            job.prompt = lane.read(job.prompt, job.ids[part.start : part.stop], part.size)
+            job.prompt, done = lane.read(job.prompt, job.ids[part.start : part.stop], part.size)
             self._read += part.stop - part.start
             self._prefixes.put(ticket.lane, job.ids, part.stop, job.prompt)
         if part.is_last:
@@ -274,6 +286,7 @@ class Engine:
             if ticket.slot is not None:
                 lane.enter(ticket.slot, job.prompt, job.stream.request)
             job.prompt = None
+        return done
 
     def _find_prefix(self, ticket: Ticket) -> int:
         """Return how much of a prompt is known, and take its state."""

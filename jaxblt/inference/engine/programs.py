@@ -95,8 +95,11 @@ class LanePrograms:
         """Return a prompt of which nothing was read."""
         return _begin(self._decoder, self._lane)
 
-    def read(self, before: Prefix, ids: np.ndarray, size: int) -> Prefix:
-        """Read the next ids of a prompt, in a row of `size`; `before` is used up."""
+    def read(self, before: Prefix, ids: np.ndarray, size: int) -> tuple[Prefix, Array]:
+        """Read the next ids of a prompt, in a row of `size`; `before` is used up.
+
+        Returns the prompt, and an array to wait for, which no later call uses up.
+        """
         row = np.full((1, size), PAD, np.int32)
         row[0, : len(ids)] = ids
         return _read(self._decoder, self._params, before, row, np.arange(size)[None] < len(ids))
@@ -176,8 +179,9 @@ def _empty(decoder: Decoder, lane: Lane) -> LaneRows:
 @partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _read(
     decoder: Decoder, params: dict[str, Any], before: Prefix, ids: Int[Array, "1 L"], live: Bool[Array, "1 L"]
-) -> Prefix:
-    return read_piece(decoder, params, before, ids, live.astype(jnp.int32))
+) -> tuple[Prefix, Bool[Array, "1"]]:
+    prompt = read_piece(decoder, params, before, ids, live.astype(jnp.int32))
+    return prompt, jnp.isfinite(prompt[1][:, 0])
 
 
 @partial(jax.jit, donate_argnums=0)
