@@ -42,7 +42,7 @@ class EngineConfig:
 
     Attributes:
       lanes: a request goes to the one of the smallest capacity that holds it.
-      max_waiting: requests without a slot; one more is refused.
+      max_waiting: requests that wait while no slot is free for them; one more is refused.
       piece_bytes: bytes of prompts that a round reads at the most, rounded to whole blocks of a model with patches.
       prefix_bytes: memory for the states behind prompts, so that a prompt that begins alike is not read again.
     """

@@ -146,6 +146,8 @@ class Engine:
     def submit(self, request: Request) -> Stream:
         """Queue a request, and return the stream of its pieces.
 
+        Nothing comes before the engine is entered.
+
         Raises:
           ValueError: no lane holds the request.
           Refused: as many wait as may.
@@ -183,7 +185,7 @@ class Engine:
         return [stream.read().data for stream in streams]
 
     def _has_room(self) -> bool:
-        return self._scheduler.waiting < self.config.max_waiting or self._error is not None
+        return self._scheduler.overdue < self.config.max_waiting or self._error is not None
 
     def warm(self) -> None:
         """Compile the programs of all lanes, before the first request; nothing may run yet."""

@@ -132,6 +132,11 @@ class Scheduler:
         return sum(len(rows.waiting) for rows in self._rows)
 
     @property
+    def overdue(self) -> int:
+        """Requests that wait although no slot is free for them."""
+        return sum(max(0, len(rows.waiting) - len(rows.free)) for rows in self._rows)
+
+    @property
     def running(self) -> int:
         """Requests with a slot."""
         return sum(len(rows.taken) for rows in self._rows)
@@ -144,12 +149,12 @@ class Scheduler:
           Refused: as many wait as may.
         """
         lane = self._find_lane(length, limit)
-        if self.waiting >= self._config.max_waiting:
+        rows, waiting = self._rows[lane], self.overdue
+        if waiting >= self._config.max_waiting and len(rows.waiting) >= len(rows.free):
             self.ended["refused"] += 1
-            rows = self._rows[lane]
             seconds = max(1, math.ceil(self._service * (len(rows.waiting) + 1) / rows.lane.slots))
             raise Refused(
-                f"{self.waiting} requests wait, the most that may (max_waiting={self._config.max_waiting}): "
+                f"{waiting} requests wait, the most that may (max_waiting={self._config.max_waiting}): "
                 f"try again in {seconds} s",
                 seconds,
             )

@@ -143,7 +143,7 @@ def test_the_prefix_cache_keeps_what_prompts_share_within_its_budget(runs):
 def test_a_request_ends_at_its_deadline_or_with_its_reader(runs):
     """Both give back their slots; requests in the queue count too."""
     now = [0.0]
-    engine = Engine(runs["transformer"], replace(CONFIG, max_waiting=5), clock=lambda: now[0])
+    engine = Engine(runs["transformer"], replace(CONFIG, max_waiting=2), clock=lambda: now[0])
     late, unread, left, queued, last = (
         engine.submit(request)
         for request in (
@@ -154,7 +154,7 @@ def test_a_request_ends_at_its_deadline_or_with_its_reader(runs):
             Request(b"e", 8),
         )
     )
-    with pytest.raises(Refused, match="5 requests wait"):
+    with pytest.raises(Refused, match="2 requests wait"):
         engine.submit(Request(b"f", 8))
     with left:
         while not left.unread:
