@@ -93,8 +93,11 @@ def _compare(
             drawn += sum(map(len, generate(decoder, params, prompts[part], **options)))
         return drawn
 
-    figures: dict[str, Any] = {"rows": rows}
-    with Engine(run, config, as_trained=False) as engine:
+    begun = time.perf_counter()
+    engine = Engine(run, config, as_trained=False)
+    engine.warm()
+    figures: dict[str, Any] = {"rows": rows, "warm_seconds": time.perf_counter() - begun}
+    with engine:
         for name, number in (("once", rows), ("waves", count)):
             ways = {"engine": by_engine, "generate": by_generate}
             rates = {way: _rate(lambda draw=draw, n=number: draw(n), trials) for way, draw in ways.items()}

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -188,13 +189,16 @@ class Engine:
         return self._scheduler.overdue < self.config.max_waiting or self._error is not None
 
     def warm(self) -> None:
-        """Compile the programs of all lanes, before the first request; nothing may run yet."""
-        request = Request(b"", 1)
-        for lane in self._lanes:
-            prompts = [lane.read(lane.begin(), np.ones(1, np.int32), size)[0] for size in self._sizes]
+        """Compile the programs of all lanes, side by side, before the first request; nothing may run yet."""
+        with ThreadPoolExecutor() as pool:
+            decoding = [pool.submit(lane.decode, set()) for lane in self._lanes]
+            reading = [[pool.submit(_read_one, lane, size) for size in self._sizes] for lane in self._lanes]
+        for lane, drawn, prompts in zip(self._lanes, decoding, reading, strict=True):
+            drawn.result()
+            prompt = [one.result() for one in prompts][-1]
             if self.config.prefix_bytes:
-                copy_prompt(prompts[-1])
-            lane.enter(0, prompts[-1], request)
+                copy_prompt(prompt)
+            lane.enter(0, prompt, Request(b"", 1))
             jax.block_until_ready(lane.decode({0}))
 
     def close(self, *, within_s: float | None = None) -> None:
@@ -332,6 +336,11 @@ class Engine:
             self._scheduler.end(job.ticket, "finished")
         if piece.data or piece.finish:
             job.stream.put(piece)
+
+
+def _read_one(lane: LanePrograms, size: int) -> Prefix:
+    """Read a prompt of one id, in a row of `size`."""
+    return lane.read(lane.begin(), np.ones(1, np.int32), size)[0]
 
 
 def _piece(row: Drawn, count: int, finish: Finish | None) -> Piece:
