@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from jaxblt.training.recipe import Recipe
 
-from . import books, boxed, demo, ecoli, phage, tasks, titans
+from . import billion, books, boxed, demo, ecoli, phage, tasks, titans
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo_entropy": demo.entropy,
@@ -22,6 +22,9 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "books_hyena": books.hyena,
     "books_hyena_implicit": books.implicit_hyena,
     "books_512": books.small,
+    "books_1b_entropy": billion.entropy,
+    "books_1b_transformer": billion.transformer,
+    "books_1b": billion.blt,
     "ecoli": ecoli.hyena,
     "phage": phage.hyena,
     "mqar": tasks.mqar,

@@ -24,6 +24,9 @@ from pallas_kernels.runtime import current_device
 PRODUCT = "product"
 """The `checkpoint_name` of products with a weight that remat's "dots" does not recognise."""
 
+FP8 = "fp8"
+"""The collection of what `Linear`s remember for their scales in FP8 (`jaxblt.precision`)."""
+
 Product = Callable[..., Array]
 """`(equation, x, kernel, *, precision, preferred_element_type) -> y`, as `multiply` computes it."""
 

@@ -208,6 +208,7 @@ def test_what_is_declared_is_imported() -> None:
         *extras["plot"],
         *extras["arrow"],
         *extras["remote"],
+        *extras["serve"],
     ]
     unused = _modules(declared) - {i.top for room in ROOMS for i in _imports(room)}
     assert not unused, f"nothing imports {unused}: drop them from pyproject.toml"

@@ -10,7 +10,7 @@ from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
     "operations": ("attention_parts", "counters", "kernels", "streamed_filter"),
-    "models": ("cpu_table", "entropy", "generation", "hyena_layer", "scaling", "stack"),
+    "models": ("cpu_table", "entropy", "generation", "hyena_layer", "scaling", "serving", "stack"),
     "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
     "adapters": ("adapter_speed", "index_search", "routed_lora"),
     "tasks": ("length_generalisation", "recall", "tasks"),
@@ -24,6 +24,7 @@ ROOMS = {
         "sequence_plan",
         "split_step",
     ),
+    "precision": ("fp8_loss", "fp8_products", "fp8_step"),
     "peers": ("fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
     "trained_runs": ("baselines", "boxed_run", "context", "reading_frames", "record"),
     "results": ("results",),

@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sweep": ("jaxblt.cli.sweep", "train a recipe with several sets of overrides, and compare"),
     "evaluate": ("jaxblt.cli.evaluate", "bits per byte of a run on a split, and the scores of a task"),
     "generate": ("jaxblt.cli.generate", "continue prompts with a run"),
+    "serve": ("jaxblt.cli.serve", "answer clients of OpenAI's API over HTTP with a run"),
     "score": ("jaxblt.cli.score", "log-likelihood of each record of a file"),
     "embed": ("jaxblt.cli.embed", "hidden states of each record of a file"),
     "index": ("jaxblt.cli.index", "base vectors of a run's documents, for routers that search them"),

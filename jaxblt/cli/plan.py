@@ -1,4 +1,4 @@
-"""Memory of a recipe's train step on a GPU: jaxblt plan RECIPE [--mesh seq=8] [--context N]."""
+"""Memory of a recipe's train step on a GPU: jaxblt plan RECIPE [--mesh seq=8] [--context N] [--batch]."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,11 +11,12 @@ from jaxblt.cli.mesh import without_free_axis
 from jaxblt.cli.recipe_options import parse_recipe_and
 from jaxblt.parallel.mesh import AXES
 from jaxblt.training.recipe import Recipe
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 
 ABOUT = (
     "Compiles the recipe's train step for a GPU that need not be here and prints the bytes on each device by part, the "
-    "first remat policy that fits and the longest context that fits. Every field of the recipe is an option besides."
+    "first remat policy that fits and the longest context that fits. --batch finds the largest batch of each policy "
+    "instead. Every field of the recipe is an option besides."
 )
 POLICIES = ("none", "dots", "full", "offload")
 STRETCH = 1024
@@ -32,17 +33,24 @@ class PlanConfig:
       gpu: the type of GPU to compile for.
       memory_gb: of a GPU, in 10^9 bytes.
       longest: also find the longest context, by a few more compilations.
+      batch: find instead the largest batch by remat, and the cheapest remat that holds the recipe's own; a few
+        compilations each.
+      fill: share of the memory that such a batch may take: plans leave out what the runtime takes.
     """
 
     context: int | None = None
     gpu: str = "h200"
     memory_gb: float = 141.0
     longest: bool = True
+    batch: bool = False
+    fill: float = 0.85
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "context", least=1)
         check_bounds(self, "memory_gb", above=0)
+        check_bounds(self, "fill", above=0, most=1, why=": it is a share")
+        check_read(self, "fill", needed="batch=True", is_read=self.batch)
 
 
 def complete(recipe: Recipe, run_dir: str) -> tuple[Recipe, list[str]]:
@@ -106,6 +114,66 @@ def report(recipe: Recipe, config: PlanConfig, measure: Callable[[Recipe], Any])
         print_longest(choices[fits or list(choices)[-1]], memory, measure)
 
 
+def report_batches(recipe: Recipe, config: PlanConfig, measure: Callable[[Recipe], Any]) -> None:
+    """Print the largest batch of each remat policy, and the cheapest policy that holds the recipe's own batch.
+
+    Policies are asked from the cheapest on, until one holds that batch. Rows are those of a micro-batch.
+
+    Raises:
+      ValueError: no policy holds a row for each group of devices.
+    """
+    from jaxblt.profiling.plan import largest_batch
+    from jaxblt.training.start.compile_ahead import with_remat
+
+    memory, mesh = config.fill * config.memory_gb * 1e9, recipe.mesh
+    group, wanted, best = mesh.data * mesh.fsdp, recipe.data.batch_size, None
+    print(
+        f"{recipe.name} on {config.gpu}: rows of {recipe.data.seq_len:,} bytes in {memory / 1e9:.1f} GB",
+        flush=True,
+    )
+    for policy in POLICIES:
+
+        def total(rows: int, policy: Any = policy) -> int:
+            data, train = replace(recipe.data, batch_size=rows), replace(recipe.train, accumulate=1)
+            changed = replace(recipe, model=with_remat(recipe.model, policy), data=data, train=train)
+            return measure(changed).total
+
+        found = largest_batch(total, memory=memory, multiple=group)
+        if found is None:
+            print(f"remat {policy:<8} does not hold {group} rows", flush=True)
+            continue
+        rows, sizes = found
+        print(
+            f"remat {policy:<8} {rows:6,} rows in {sizes[rows] / 1e9:.2f} GB, {len(sizes)} compiled",
+            flush=True,
+        )
+        best = (policy, rows) if best is None or rows > best[1] else best
+        if rows >= wanted:
+            break
+    if best is None:
+        raise ValueError(
+            f"no plan holds {group} rows of {recipe.data.seq_len} bytes in {memory / 1e9:g} GB: split over more "
+            "devices (--mesh fsdp=2), or shorten data.seq_len"
+        )
+    _print_settings(replace(recipe, model=with_remat(recipe.model, best[0])), best, group, memory, measure)
+
+
+def _print_settings(
+    recipe: Recipe, best: tuple[str, int], group: int, memory: float, measure: Callable[[Recipe], Any]
+) -> None:
+    """Print the fewest micro-batches that hold the recipe's batch; gradients that are added up take memory too."""
+    wanted = recipe.data.batch_size
+    for parts in range(1, wanted // group + 1):
+        if wanted % (parts * group) or wanted // parts > best[1]:
+            continue
+        size = measure(replace(recipe, train=replace(recipe.train, accumulate=parts))).total
+        if size <= memory:
+            told = f"{size / 1e9:.2f} GB"
+            print(f"for the recipe's {wanted} rows: remat {best[0]}, --train.accumulate {parts} ({told})")
+            return
+    print(f"the recipe's {wanted} rows do not fit in micro-batches of {group} rows: shorten data.seq_len")
+
+
 def print_longest(recipe: Recipe, memory: float, measure: Callable[[Recipe], Any]) -> None:
     """Print the longest context that fits, with the recipe's rows, mesh and remat."""
     from jaxblt.profiling.plan import longest_context
@@ -143,7 +211,8 @@ def main(argv: Sequence[str]) -> None:
     recipe = at_context(recipe, recipe.data.seq_len if config.context is None else config.context, mesh)
     for line in said:
         print(f"assumed: {line}")
-    report(recipe, config, functools.cache(lambda recipe: plan_step(recipe, devices)))
+    tell = report_batches if config.batch else report
+    tell(recipe, config, functools.cache(lambda recipe: plan_step(recipe, devices)))
     print(
         "not counted: the CUDA context, NCCL's buffers, cuDNN's scratch for packed rows, and what the allocator loses "
         "between blocks; JAX takes 75 % of a GPU unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise"

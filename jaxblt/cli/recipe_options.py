@@ -42,8 +42,10 @@ def parse_recipe_and[T](
         raise SystemExit(0 if argv else 2)
     given, *rest = argv
     found, rest = choose_kinds(find_recipe(given), expand_mesh(rest))
+    found, rest, preset = take_preset(found, rest)
     check_mixers(found, rest, given)
     default, said = clip_warmup(found, rest)
+    said = preset + said
 
     def command(
         run_dir: Annotated[
@@ -55,13 +57,40 @@ def parse_recipe_and[T](
         return recipe, run_dir, own
 
     command.__annotations__["own"] = Annotated[type(options), tyro.conf.arg(name="")]
-    about += f" --mesh seq=8,data=2 sets axes of the mesh. {choices()}"
+    about += (
+        " --mesh seq=8,data=2 sets axes of the mesh. --preset h200 (or auto) sets what suits a type of GPU."
+    )
+    about += f" {choices()}"
     flags = (tyro.conf.AvoidSubcommands,)
     parsed = parse_options(command, rest, prog=f"{prog} {given}", description=about, config=flags)
     check_patch_length(parsed[0], rest)
     for line in said:
         print(line)
     return parsed
+
+
+def take_preset(recipe: Recipe, argv: Sequence[str]) -> tuple[Recipe, list[str], list[str]]:
+    """Apply --preset NAME of `argv`; return the recipe, the other words, and a line on what was set.
+
+    Options of the recipe come after it, and override it. "auto" takes that of the first device.
+
+    Raises:
+      ValueError: there is no such preset, or none for the device.
+    """
+    name = option_value(argv, "--preset")
+    if name is None:
+        return recipe, list(argv), []
+    from jaxblt.training.start.presets import detect, with_preset
+
+    if name == "auto":
+        import jax
+
+        device = jax.local_devices()[0]
+        name = detect(device.device_kind, (device.memory_stats() or {}).get("bytes_limit"))
+    places = [i for i, word in enumerate(argv) if word.partition("=")[0] == "--preset"]
+    taken = {i + step for i in places for step in (range(1) if "=" in argv[i] else range(2))}
+    recipe, line = with_preset(recipe, name)
+    return recipe, [word for i, word in enumerate(argv) if i not in taken], [line]
 
 
 def _usage(prog: str, about: str) -> str:

@@ -4,6 +4,7 @@ from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_dec
 from jaxblt.inference.generate import generate
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
+from jaxblt.inference.rows import put_rows, take_rows
 from jaxblt.inference.sampling import SamplingConfig, sample
 from jaxblt.inference.unroll import unroll
 
@@ -16,6 +17,8 @@ __all__ = [
     "init_decoder",
     "prefill",
     "prepare_decoding",
+    "put_rows",
     "sample",
+    "take_rows",
     "unroll",
 ]

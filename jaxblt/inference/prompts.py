@@ -1,6 +1,7 @@
 """Prompts in chunks of many bytes: the state that feeding them byte by byte would have left."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,29 +36,43 @@ def prefill(
       segment_ids: 1 for its bytes, of which there is at least one, and 0 behind them.
       num_bytes: the most bytes that a row is to hold, its prompt included.
     """
-    model = decoder.build()
-    size, ids, segment_ids = _fitted(model.grid, ids, segment_ids)
-
-    def read(carry: Prefix, ids: Int[Array, "B L"], segments: Int[Array, "B L"]) -> Prefix:
-        state, logits, sound = carry
-        entropies, entropy = decoder.next_entropies(params, ids, state.entropy, segments)
-        latest, moved = model.apply(
-            decoder.variables(params, "model"),
-            ids,
-            state.model,
-            segment_ids=segments,
-            entropies=entropies,
-            method="prefill",
-        )
-        # Keep the logits of its last byte in a row without bytes in this chunk
-        logits = jnp.where(segments[:, :1] != 0, latest, logits)
-        return DecoderState(model=moved, entropy=entropy), logits, sound & are_sound(entropies, segments)
-
-    rows = len(ids)
-    start = init_decoder(decoder, rows, num_bytes=num_bytes)
-    nothing = jnp.zeros((rows, decoder.model.vocab_size), jnp.float32), jnp.ones((rows,), bool)
-    state, logits, sound = _in_chunks(read, (start, *nothing), (ids, segment_ids), size)
+    size, ids, segment_ids = _fitted(decoder.build().grid, ids, segment_ids)
+    start = begin_prompts(decoder, len(ids), num_bytes=num_bytes)
+    read = partial(read_piece, decoder, params)
+    state, logits, sound = _in_chunks(read, start, (ids, segment_ids), size)
     return jnp.where(sound[:, None], logits, jnp.nan), state
+
+
+def begin_prompts(decoder: Decoder, rows: int, *, num_bytes: int) -> Prefix:
+    """Return what `read_piece` begins with."""
+    state = init_decoder(decoder, rows, num_bytes=num_bytes)
+    return state, jnp.zeros((rows, decoder.model.vocab_size), jnp.float32), jnp.ones((rows,), bool)
+
+
+def read_piece(
+    decoder: Decoder,
+    params: dict[str, Any],
+    before: Prefix,
+    ids: Int[Array, "B L"],
+    segment_ids: Int[Array, "B L"],
+) -> Prefix:
+    """Read the next bytes of each prompt.
+
+    All pieces of a prompt but its last are of a multiple of the model's grid.
+    """
+    state, logits, sound = before
+    entropies, entropy = decoder.next_entropies(params, ids, state.entropy, segment_ids)
+    latest, moved = decoder.build().apply(
+        decoder.variables(params, "model"),
+        ids,
+        state.model,
+        segment_ids=segment_ids,
+        entropies=entropies,
+        method="prefill",
+    )
+    # Keep the logits of its last byte in a row without bytes in this piece
+    logits = jnp.where(segment_ids[:, :1] != 0, latest, logits)
+    return DecoderState(model=moved, entropy=entropy), logits, sound & are_sound(entropies, segment_ids)
 
 
 def _fitted(

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxblt.array_checks import check_width
-from jaxblt.layers import MLP, Activation, RMSNorm
+from jaxblt.layers import FP8, MLP, Activation, RMSNorm
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
@@ -440,7 +440,14 @@ class Stack(nn.Module):
         if config.scan:
             scanned = nn.scan(
                 Period,
-                variable_axes={"params": 0, "losses": 0, "metrics": 0, "intermediates": 0, PREPARED: 0},
+                variable_axes={
+                    "params": 0,
+                    "losses": 0,
+                    "metrics": 0,
+                    "intermediates": 0,
+                    PREPARED: 0,
+                    FP8: 0,
+                },
                 variable_broadcast=CHOSEN,
                 split_rngs={"params": True, "dropout": True},
                 in_axes=(nn.broadcast, nn.broadcast, 0, nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]

@@ -178,6 +178,50 @@ def longest_context(
     return Longest(best, points[best], predicted.get(best), _next_line(points, memory))
 
 
+MOST_ROWS = 2**20
+"""The most rows that `largest_batch` asks for."""
+
+
+def largest_batch(
+    measure: Callable[[int], int], *, memory: float, multiple: int = 1
+) -> tuple[int, dict[int, int]] | None:
+    """Return the largest number of rows whose step fits, and the bytes of every number that was measured.
+
+    It is exact if memory grows with the rows: as many fit, and `multiple` more do not. Lines through what was measured
+    name the next number, and intervals halve where they name none.
+
+    Args:
+      measure: bytes on a device by rows; one compilation a call.
+      memory: bytes of a device.
+      multiple: of which rows are multiples.
+
+    Returns:
+      None if `multiple` rows do not fit.
+    """
+    sizes = {multiple: measure(multiple)}
+    if sizes[multiple] > memory:
+        return None
+    fits, fails, rows = multiple, None, 2 * multiple
+    while fits < MOST_ROWS and (fails is None or fails - fits > multiple):
+        sizes[rows] = measure(rows)
+        if sizes[rows] <= memory:
+            fits = rows
+        else:
+            fails = rows
+        rows = _next_rows(sizes, memory, multiple, fits, fails)
+    return fits, sizes
+
+
+def _next_rows(sizes: Mapping[int, int], memory: float, multiple: int, fits: int, fails: int | None) -> int:
+    """Return the rows that a line says fill the memory, or every second time those halfway to what does not fit."""
+    (x, y), (u, v) = sorted(sizes.items())[-2:] if fails is None else ((n, sizes[n]) for n in (fits, fails))
+    filled = x + (memory - y) * (u - x) / (v - y) if v > y else 4 * u
+    if fails is not None and len(sizes) % 2 == 0:
+        filled = (fits + fails) / 2
+    most = 4 * fits if fails is None else fails - multiple
+    return max(min(int(filled // multiple) * multiple, most), fits + multiple)
+
+
 def _next_line(points: Mapping[int, int], memory: float) -> Line:
     """Return the line through the points on both sides of the memory.
 

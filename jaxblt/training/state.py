@@ -58,6 +58,7 @@ class TrainState:
       skipped_in_a_row: of those, the ones since the last good step.
       frozen: any other trees, by name: `ENTROPY`, `BASE`, `REFERENCE`. Checkpoints hold them once a run, not a step.
       ema: the exponential moving average of `params`, see `averaged`; None for a run without.
+      scaling: what low precision remembers: "amax" of FP8 products, "loss" of fp16; None for a run without.
     """
 
     step: Int[Array, ""]
@@ -67,6 +68,7 @@ class TrainState:
     skipped_in_a_row: Int[Array, ""]
     frozen: dict[str, Frozen] = flax.struct.field(default_factory=dict)
     ema: Any = None
+    scaling: dict[str, Any] | None = None
 
     __repr__ = show
 
@@ -77,6 +79,7 @@ def start(
     frozen: Mapping[str, Frozen] | None = None,
     *,
     ema: bool = False,
+    scaling: dict[str, Any] | None = None,
 ) -> TrainState:
     """Make the state before step 0; with `ema` its average begins at the parameters."""
     return TrainState(
@@ -87,6 +90,7 @@ def start(
         skipped_in_a_row=jnp.zeros((), jnp.int32),
         frozen=dict(frozen or {}),
         ema=copied(params) if ema else None,
+        scaling=scaling,
     )
 
 
@@ -119,10 +123,14 @@ def evaluated(state: TrainState) -> TrainState:
     return state if state.ema is None else replace(state, params=state.ema, ema=None)
 
 
+OPTIONAL = ("ema", "scaling")
+"""Fields of a state that only some runs have."""
+
+
 def without_frozen(state: TrainState) -> dict[str, Any]:
     """Return the fields that change from step to step, by name: what a step's checkpoint holds."""
     held = {field.name: getattr(state, field.name) for field in fields(state) if field.name != "frozen"}
-    return {name: value for name, value in held.items() if name != "ema" or value is not None}
+    return {name: value for name, value in held.items() if name not in OPTIONAL or value is not None}
 
 
 def forgive(state: TrainState) -> TrainState:

@@ -16,6 +16,7 @@ from jaxblt.adapters import next_bounds, tell_documents, with_bounds
 from jaxblt.adapters.code.draw import POLICY
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
+from jaxblt.layers import FP8
 from jaxblt.patching import (
     PatcherConfig,
     byte_entropies,
@@ -24,6 +25,10 @@ from jaxblt.patching import (
     stream_entropies,
 )
 from jaxblt.patching.patches import Patches
+from jaxblt.precision.config import Fp8Config
+from jaxblt.precision.loss_scale import LossScaleConfig, next_loss_scale
+from jaxblt.precision.scaling import AMAX, LOSS
+from jaxblt.precision.sites import in_fp8, next_amax
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
 from jaxblt.side_outputs import SIDE_OUTPUTS
@@ -53,6 +58,8 @@ class Task:
         given no segment ids, which spares it the masks.
       reference: a second model that predictions are held close to in training; None for none.
       hybrid: weights of the loss's parts, and what trains routers besides; None for the objective's loss.
+      fp8: how products run in FP8 where the step trains; None for none. Evaluations compute in the model's dtype.
+      loss_scale: of a model in fp16; None for no scale.
     """
 
     model: Any
@@ -61,6 +68,8 @@ class Task:
     packed: bool = True
     reference: Reference | None = None
     hybrid: Hybrid | None = None
+    fp8: Fp8Config | None = None
+    loss_scale: LossScaleConfig | None = None
 
     __repr__ = show
 
@@ -162,13 +171,15 @@ def predict(
     rngs: Mapping[str, PRNGKeyArray],
     *,
     experts: Any = None,
+    amax: Any = None,
     collections: Sequence[str] = SIDE_OUTPUTS,
 ) -> tuple[Any, Patches | None, Any]:
     """Return logits ([B, T, V], [B, C] of rows, or `TaskAnswers`), patches, and what modules sowed.
 
-    Dropout is on iff `rngs` has its key. A policy takes `experts`, if there are any (`jaxblt.adapters.Draw`).
+    Dropout is on iff `rngs` has its key. A policy takes `experts`, if there are any (`jaxblt.adapters.Draw`). Products
+    in FP8 read their scales from `amax`.
     """
-    given = {} if experts is None else {POLICY: experts}
+    given = {name: value for name, value in ((POLICY, experts), (FP8, amax)) if value is not None}
     with tell_documents(batch.documents, None if task.patcher is None else task.patcher.block_size):
         (logits, patches), side = task.model.apply(
             {"params": whole_params(params, frozen), **given},
@@ -229,7 +240,7 @@ def make_train_step(
         ask, drop = jax.random.split(jax.random.fold_in(make_key(seed), state.step))
         batch = task.objective(ask, batch)
         weight = task.objective.weight(batch)
-        grads, sums, (side, bounds) = _gradients(task, state, batch, weight, drop, accumulate)
+        grads, observed, sums, (side, bounds) = _gradients(task, state, batch, weight, drop, accumulate)
         loss = sums["loss"] / weight
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
@@ -237,13 +248,17 @@ def make_train_step(
         good = finite & _all_finite(updates) & (state.skipped_in_a_row < max_skips)
         updates = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), updates)
         bad = (~good).astype(jnp.int32)
+        scaling, scaled = _next_scaling(task, state.scaling, observed, finite)
         after = replace(
             state,
             step=state.step + 1,
             params=with_bounds(optax.apply_updates(state.params, updates), bounds, good),
             opt_state=jax.tree.map(lambda new, old: jnp.where(good, new, old), opt_state, state.opt_state),
             skipped=state.skipped + bad,
-            skipped_in_a_row=(state.skipped_in_a_row + 1) * bad,
+            skipped_in_a_row=jnp.where(
+                scaled & ~finite, state.skipped_in_a_row, (state.skipped_in_a_row + 1) * bad
+            ),
+            scaling=scaling,
         )
         if ema is not None:
             average = averaged(state.ema, after.params, ema, after.step - after.skipped)
@@ -258,6 +273,8 @@ def make_train_step(
             "skipped": after.skipped.astype(jnp.float32),
             "skipped_in_a_row": after.skipped_in_a_row.astype(jnp.float32),
         }
+        if state.scaling is not None and LOSS in state.scaling:
+            metrics["loss_scale"] = state.scaling[LOSS]["scale"]
         if schedule is not None:
             metrics["learning_rate"] = jnp.asarray(schedule(state.step - state.skipped), jnp.float32)
         return after, metrics
@@ -296,15 +313,19 @@ def _all_finite(tree: Any) -> Bool[Array, ""]:
 
 def _gradients(
     task: Task, state: TrainState, batch: Batch, weight: Float[Array, ""], key: PRNGKeyArray, accumulate: int
-) -> tuple[Any, Metrics, tuple[Metrics, Any]]:
-    """Return the gradient of the batch's loss, sums over it, sown metrics and the next bounds of a governor.
+) -> tuple[Any, Any, Metrics, tuple[Metrics, Any]]:
+    """Return the gradient of the batch's loss, what FP8 products observed, sums, sown metrics and the next bounds.
 
-    Micro-batches are added up and divided once.
+    Micro-batches are added up and divided once. The loss of fp16 is scaled before its gradient is taken, and divided
+    by its weight there: sums over a batch would overflow.
     """
+    scaling = state.scaling or {}
+    factor = scaling[LOSS]["scale"] / weight if LOSS in scaling else None
 
-    def micro(params: Any, index: Any, rows: Batch) -> tuple[Float[Array, ""], tuple[Metrics, Any]]:
+    def micro(given: Any, index: Any, rows: Batch) -> tuple[Float[Array, ""], tuple[Metrics, Any]]:
+        params, amax = given
         own = jax.random.fold_in(key, index)
-        run = _runner(task, state.frozen, rows, {"dropout": own})
+        run = _runner(task, state.frozen, rows, {"dropout": own}, amax)
         drawn = draw(task.hybrid, run, params, state.opt_state, jax.random.fold_in(own, 1))
         logits, patches, side = run(params, experts=None if drawn is None else drawn.experts)
         sums = task.objective.sums(logits, rows) | {"sown_loss": sown_losses(side) / accumulate}
@@ -317,25 +338,54 @@ def _gradients(
             more, found = routed_parts(task.hybrid, run, params, logits, drawn, rows)
             parts, counts = parts | more, counts | found
         total = combined(task.hybrid, parts, state.step) + sums["sown_loss"] * weight
-        return total, (sums | counts, (sown_metrics(side), next_bounds(side)))
+        return total if factor is None else total * factor, (
+            sums | counts,
+            (sown_metrics(side), next_bounds(side)),
+        )
 
-    gradient = jax.grad(micro, has_aux=True)
+    gradient, given = jax.grad(micro, has_aux=True), (state.params, scaling.get(AMAX))
     if accumulate == 1:
-        grads, (sums, side) = gradient(state.params, jnp.int32(0), batch)
+        (grads, observed), (sums, side) = gradient(given, jnp.int32(0), batch)
     else:
 
         def add(total: Any, item: tuple[Any, Batch]) -> tuple[Any, tuple[Metrics, Any]]:
-            grads, aux = gradient(state.params, *item)
-            return jax.tree.map(jnp.add, total, grads), aux
+            found, aux = gradient(given, *item)
+            both = (jax.tree.map(f, *trees) for f, *trees in zip(_TOGETHER, total, found, strict=True))
+            return tuple(both), aux
 
         items = (jnp.arange(accumulate, dtype=jnp.int32), split_rows(batch, accumulate))
-        grads, (sums, side) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), items)
+        (grads, observed), (sums, side) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, given), items)
         sums = {name: jnp.sum(values, 0) for name, values in sums.items()}
         side = jax.tree.map(lambda values: jnp.mean(values, 0), side)
-    return jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), sums, side
+    divisor = weight if factor is None else scaling[LOSS]["scale"]
+    return jax.tree.map(lambda g: g / divisor.astype(g.dtype), grads), observed, sums, side
 
 
-def _runner(task: Task, frozen: Mapping[str, Frozen], rows: Batch, always: dict[str, PRNGKeyArray]) -> Any:
+_TOGETHER = (jnp.add, jnp.maximum)
+"""How micro-batches join their gradients, and the largest entries that they observed."""
+
+
+def _next_scaling(
+    task: Task, scaling: dict[str, Any] | None, observed: Any, finite: Bool[Array, ""]
+) -> tuple[dict[str, Any] | None, Bool[Array, ""]]:
+    """Return what low precision remembers after a step, and whether a scale of the loss above 1 was in use.
+
+    A step that is skipped changes scales all the same: a smaller one is how the next may succeed.
+    """
+    if scaling is None:
+        return None, jnp.zeros((), bool)
+    after, scaled = dict(scaling), jnp.zeros((), bool)
+    if AMAX in scaling:
+        after[AMAX] = next_amax(scaling[AMAX], observed)
+    if task.loss_scale is not None:
+        after[LOSS] = next_loss_scale(scaling[LOSS], finite, task.loss_scale.every)
+        scaled = scaling[LOSS]["scale"] > 1
+    return after, scaled
+
+
+def _runner(
+    task: Task, frozen: Mapping[str, Frozen], rows: Batch, always: dict[str, PRNGKeyArray], amax: Any
+) -> Any:
     """Make passes of a batch's rows, see `jaxblt.training.routing.hybrid.Run`; all of them have the rngs `always`."""
 
     def run(
@@ -346,7 +396,8 @@ def _runner(task: Task, frozen: Mapping[str, Frozen], rows: Batch, always: dict[
         **options: Any,
     ) -> Any:
         own = task if model is None else replace(task, model=model)
-        return predict(own, params, frozen, rows, {**always, **rngs}, **options)
+        with in_fp8(task.fp8):
+            return predict(own, params, frozen, rows, {**always, **rngs}, amax=amax, **options)
 
     return run
 

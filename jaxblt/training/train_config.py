@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
+from jaxblt.precision.config import Fp8Config
+from jaxblt.precision.loss_scale import LossScaleConfig
 from jaxblt.training.best import check_followed
 from jaxblt.training.state import Weights
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
@@ -21,7 +23,10 @@ class TrainConfig:
       steps: optimiser steps, the learning rate's horizon.
       accumulate: micro-batches that a batch is cut into, to fit in memory; the gradient is the whole batch's.
       seed: the seed of parameters, objective and dropout.
-      dtype: dtype of the computation; parameters and reductions are fp32.
+      dtype: dtype of the computation; parameters and reductions are fp32. "float16" scales the loss.
+      precision: "fp8" runs products with weights in FP8 where a step trains; all else computes in `dtype`.
+      fp8: how it does so, and which products it leaves.
+      loss_scale: of "float16". Steps that overflow are skipped; above a scale of 1 they do not count for `max_skips`.
       ema: decay of an exponential moving average of the parameters, such as 0.999, which evaluations then score and
         `jaxblt.load` reads; None for none. It takes the memory of the parameters once more.
       trackers: where figures, pictures and texts go: "jsonl" is `metrics.jsonl`, which `jaxblt sweep` reads, and
@@ -45,14 +50,17 @@ class TrainConfig:
       time_limit_s: seconds of training after which the run saves and ends, whatever the step; None for no limit. Those
         of all processes of the run count: raise it to go on in another piece.
       profile_steps: (first, last) steps to trace with the profiler; None for none.
-      compilation_cache: folder in which compiled programs outlive the process; "user" for the one in the user's cache
-        (not on CPUs), None for none.
+      compilation_cache: folder in which compiled programs and calibrations outlive the process; "user" for the one in
+        the user's cache (not on CPUs), None for none.
     """
 
     steps: int = 1000
     accumulate: int = 1
     seed: int = 0
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    precision: Literal["dtype", "fp8"] = "dtype"
+    fp8: Fp8Config = Fp8Config()
+    loss_scale: LossScaleConfig = LossScaleConfig()
     ema: float | None = None
     trackers: tuple[Literal["jsonl", "tensorboard", "wandb", "trackio"], ...] = ("jsonl", "tensorboard")
     sample_bytes: int = 0
@@ -85,6 +93,13 @@ class TrainConfig:
         for name in ("eval_start", "keep_best", "patience", "best_by", "sample_bytes"):
             check_read(self, name, needed="eval_every above 0", is_read=self.eval_every > 0)
         check_bounds(self, "max_overflow", least=0, most=1, why=": it is a share")
+        if self.precision == "fp8" and self.dtype != "bfloat16":
+            raise ValueError(
+                f"TrainConfig.precision='fp8' rounds products that are else in bfloat16, got dtype={self.dtype!r}: set "
+                "dtype='bfloat16', or precision='dtype'"
+            )
+        check_read(self, "fp8", needed="precision='fp8'", is_read=self.precision == "fp8")
+        check_read(self, "loss_scale", needed="dtype='float16'", is_read=self.dtype == "float16")
         check_bounds(self, "checkpoint_every_s", "time_limit_s", above=0, why=": seconds, None sets no limit")
         check_bounds(self, "profile_steps", least=0)
         if self.profile_steps is not None and self.profile_steps[0] > self.profile_steps[1]:

@@ -75,6 +75,7 @@ from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
     Masked,
@@ -121,6 +122,7 @@ MEMORY = {
 "Of memories that learn while they read."
 
 OPTIMIZER: dict[str, tuple[Any, ...]] = {
+    "per_rows": (0, -8, 2.5, "256"),
     "learning_rate": (0.0, -1e-3, NAN, INF, "1e-3"),
     "schedule": ("step",),
     "warmup_steps": (-1, 1.5),
@@ -142,6 +144,13 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "kind": ("fastq",),
         "soft_mask": ("drop",),
     },
+    Fp8Config: {
+        "scaling": ("block",),
+        "history": (0, 1.5, 2000),
+        "margin": (-1, 9, 0.5),
+        "keep": ("head", (3,)),
+    },
+    LossScaleConfig: {"first": (0.5, NAN, INF, "1", 2.0**25), "every": (0, 1.5)},
     TrainConfig: {
         "sample_bytes": (-1, 2.5),
         "trackers": (("mlflow",), "jsonl"),
@@ -149,7 +158,10 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "steps": (0, -5, 2.5, True, "10", NAN, 10**10),
         "accumulate": (0, 1.5),
         "seed": (-1, 0.5, 2**32),
-        "dtype": ("float16", 16),
+        "dtype": ("float64", 16),
+        "precision": ("fp4", 8),
+        "fp8": ("delayed", None),
+        "loss_scale": (2.0,),
         "log_every": (0, 2.0),
         "eval_every": (-1,),
         "eval_batches": (0, 1.5),
@@ -448,7 +460,14 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     TaskHeadsConfig: {"tasks": ((), ("t",))},
     TaskLoss: {"weight": (-1.0, NAN, INF), "objective": (None, NextByte())},
     MultiTask: {"tasks": ((), 3), "weighting": ("learned",), "causal": (False,)},
-    PlanConfig: {"context": (0, -1), "memory_gb": (0.0, NAN), "longest": (1,), "gpu": ("",)},
+    PlanConfig: {
+        "fill": (0.0, 1.1, NAN),
+        "batch": (1,),
+        "context": (0, -1),
+        "memory_gb": (0.0, NAN),
+        "longest": (1,),
+        "gpu": ("",),
+    },
     PolicyConfig: {
         "method": ("a2c",),
         "discount": (-0.1, 1.5, NAN),

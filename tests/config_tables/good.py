@@ -79,6 +79,7 @@ from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
     ClassifyChain,
@@ -102,6 +103,8 @@ from jaxblt.training.train_config import TrainConfig
 BYTES = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern=("recurrence",)))
 GOOD: dict[type, dict[str, Any]] = {
     TrainConfig: {},
+    Fp8Config: {},
+    LossScaleConfig: {},
     AdamWConfig: {},
     LionConfig: {},
     AdafactorConfig: {},

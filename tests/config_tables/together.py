@@ -26,6 +26,7 @@ from jaxblt.models import (
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.objectives.objectives import (
     Masked,
     Regress,
@@ -63,7 +64,14 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             "decay_embeddings = True is read with weight_decay above 0",
         ),
     ),
+    Fp8Config: (({"history": 3}, "Fp8Config.history = 3 is read with scaling='delayed' only"),),
     TrainConfig: (
+        (
+            {"precision": "fp8", "dtype": "float32"},
+            "TrainConfig.precision='fp8' rounds products that are else in",
+        ),
+        ({"fp8": Fp8Config(margin=1)}, "is read with precision='fp8' only"),
+        ({"loss_scale": LossScaleConfig(every=9)}, "is read with dtype='float16' only"),
         (
             {"eval_every": 0, "sample_bytes": 9},
             "TrainConfig.sample_bytes = 9 is read with eval_every above 0 only",

@@ -10,7 +10,15 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxblt.parallel import make_mesh
-from jaxblt.profiling.plan import Line, device_bytes, first_that_fits, longest_context, step_memory
+from jaxblt.profiling.plan import (
+    MOST_ROWS,
+    Line,
+    device_bytes,
+    first_that_fits,
+    largest_batch,
+    longest_context,
+    step_memory,
+)
 from tests.profiling.test_collectives import PROGRAM
 
 
@@ -91,3 +99,35 @@ def test_choices_are_tried_in_order_until_one_fits() -> None:
     assert first_that_fits({"none": 9, "dots": 7, "full": 5}, measure, 8) == ("dots", {"none": 9, "dots": 7})
     assert measure.asked == [9, 7]
     assert first_that_fits({"none": 9}, measure, 8) == (None, {"none": 9})
+
+
+@pytest.mark.parametrize("multiple", [1, 4])
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda n: 7 + 3 * n,
+        lambda n: 7 + 3 * n + n * n / 50,
+        lambda n: 50 + 20 * n**0.5,
+        lambda n: 5 * (n // 8),
+    ],
+    ids=["straight", "bent up", "bent down", "steps"],
+)
+def test_the_largest_batch_fits_and_one_step_more_does_not(
+    size: Callable[[float], float], multiple: int
+) -> None:
+    for memory in (120, 500, 1000):
+        measured = Counted(size)
+        found = largest_batch(measured, memory=memory, multiple=multiple)
+        assert found is not None
+        rows, sizes = found
+        assert list(sizes) == measured.asked
+        assert len(measured.asked) <= 22
+        assert measured(rows) <= memory < measured(rows + multiple)
+        assert rows % multiple == 0
+
+
+def test_batches_that_nothing_holds_or_everything() -> None:
+    assert largest_batch(lambda rows: 8, memory=7) is None
+    found = largest_batch(lambda rows: 8, memory=9, multiple=3)
+    assert found is not None
+    assert found[0] >= MOST_ROWS

@@ -112,13 +112,14 @@ def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str
     peak = peak_flops(device.device_kind)
     held = "" if data.num_bytes is None else f", {data.num_bytes:,} in the split"
     seen = recipe.train.steps * recipe.data.batch_size * recipe.data.seq_len
+    fp8 = f", {len(setup.sites)} products in FP8" if setup.sites else ""
     lines = [
         *_adapters(setup),
         f"{recipe.name}: {recipe.train.steps} steps of {recipe.data.batch_size} rows of {recipe.data.seq_len} bytes",
         f"parameters      {total:,} ({plain:,} without hash tables)",
         f"FLOPs per byte  {cost.per_byte():,.0f}, and {cost.patch:,.0f} a patch (matmuls, forward and backward)",
         f"bytes           {seen:,} to train on{held}; {seen / plain:.1f} a parameter",
-        f"devices         {mesh.size} x {device.device_kind}, mesh {dict(mesh.shape)}, in {recipe.train.dtype}",
+        f"devices         {mesh.size} x {device.device_kind}, mesh {dict(mesh.shape)}, in {recipe.train.dtype}{fp8}",
         f"peak            {'unknown for this device' if peak is None else f'{peak / 1e12:,.0f} TFLOP/s a device'}",
     ]
     lines += setup.notes

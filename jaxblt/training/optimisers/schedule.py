@@ -1,6 +1,6 @@
 """The learning rate by step: a warm-up, then one of four shapes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ class ScheduleConfig:
 
     Attributes:
       learning_rate: the peak of the learning rate.
+      per_rows: rows of a step that `learning_rate` is meant for, such as 256: then the peak is learning_rate · rows /
+        per_rows (Goyal et al., 1706.02677). None takes the rate for any number of rows.
       warmup_steps: steps of linear rise from 0 to the peak.
       decay_steps: step at which the floor is reached; None takes the run's number of steps.
       floor: the last learning rate as a fraction of the peak.
@@ -29,10 +31,12 @@ class ScheduleConfig:
     floor: float = 0.1
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     decay_share: float = 0.2
+    per_rows: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "learning_rate", above=0)
+        check_bounds(self, "per_rows", least=1, why=": None takes the rate for any number of rows")
         check_bounds(self, "warmup_steps", least=0)
         check_bounds(self, "decay_steps", least=1, why=": None takes the run's steps")
         check_bounds(self, "decay_share", above=0, most=1, why=": it is a share of the steps")
@@ -49,6 +53,13 @@ class ScheduleConfig:
         check_read(self, name, needed=needed, is_read=is_read, part="optimizer")
 
 
+def for_rows[S: ScheduleConfig](config: S, rows: int) -> S:
+    """Return the config whose peak is that of steps of `rows` rows; micro-batches of a step count together."""
+    if config.per_rows is None:
+        return config
+    return replace(config, learning_rate=config.learning_rate * rows / config.per_rows, per_rows=None)
+
+
 def make_schedule(config: ScheduleConfig, steps: int) -> optax.Schedule:
     """Make the learning rate by update t: p t/w for t < w; then, with u = (t-w)/(e-w) from 0 to 1 and 1 from e on:
 
@@ -57,7 +68,7 @@ def make_schedule(config: ScheduleConfig, steps: int) -> optax.Schedule:
     p is the peak, w the warm-up, e the decay's end, f the floor, s the share in which "wsd" decays.
 
     Args:
-      config: of the optimiser.
+      config: of the optimiser; `per_rows` is None, see `for_rows`.
       steps: of the run; the decay's end unless `config.decay_steps` says otherwise.
 
     Raises:

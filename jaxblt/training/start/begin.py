@@ -8,14 +8,15 @@ from jax.sharding import Mesh
 
 from jaxblt.adapters import join_params
 from jaxblt.data.dataset import Dataset
+from jaxblt.precision.scaling import check_scales
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.experts import with_experts
 from jaxblt.training.start.frozen import inherited_entropy, load_frozen, resolve
 from jaxblt.training.start.initial_params import take
 from jaxblt.training.start.reference_run import load_reference
-from jaxblt.training.start.setup import Setup, init_state, make_setup
+from jaxblt.training.start.setup import Setup, init_scaling, init_state, make_setup
 from jaxblt.training.start.word_regression import with_words
-from jaxblt.training.state import Frozen, TrainState, copied, forgive, without_frozen
+from jaxblt.training.state import OPTIONAL, Frozen, TrainState, copied, forgive, without_frozen
 from jaxblt.training.stored.checkpoint import Checkpointer, Restored
 from jaxblt.training.stored.frozen_store import write_frozen
 from jaxblt.training.stored.links import sign_links
@@ -80,18 +81,22 @@ def _restore_state(checkpoints: Checkpointer, setup: Setup, frozen: dict[str, Fr
     """Restore the state of the newest whole step, with the frozen trees that no step holds; errors as of `restore`.
 
     Steps of runs from before frozen trees had folders hold them too; what they hold is not read. An average that the
-    run did not have so far begins at the parameters; one that it no longer has is not read.
+    run did not have so far begins at the parameters, and scales begin as in a new run. What a run no longer has of
+    these is not read.
     """
     wanted = without_frozen(setup.abstract)
 
     def held(stored: Any) -> dict[str, Any]:
-        return {name: part for name, part in wanted.items() if name != "ema" or name in stored}
+        return {name: part for name, part in wanted.items() if name not in OPTIONAL or name in stored}
 
-    leave_out = ("frozen",) if "ema" in wanted else ("frozen", "ema")
+    leave_out = ("frozen", *(name for name in OPTIONAL if name not in wanted))
     restored = checkpoints.restore(held, leave_out=leave_out)
     state = TrainState(**restored.state, frozen=frozen)
     if "ema" in wanted and state.ema is None:
         state = replace(state, ema=copied(state.params))
+    if "scaling" in wanted and state.scaling is None:
+        state = replace(state, scaling=init_scaling(setup))
+    check_scales(state.scaling)
     return restored._replace(state=state)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -76,14 +77,20 @@ def at_context(recipe: Recipe, context: int, mesh: MeshConfig) -> Recipe:
 
 def with_remat[C](config: C, policy: Remat) -> C:
     """Give a model's config the policy in each of its stacks."""
+    return with_stacks(config, lambda stack: replace(stack, remat=policy))
+
+
+def with_stacks[C](config: C, change: Callable[[StackConfig], StackConfig]) -> C:
+    """Change each stack in a model's config."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config
-    changes: dict[str, Any] = {
-        field.name: with_remat(getattr(config, field.name), policy) for field in dataclasses.fields(config)
+    parts: dict[str, Any] = {
+        field.name: with_stacks(getattr(config, field.name), change) for field in dataclasses.fields(config)
     }
-    if isinstance(config, StackConfig):
-        changes["remat"] = policy
-    return replace(config, **changes)
+    changed: Any = replace(config, **parts)
+    if isinstance(changed, StackConfig):
+        changed = change(changed)
+    return changed
 
 
 def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
@@ -138,6 +145,7 @@ def plan_step(recipe: Recipe, mesh: Mesh) -> StepMemory:
             compiled = lowered.compile()
     parts = {"parameters": state.params, "optimiser": state.opt_state, "batch": batch}
     parts |= {f"{name} model": tree for name, tree in state.frozen.items()}
+    parts |= {} if state.scaling is None else {"scales": state.scaling}
     return step_memory(compiled, parts)
 
 

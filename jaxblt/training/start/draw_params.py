@@ -6,6 +6,7 @@ to compile.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ def draw(init: Callable[[], Any], shardings: Any) -> Any:
     """Run `jax.jit(init, out_shardings=shardings)()`, compiling less where arrays are made alike from keys.
 
     Keys come first. Then arrays of one kind share a program that makes one of them, and what has no like is made by one
-    more. So layers that are not scanned take as many programs as one of them.
+    more. So layers that are not scanned take as many programs as one of them. They compile side by side.
 
     Args:
       init: takes nothing. What its results do not depend on is not computed.
@@ -40,12 +41,18 @@ def draw(init: Callable[[], Any], shardings: Any) -> Any:
         alike[_kind(piece), places[number]].append(number)
     alone = [numbers[0] for numbers in alike.values() if len(numbers) == 1]
     whole = _cut(jaxpr, makers, [jaxpr.outvars[i] for i in alone], known)
-    made = jax.jit(partial(_run, whole), out_shardings=[places[i] for i in alone])
+    kinds = [numbers for numbers in alike.values() if len(numbers) > 1]
+    parts = [(whole, [places[i] for i in alone]), *((pieces[n[0]], [places[n[0]]]) for n in kinds)]
+    # Lower in this thread, whose mesh others do not see
+    lowered = [
+        jax.jit(partial(_run, part), out_shardings=out).lower(*(known[var] for var in part.invars))
+        for part, out in parts
+    ]
+    with ThreadPoolExecutor() as pool:
+        made, *others = pool.map(lambda program: program.compile(), lowered)
     drawn = dict(zip(alone, made(*(known[var] for var in whole.invars)), strict=True))
-    for first, *others in (numbers for numbers in alike.values() if len(numbers) > 1):
-        made = jax.jit(partial(_run, pieces[first]), out_shardings=[places[first]])
-        for i in (first, *others):
-            (drawn[i],) = made(*(known[var] for var in pieces[i].invars))
+    for numbers, make in zip(kinds, others, strict=True):
+        drawn |= {i: make(*(known[var] for var in pieces[i].invars))[0] for i in numbers}
     return jax.tree.unflatten(tree, [drawn[i] for i in range(len(pieces))])
 
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.parallel.mesh import off_mesh
 from jaxblt.parallel.rules import replicated
@@ -28,7 +30,9 @@ from jaxblt.random_keys import make_key
 from jaxblt.training.packing import capacity_multiple, fill_rows
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import load_base
+from jaxblt.training.start.calibrations import calibration_key, read_calibration, write_calibration
 from jaxblt.training.start.setup import boxed_params, entropy_history, make_task, place_frozen
+from jaxblt.training.start.startup import cache_folder
 from jaxblt.training.state import ENTROPY, Frozen, Weights, freeze_entropy
 from jaxblt.training.step import find_entropies
 from jaxblt.training.stored.checkpoint import restore
@@ -191,6 +195,8 @@ def bounded_context(model: Any, trained_length: int) -> int | None:
 def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, frozen: Mapping[str, Frozen]) -> PatcherConfig:
     """Fill in the threshold and the capacity that the recipe's patcher leaves open, from a sample of the data.
 
+    What a process found before is read from the recipe's cache, if it has one and is one process.
+
     Args:
       recipe: with its entropy model; its data are those of `data`.
       data: rows to sample.
@@ -200,9 +206,24 @@ def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, frozen: Mapping[str, Fr
     Raises:
       ValueError: `recipe.bytes_per_patch` is out of reach, or the data hold no entropies and there is no model.
     """
+    batches = _sample_batches(data, recipe)
+    folder = cache_folder(recipe.train.compilation_cache)
+    if folder is None or jax.process_count() > 1:
+        return _calibrate(recipe, batches, mesh, frozen)
+    file = Path(folder) / "calibrations" / f"{calibration_key(recipe, batches, frozen)}.json"
+    if (known := read_calibration(file, recipe.patcher)) is not None:
+        return known
+    found = _calibrate(recipe, batches, mesh, frozen)
+    write_calibration(file, found)
+    return found
+
+
+def _calibrate(
+    recipe: Recipe, batches: list[Batch], mesh: Mesh, frozen: Mapping[str, Frozen]
+) -> PatcherConfig:
     patcher = recipe.patcher
     assert patcher is not None
-    ids, segments, entropies = _sample(data, recipe, mesh, frozen)
+    ids, segments, entropies = _sample(batches, recipe, mesh, frozen)
     if patcher.needs_entropies and patcher.threshold is None:
         assert recipe.bytes_per_patch is not None  # the recipe saw to it
         found = calibrate_threshold(entropies, recipe.bytes_per_patch, config=patcher, segment_ids=segments)
@@ -219,8 +240,8 @@ def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, frozen: Mapping[str, Fr
     return patcher
 
 
-def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen]) -> tuple[Any, Any, Any]:
-    """Sample ids, segments and entropies [rows, T] of training batches, the same in every process.
+def _sample_batches(data: Dataset, recipe: Recipe) -> list[Batch]:
+    """Sample training batches, the same in every process.
 
     Of endless, shuffled data these are the first of full length; of one pass in order they lie at equal distances.
     """
@@ -230,7 +251,13 @@ def _sample(data: Dataset, recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Froz
     steps: Any = range(data.settled, data.settled + -(-rows // config.batch_size))
     if data.num_batches is not None:
         steps = np.unique(np.linspace(0, data.num_batches - 1, len(steps)).astype(int)).tolist()
-    batches = [data.batch(step, slots=range(data.rows_at(step))) for step in steps]
+    return [data.batch(step, slots=range(data.rows_at(step))) for step in steps]
+
+
+def _sample(
+    batches: list[Batch], recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen]
+) -> tuple[Any, Any, Any]:
+    """Return ids, segments and entropies [rows, T] of batches."""
     longest = max(batch.inputs.shape[1] for batch in batches)
     if ENTROPY in frozen and batches[0].entropies is None:
         task = replace(make_task(recipe), packed=True)

@@ -22,13 +22,17 @@ from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, layout_of
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
+from jaxblt.precision.device import check_fp8
+from jaxblt.precision.loss_scale import first_loss_scale
+from jaxblt.precision.scaling import AMAX, LOSS
+from jaxblt.precision.sites import find_sites, first_amax
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.objectives.balance import balanced
 from jaxblt.training.objectives.reference import Reference
 from jaxblt.training.optimisers.adamw import make_optimizer
-from jaxblt.training.optimisers.schedule import make_schedule
+from jaxblt.training.optimisers.schedule import for_rows, make_schedule
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.routing.acting import keep_routers
@@ -37,6 +41,7 @@ from jaxblt.training.start.base import at_start, trained_part
 from jaxblt.training.start.draw_params import draw
 from jaxblt.training.state import BASE, ENTROPY, REFERENCE, Frozen, TrainState, start
 from jaxblt.training.step import Task, make_train_step
+from pallas_kernels.runtime import current_device
 
 HISTORY_MULTIPLE = 128
 """Of which the length of a history is one, so that rows with it divide among devices as those without."""
@@ -63,6 +68,7 @@ class Setup:
       boxed: of those that are trained; the others are the frozen base's.
       abstract: shapes and shardings of the state.
       notes: lines for the report on where the parameters come from.
+      sites: paths of the products that run in FP8.
     """
 
     recipe: Recipe
@@ -74,6 +80,7 @@ class Setup:
     boxed: Any
     abstract: TrainState
     notes: tuple[str, ...] = ()
+    sites: frozenset[tuple[str, ...]] = frozenset()
 
     __repr__ = show
 
@@ -106,6 +113,8 @@ def make_task(recipe: Recipe) -> Task:
         hybrid=_hybrid(recipe),
         entropy_model=None if entropy_model is None else entropy_model.build(dtype=dtype),
         packed=not has_full_rows(recipe.data),
+        fp8=recipe.train.fp8 if recipe.train.precision == "fp8" else None,
+        loss_scale=recipe.train.loss_scale if recipe.train.dtype == "float16" else None,
     )
 
 
@@ -144,18 +153,28 @@ def make_setup(
     """
     task = make_task(recipe)
     check_sites(recipe.model)
-    whole = check_first_codes(lambda: boxed_params(task, recipe))
+    trace, sites = lambda: check_first_codes(lambda: boxed_params(task, recipe)), frozenset()
+    if task.fp8 is None:
+        whole = trace()
+    else:
+        check_fp8(current_device())
+        sites, whole = find_sites(task.fp8, trace)
     boxed = trained_part(recipe, whole)
     stacks = getattr(task.model, "stacks", {})
-    optimizer = make_optimizer(recipe.optimizer, recipe.train.steps, boxed, stacks)
+    rates = for_rows(recipe.optimizer, recipe.data.batch_size)
+    optimizer = make_optimizer(rates, recipe.train.steps, boxed, stacks)
     balance = getattr(getattr(recipe.model, "head", None), "balance", None)
     if balance is not None:
         optimizer = balanced(optimizer, balance)
     if recipe.hybrid is not None and recipe.hybrid.draws_older:
         optimizer = keep_routers(optimizer, recipe.hybrid.policy.refresh)
-    schedule = make_schedule(recipe.optimizer, recipe.train.steps)
+    schedule = make_schedule(rates, recipe.train.steps)
     shapes = jax.eval_shape(
-        lambda p, f: start(p, optimizer, f, ema=recipe.train.ema is not None), nn.meta.unbox(boxed), frozen
+        lambda p, f: start(
+            p, optimizer, f, ema=recipe.train.ema is not None, scaling=_scaling(task, sites, whole)
+        ),
+        nn.meta.unbox(boxed),
+        frozen,
     )
     shardings = state_shardings(shapes, boxed, mesh)
     frozen_parts = {n: place_frozen(n, tree, lambda: whole, mesh) for n, tree in shapes.frozen.items()}
@@ -163,7 +182,25 @@ def make_setup(
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
-    return Setup(recipe, mesh, task, optimizer, schedule, whole, boxed, abstract, notes)
+    return Setup(recipe, mesh, task, optimizer, schedule, whole, boxed, abstract, notes, sites)
+
+
+def _scaling(task: Task, sites: frozenset[tuple[str, ...]], whole: Any) -> dict[str, Any] | None:
+    """Return what low precision remembers before step 0, or None."""
+    parts: dict[str, Any] = {}
+    if task.fp8 is not None and task.fp8.scaling == "delayed":
+        parts[AMAX] = first_amax(task.fp8, sites, whole)
+    if task.loss_scale is not None:
+        parts[LOSS] = first_loss_scale(task.loss_scale)
+    return parts or None
+
+
+def init_scaling(setup: Setup) -> dict[str, Any] | None:
+    """Return what low precision remembers before step 0 where it is to live, or None."""
+    made = jax.jit(
+        lambda: _scaling(setup.task, setup.sites, setup.whole), out_shardings=setup.shardings.scaling
+    )
+    return made()
 
 
 def place_frozen(name: str, tree: Any, boxed: Callable[[], Any], mesh: Mesh) -> Any:
@@ -225,7 +262,10 @@ def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> Trai
 
     def begin(params: Any, frozen: Mapping[str, Frozen] | None) -> TrainState:
         ema = recipe.train.ema is not None
-        return start(at_start(recipe, params, frozen or {}), setup.optimizer, frozen, ema=ema)
+        scaling = _scaling(setup.task, setup.sites, setup.whole)
+        return start(
+            at_start(recipe, params, frozen or {}), setup.optimizer, frozen, ema=ema, scaling=scaling
+        )
 
     places = setup.shardings.params
     whole = len(jax.tree.leaves(places)) < MANY

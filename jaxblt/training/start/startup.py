@@ -16,11 +16,15 @@ def keep_compiled(folder: str | None) -> None:
       folder: a path, or "user" for jaxblt's folder in the user's cache (`XDG_CACHE_HOME`, else ~/.cache). None changes
         nothing, nor does "user" on CPUs: their programs are compiled in seconds and for one kind of processor.
     """
+    if (place := cache_folder(folder)) is not None:
+        jax.config.update("jax_compilation_cache_dir", place)
+
+
+def cache_folder(folder: str | None) -> str | None:
+    """Return the folder that `keep_compiled` keeps programs in, or None."""
     if folder is None or (folder == USER_CACHE and jax.default_backend() == "cpu"):
-        return
-    if folder == USER_CACHE:
-        folder = str(user_cache("compiled"))
-    jax.config.update("jax_compilation_cache_dir", folder)
+        return None
+    return str(user_cache("compiled")) if folder == USER_CACHE else folder
 
 
 @dataclass

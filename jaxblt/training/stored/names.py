@@ -3,6 +3,8 @@
 NAMES = {
     "recipe": "jaxblt.training.recipe:Recipe",
     "train": "jaxblt.training.train_config:TrainConfig",
+    "fp8": "jaxblt.precision.config:Fp8Config",
+    "loss_scale": "jaxblt.precision.loss_scale:LossScaleConfig",
     "reference": "jaxblt.training.objectives.reference:ReferenceConfig",
     "hybrid": "jaxblt.training.routing.hybrid:HybridConfig",
     "policy": "jaxblt.training.routing.policy:PolicyConfig",

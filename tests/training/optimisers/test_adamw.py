@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import flax.linen as nn
 import jax
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxblt.training.optimisers.adamw import AdamWConfig, decay_mask, make_optimizer
-from jaxblt.training.optimisers.schedule import make_schedule
+from jaxblt.training.optimisers.schedule import for_rows, make_schedule
 
 
 def test_schedule_has_its_golden_numbers():
@@ -53,6 +54,17 @@ def test_a_warmup_into_the_decay_of_wsd_is_refused():
 def test_warmup_longer_than_the_run_is_refused():
     with pytest.raises(ValueError, match="warmup_steps = 100 must be less than"):
         make_schedule(AdamWConfig(warmup_steps=100), 100)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_a_rate_for_so_many_rows_is_in_proportion_to_the_rows_of_a_step(schedule):
+    config = AdamWConfig(learning_rate=1e-3, per_rows=256, warmup_steps=10, schedule=schedule)
+    scaled, plain = for_rows(config, 64), replace(config, per_rows=None)
+    assert (scaled.learning_rate, scaled.per_rows) == (1e-3 * 64 / 256, None)
+    assert for_rows(plain, 64) == plain
+    rates = [make_schedule(c, 110) for c in (scaled, plain)]
+    for step in (5, 10, 60, 99, 110):
+        np.testing.assert_allclose(float(rates[0](step)), float(rates[1](step)) / 4, rtol=1e-6)
 
 
 @pytest.mark.parametrize("field", ["learning_rate", "clip_norm"])

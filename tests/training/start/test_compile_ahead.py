@@ -1,6 +1,7 @@
 """A recipe's step compiled ahead of time, on the CPU, whose compiler tells the memory of a program as well."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import flax.linen as nn
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 import configs
 from jaxblt.cli.mesh import parse_mesh
-from jaxblt.cli.plan import PlanConfig, complete, report
+from jaxblt.cli.plan import PlanConfig, complete, report, report_batches
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.parallel import MeshConfig
 from jaxblt.patching import PatcherConfig
@@ -139,3 +140,30 @@ def test_the_report_names_the_policy_and_the_context_that_fit(capsys):
     assert "fits with remat full" in said or "fits with remat dots" in said
     assert "longest context" in said
     assert "parameters" in said
+
+
+def test_the_largest_batch_and_the_cheapest_policy_that_hold_a_recipe(capsys):
+    """By a memory that is a number a row and policy, and gradients that micro-batches add up."""
+    recipe = replace(tiny_recipe(model=ByteLMConfig(stack=STACK)), mesh=MeshConfig(data=2))
+    each = {"none": 60, "dots": 30, "full": 10, "offload": 10}
+
+    def measure(recipe):
+        parts = recipe.train.accumulate
+        size = 50 + each[recipe.model.stack.remat] * recipe.data.batch_size / parts + 40 * (parts > 1)
+        return SimpleNamespace(total=size)
+
+    def told(memory):
+        report_batches(recipe, PlanConfig(memory_gb=memory / 1e9, batch=True, fill=1.0), measure)
+        return capsys.readouterr().out
+
+    said = told(300)
+    assert "remat none          4 rows" in said
+    assert "remat dots          8 rows" in said
+    assert "full" not in said
+    assert "for the recipe's 8 rows: remat dots, --train.accumulate 1 (0.00 GB)" in said
+    assert "for the recipe's 8 rows: remat full, --train.accumulate 4" in told(115)
+    assert "rows do not fit in micro-batches of 2 rows" in told(75)
+    with pytest.raises(
+        ValueError, match="no plan holds 2 rows of 32 bytes in 6e-08 GB: split over more devices"
+    ):
+        told(60)

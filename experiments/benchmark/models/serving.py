@@ -1,0 +1,116 @@
+"""Many requests at once against batches of them: python -m experiments.benchmark serving --out FILE."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from experiments.benchmark.figures.saved import save
+from experiments.benchmark.models.books_model import split_model
+
+
+def serving(
+    out: str = "runs/benchmark/serving.json",
+    rows: tuple[int, ...] = (1, 64),
+    new_bytes: int = 256,
+    prompt_bytes: int = 60,
+    capacity: int = 4096,
+    pattern: str = "HHAH",
+    trials: int = 3,
+    tiny: bool = False,
+) -> dict[str, Any]:
+    """Time the engine and `generate` on the `books` model in bf16: bytes a second, by rows.
+
+    Parameters are drawn, bytes are the most probable ones, and patches are static, four bytes each. First as many
+    requests come as there are rows. Then three times as many come, of half the length to the whole: the engine fills
+    rows that become free, and `generate` waits for the longest row of each batch.
+
+    Args:
+      out: JSON file to write.
+      rows: of the engine's lane and of the batches.
+      new_bytes: the most bytes that follow a prompt.
+      prompt_bytes: bytes of a prompt.
+      capacity: of the lane, bytes.
+      pattern: of the latent stack.
+      trials: of each timing.
+      tiny: a model that a CPU compiles, to try the script.
+    """
+    decoder, params = _drawn_model(pattern, tiny)
+    found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": capacity, "pattern": pattern, "rows": []}
+    for count in rows:
+        found["rows"].append(_compare(decoder, params, count, new_bytes, prompt_bytes, capacity, trials))
+        save("serving", out, found)
+    return found
+
+
+def _drawn_model(pattern: str, tiny: bool) -> tuple[Any, dict[str, Any]]:
+    import flax.linen as nn
+    import jax
+    import jax.numpy as jnp
+
+    from jaxblt.inference import Decoder
+    from jaxblt.models import BLTConfig, StackConfig
+    from jaxblt.patching import PatcherConfig
+
+    small = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16)
+    model = BLTConfig(small, small, small, hash=None) if tiny else split_model(pattern, "none")
+    patcher = PatcherConfig(mode="static", patch_size=4)
+    decoder = Decoder(model, patcher, dtype=jnp.bfloat16)
+    ids = jnp.zeros((1, patcher.block_size), jnp.int32)
+    drawn = jax.jit(decoder.build().init)(jax.random.key(0), ids)
+    return decoder, {"model": nn.meta.unbox(drawn)["params"]}
+
+
+def _compare(
+    decoder: Any,
+    params: dict[str, Any],
+    rows: int,
+    new_bytes: int,
+    prompt_bytes: int,
+    capacity: int,
+    trials: int,
+) -> dict[str, Any]:
+    from jaxblt.data import load_sample
+    from jaxblt.inference import SamplingConfig, generate
+    from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling
+
+    text, greedy = load_sample("book"), SamplingConfig(temperature=0)
+    count = 3 * rows
+    prompts = [text[97 * i : 97 * i + prompt_bytes] for i in range(count)]
+    limits = [new_bytes if i < rows else new_bytes // 2 + i % 8 * new_bytes // 16 for i in range(count)]
+    run: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
+    config = EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=count)
+
+    def by_engine(number: int) -> int:
+        asked = zip(prompts[:number], limits, strict=False)
+        streams = [engine.submit(Request(*one, Sampling(temperature=0))) for one in asked]
+        return sum(len(stream.read().data) for stream in streams)
+
+    def by_generate(number: int) -> int:
+        drawn = 0
+        for start in range(0, number, rows):
+            part = slice(start, start + rows)
+            options = {"max_new_bytes": limits[part], "sampling": greedy, "seed": [0] * rows}
+            drawn += sum(map(len, generate(decoder, params, prompts[part], **options)))
+        return drawn
+
+    begun = time.perf_counter()
+    engine = Engine(run, config, as_trained=False)
+    engine.warm()
+    figures: dict[str, Any] = {"rows": rows, "warm_seconds": time.perf_counter() - begun}
+    with engine:
+        for name, number in (("once", rows), ("waves", count)):
+            ways = {"engine": by_engine, "generate": by_generate}
+            rates = {way: _rate(lambda draw=draw, n=number: draw(n), trials) for way, draw in ways.items()}
+            figures[name] = rates
+    return figures
+
+
+def _rate(draw: Any, trials: int) -> dict[str, Any]:
+    """Return the bytes of a call, the seconds of the first call, and bytes a second of the later ones."""
+    seconds, drawn = [], 0
+    for _ in range(trials + 1):
+        begun = time.perf_counter()
+        drawn = draw()
+        seconds.append(time.perf_counter() - begun)
+    rates = [drawn / taken for taken in seconds[1:]]
+    return {"bytes": drawn, "first_call_seconds": seconds[0], "bytes_per_second": rates}

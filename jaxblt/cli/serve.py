@@ -1,0 +1,122 @@
+"""Serves a trained run to clients of OpenAI's API: jaxblt serve RUN_DIR."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from jaxblt.cli.parsing import parse
+from jaxblt.training.state import Step, Weights
+from jaxblt.validation import number, whole
+
+KEY = "JAXBLT_API_KEY"
+"""The environment variable of the key that clients must send."""
+
+
+def serve(
+    run_dir: Annotated[str, tyro.conf.Positional],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    lanes: tuple[str, ...] = ("8x8192",),
+    max_waiting: int = 256,
+    piece_bytes: int = 1024,
+    prefix_mb: int = 0,
+    request_s: float = 600.0,
+    drain_s: float = 60.0,
+    name: str | None = None,
+    as_trained: bool = True,
+    dtype: str | None = None,
+    weights: Weights | None = None,
+    step: Step | None = None,
+) -> None:
+    """Answer /v1/completions, /v1/scores, /v1/embeddings and /v1/models until SIGTERM.
+
+    /health, /ready and /metrics tell how it is. If the environment has JAXBLT_API_KEY, clients must send it as a bearer
+    token. At SIGTERM it takes no more requests, finishes those that run, and exits with status 0.
+
+    Args:
+      run_dir: folder of the run.
+      host: address to listen at; the default is of this machine only.
+      port: to listen at; 0 takes a free one.
+      lanes: rows that decode together and the most bytes of each, prompt included: "8x8192" "1x131072".
+      max_waiting: requests that may wait for a row; more are refused with status 429.
+      piece_bytes: bytes of prompts that are read between two times that others draw.
+      prefix_mb: memory for the states behind prompts, in MiB; prompts that begin alike are read once.
+      request_s: seconds of a request at the most.
+      drain_s: seconds after SIGTERM at which requests that still run are cancelled.
+      name: of the model in /v1/models; by default the folder's.
+      as_trained: prompts are read in the case of the run's data; without it every byte is taken as it is.
+      dtype: to compute in, "bfloat16" or "float32"; by default the recipe's.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
+
+    Raises:
+      ImportError: the extra `serve` is not installed.
+      ValueError: an option is out of range, or the model cannot generate.
+      OSError: the address is taken.
+    """
+    import jaxblt
+    from jaxblt.inference.engine import Engine, EngineConfig
+    from jaxblt.inference.server import Limits, Service, run_server
+
+    check_installed()
+    whole("--port", port, least=0, most=65_535)
+    whole("--prefix-mb", prefix_mb, least=0)
+    for option, value in (("--request-s", request_s), ("--drain-s", drain_s)):
+        number(option, value, above=0)
+    config = EngineConfig(
+        lanes=tuple(map(read_lane, lanes)),
+        max_waiting=max_waiting,
+        piece_bytes=piece_bytes,
+        prefix_bytes=prefix_mb << 20,
+    )
+    run = jaxblt.load(run_dir, step=step, weights=weights, dtype=dtype)
+    engine = Engine(run, config, as_trained=as_trained)
+    print("compiling the programs of all lanes", flush=True)
+    engine.warm()
+    service = Service(
+        run,
+        engine,
+        name or Path(run_dir).name,
+        key=os.environ.get(KEY) or None,
+        limits=Limits(choices=min(Limits.choices, max_waiting), seconds=request_s),
+    )
+    with engine:
+        run_server(
+            service,
+            host=host,
+            port=port,
+            drain_s=drain_s,
+            started=lambda address: print(f"serving {service.name} at {address}", flush=True),
+        )
+
+
+def read_lane(text: str) -> Any:
+    """Read a lane such as "8x8192".
+
+    Raises:
+      ValueError: it is not two whole numbers.
+    """
+    from jaxblt.inference.engine import Lane
+
+    slots, _, capacity = text.partition("x")
+    if not (slots.isdecimal() and capacity.isdecimal()):
+        raise ValueError(f"--lanes {text!r} is not rows x bytes, such as 8x8192")
+    return Lane(int(slots), int(capacity))
+
+
+def check_installed() -> None:
+    """Raise ImportError unless the packages of the extra are there."""
+    try:
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"{error}: pip install 'jaxblt[serve]'") from error
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse and serve."""
+    parse(serve, argv, prog="jaxblt serve")

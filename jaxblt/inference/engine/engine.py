@@ -1,0 +1,352 @@
+"""Many requests at once over one model: a thread that works round after round, and a stream for each request."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from jaxblt.data.letters import letters_of
+from jaxblt.data.vocab import OFFSET, encode
+from jaxblt.inference.decode import Decoder
+from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Piece, Request, Sampling
+from jaxblt.inference.engine.prefixes import PrefixCache
+from jaxblt.inference.engine.programs import Drawn, LanePrograms, copy_prompt, piece_sizes
+from jaxblt.inference.engine.schedule import Part, Scheduler, Ticket
+from jaxblt.inference.engine.stream import StopStrings, Stream, empty_piece
+from jaxblt.inference.prompts import Prefix
+from jaxblt.models.finite import explain_nonfinite
+
+
+@runtime_checkable
+class DecodableRun(Protocol):
+    """The members of `jaxblt.run.Run` that an engine reads."""
+
+    @property
+    def recipe(self) -> Any: ...
+
+    @property
+    def decoder(self) -> Decoder: ...
+
+    @property
+    def decoder_params(self) -> dict[str, Any]: ...
+
+
+Sent = tuple[list[Array | None], list[tuple[dict[int, Ticket], Drawn]]]
+"""A round that the device works on: what to wait for of prompts, and the draws of each lane's requests."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Numbers of an engine so far.
+
+    Attributes:
+      waiting, running: requests without and with a slot.
+      ended: requests by the state in which they ended, "refused" among them.
+      prompt_bytes: bytes of prompts that were read, BOS included.
+      known_bytes: bytes of prompts that needed no reading.
+      drawn_bytes: bytes that were drawn.
+      rounds: rounds of work.
+    """
+
+    waiting: int
+    running: int
+    ended: dict[str, int]
+    prompt_bytes: int
+    known_bytes: int
+    drawn_bytes: int
+    rounds: int
+
+
+@dataclass(eq=False)
+class _Job:
+    """A request, with its ids, its reader, and what was read of its prompt."""
+
+    ticket: Ticket
+    ids: np.ndarray
+    stream: Stream
+    stops: StopStrings
+    drawn: int = 0
+    prompt: Prefix | None = None
+
+
+class Engine:
+    """Requests over one model, decoded together.
+
+    A round draws up to 8 bytes for every request that has a slot, and reads `piece_bytes` of prompts at the most. The
+    bytes of a request depend on its prompt, its sampling, its lane and the model only, never on other requests. The
+    results of a round are read while the device works on the next one.
+
+        with Engine(run, EngineConfig(lanes=(Lane(slots=8, capacity=8192),))) as engine:
+            for piece in engine.submit(Request(b"Once", max_new_bytes=64)):
+                print(piece.data)
+    """
+
+    def __init__(
+        self,
+        run: DecodableRun,
+        config: EngineConfig = EngineConfig(),
+        *,
+        as_trained: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare lanes; programs are compiled by `warm`, or by the first requests that need them.
+
+        Args:
+          run: a causal one.
+          config: lanes and limits.
+          as_trained: prompts have the case of the run's data; False takes every byte as it is.
+          clock: seconds.
+
+        Raises:
+          ValueError: the model or its patcher sees the future.
+        """
+        self.config = config
+        decoder, self._params = run.decoder, nn.meta.unbox(run.decoder_params)
+        self._letters = letters_of(run.recipe.data) if as_trained else None
+        self._lanes = [LanePrograms(decoder, self._params, lane) for lane in config.lanes]
+        self._sizes = piece_sizes(decoder, config.piece_bytes)
+        self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
+        self._scheduler = Scheduler(config, self._sizes, known=self._find_prefix, clock=clock)
+        self._jobs: dict[Ticket, _Job] = {}
+        self._in_flight: deque[Sent] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self._read = self._known = self._drawn = self._rounds = 0
+
+    def __enter__(self) -> "Engine":
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close(within_s=None if raised[0] is None else 0.0)
+
+    @property
+    def stats(self) -> Stats:
+        """Numbers so far."""
+        with self._changed:
+            scheduler = self._scheduler
+            counts = (self._read, self._known, self._drawn, self._rounds)
+            return Stats(scheduler.waiting, scheduler.running, dict(scheduler.ended), *counts)
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error that ended the engine's thread."""
+        return self._error
+
+    def submit(self, request: Request) -> Stream:
+        """Queue a request, and return the stream of its pieces.
+
+        Nothing comes before the engine is entered.
+
+        Raises:
+          ValueError: no lane holds the request.
+          Refused: as many wait as may.
+          RuntimeError: the engine is closed or has failed.
+        """
+        prompt = request.prompt if self._letters is None else self._letters.read(request.prompt)
+        with self._changed:
+            if self._closing or self._error is not None:
+                raise RuntimeError(
+                    "the engine is closed" if self._error is None else f"the engine failed: {self._error}"
+                )
+            ticket = self._scheduler.submit(request.length, request.max_new_bytes, request.deadline_s)
+            stream = Stream(request, lambda _: self._cancel(ticket))
+            ids = np.asarray(encode(prompt, bos=True), np.int32)
+            self._jobs[ticket] = _Job(ticket, ids, stream, StopStrings(request.sampling.stop))
+            self._changed.notify_all()
+        return stream
+
+    def generate(
+        self, prompts: Sequence[bytes], *, max_new_bytes: int = 256, sampling: Sampling = Sampling()
+    ) -> list[bytes]:
+        """Return the bytes that follow each prompt; those of a prompt do not depend on the others.
+
+        It waits while the engine is full.
+
+        Raises:
+          ValueError: no lane holds a prompt, or its logits are not finite.
+        """
+        requests = [Request(prompt, max_new_bytes, sampling) for prompt in prompts]
+        streams: list[Stream] = []
+        for request in requests:
+            with self._changed:
+                self._changed.wait_for(self._has_room)
+            streams.append(self.submit(request))
+        return [stream.read().data for stream in streams]
+
+    def _has_room(self) -> bool:
+        return self._scheduler.overdue < self.config.max_waiting or self._error is not None
+
+    def warm(self) -> None:
+        """Compile the programs of all lanes, side by side, before the first request; nothing may run yet."""
+        with ThreadPoolExecutor() as pool:
+            decoding = [pool.submit(lane.decode, set()) for lane in self._lanes]
+            reading = [[pool.submit(_read_one, lane, size) for size in self._sizes] for lane in self._lanes]
+        for lane, drawn, prompts in zip(self._lanes, decoding, reading, strict=True):
+            drawn.result()
+            prompt = [one.result() for one in prompts][-1]
+            if self.config.prefix_bytes:
+                copy_prompt(prompt)
+            lane.enter(0, prompt, Request(b"", 1))
+            jax.block_until_ready(lane.decode({0}))
+
+    def close(self, *, within_s: float | None = None) -> None:
+        """Take no more requests, and stop once all have ended.
+
+        Args:
+          within_s: seconds after which those that are left are cancelled; None waits for all.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is None:
+            return
+        self._thread.join(within_s)
+        with self._changed:
+            for ticket in tuple(self._jobs):
+                self._end(ticket, "cancelled")
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _cancel(self, ticket: Ticket) -> None:
+        with self._changed:
+            if ticket in self._jobs:
+                self._end(ticket, "cancelled")
+
+    def _end(self, ticket: Ticket, finish: Finish) -> None:
+        """End a request with what its stop strings held back."""
+        job = self._jobs.pop(ticket)
+        self._scheduler.end(ticket, "finished" if finish in ("stop", "length") else finish)
+        job.stream.put(job.stops.flush(finish))
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        """Work until the engine is closed and all requests have ended."""
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._jobs or self._in_flight or self._closing)
+                    if not self._jobs and not self._in_flight:
+                        return
+                self._round()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End all requests with an error that is not theirs."""
+        with self._changed:
+            self._error = error
+            for ticket, job in self._jobs.items():
+                self._scheduler.end(ticket, "failed")
+                job.stream.fail(RuntimeError(f"the engine failed: {error}"))
+            self._jobs.clear()
+            self._changed.notify_all()
+
+    def _round(self) -> None:
+        """Hand a round to the device, then read the results of the one before."""
+        with self._changed:
+            work = self._scheduler.next_round()
+            for ticket in work.expired:
+                job = self._jobs.pop(ticket)
+                job.stream.put(job.stops.flush("expired"))
+            parts = [(part, self._jobs[part.ticket]) for part in work.parts]
+            self._rounds += 1
+            self._changed.notify_all()
+        read = [self._read_part(part, job) for part, job in parts]
+        decoding = work.decoding.items()
+        drawn = [(tickets, self._lanes[lane].decode(set(tickets))) for lane, tickets in decoding]
+        if read or drawn:
+            self._in_flight.append((read, drawn))
+        while len(self._in_flight) > bool(read or drawn):
+            read, drawn = self._in_flight.popleft()
+            # Wait for prompts too: without it all pieces of a long one would lie before whatever comes next
+            jax.block_until_ready(read)
+            for tickets, found in drawn:
+                self._hand_out(tickets, jax.device_get(found))
+
+    def _read_part(self, part: Part, job: _Job) -> Array | None:
+        """Read a piece of a prompt; a prompt that is whole enters its row.
+
+        Returns an array to wait for, or None if nothing is read.
+        """
+        ticket, lane, done = part.ticket, self._lanes[part.ticket.lane], None
+        if job.prompt is None:
+            job.prompt = lane.begin()
+        if part.size:
+            job.prompt, done = lane.read(job.prompt, job.ids[part.start : part.stop], part.size)
+            self._read += part.stop - part.start
+            self._prefixes.put(ticket.lane, job.ids, part.stop, job.prompt)
+        if part.is_last:
+            # A cancelled request has no slot any more
+            if ticket.slot is not None:
+                lane.enter(ticket.slot, job.prompt, job.stream.request)
+            job.prompt = None
+        return done
+
+    def _find_prefix(self, ticket: Ticket) -> int:
+        """Return how much of a prompt is known, and take its state."""
+        job = self._jobs[ticket]
+        count, job.prompt = self._prefixes.take(ticket.lane, job.ids)
+        self._known += count
+        return count
+
+    def _hand_out(self, tickets: dict[int, Ticket], drawn: Drawn) -> None:
+        """Give the draws of a round to the requests that have not ended."""
+        with self._changed:
+            for slot, ticket in tickets.items():
+                if ticket in self._jobs:
+                    self._take_row(self._jobs[ticket], Drawn(*(array[slot] for array in drawn)))
+
+    def _take_row(self, job: _Job, row: Drawn) -> None:
+        request = job.stream.request
+        if not row.finite.all():
+            byte = job.drawn + int(np.argmin(row.finite))
+            del self._jobs[job.ticket]
+            self._scheduler.end(job.ticket, "failed")
+            job.stream.fail(
+                ValueError(
+                    f"logits are not finite: byte {byte} after a prompt of {len(request.prompt)} bytes; "
+                    f"{explain_nonfinite(self._params)}"
+                )
+            )
+            return
+        count = int(row.kept.sum())
+        job.drawn += count
+        self._drawn += count
+        whole = job.drawn >= request.max_new_bytes
+        finish = "length" if whole else None if count == len(row.kept) else "stop"
+        piece = job.stops.pass_on(_piece(row, count, finish))
+        if piece.finish is None and request.max_unread is not None:
+            slow = job.stream.unread + len(piece.data) > request.max_unread
+            if slow:
+                return self._end(job.ticket, "cancelled")
+        if piece.finish is not None:
+            del self._jobs[job.ticket]
+            self._scheduler.end(job.ticket, "finished")
+        if piece.data or piece.finish:
+            job.stream.put(piece)
+
+
+def _read_one(lane: LanePrograms, size: int) -> Prefix:
+    """Read a prompt of one id, in a row of `size`."""
+    return lane.read(lane.begin(), np.ones(1, np.int32), size)[0]
+
+
+def _piece(row: Drawn, count: int, finish: Finish | None) -> Piece:
+    """Return the first `count` draws of a row."""
+    if not count:
+        return empty_piece(finish)
+    arrays = {name: getattr(row, name)[:count] for name in ARRAYS}
+    data = (row.ids[:count] - OFFSET).astype(np.uint8).tobytes()
+    return Piece(data, **arrays, finish=finish)

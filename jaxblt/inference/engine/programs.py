@@ -1,0 +1,241 @@
+"""The device's part of a lane: rows that decode together, and prompts that are read one by one and put into a row.
+
+A lane has one program that decodes, one for each size of a prompt's pieces, and one that puts a prompt into its row.
+All that requests ask for is an array to them.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.data.vocab import EOS, PAD, VOCAB_SIZE
+from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder
+from jaxblt.inference.engine.config import TOP, Lane, Request
+from jaxblt.inference.narrow import narrow_params
+from jaxblt.inference.prepare import prepare_decoding
+from jaxblt.inference.prompts import Prefix, begin_prompts, read_piece
+from jaxblt.inference.requests import Requests
+from jaxblt.inference.rows import put_rows
+from jaxblt.inference.sampling import alphabet_table, sample, sampling_arrays
+from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
+from jaxblt.random_keys import make_key
+from jaxblt.show import show
+
+STEPS = 8
+"""Bytes that a round draws for each row."""
+
+SHORT_PIECES = (64, 256)
+"""Sizes of pieces of prompts below the largest."""
+
+
+@flax.struct.dataclass
+class LaneRows:
+    """The rows of a lane.
+
+    Attributes:
+      state: of the decoder.
+      logits: of each row's next byte.
+      done: rows that draw nothing.
+      drawn: bytes of each request so far.
+      counts: how often each request has drawn each id.
+      requests: what each asks for.
+      penalties: for each drawing of an id, and for an id that was drawn.
+    """
+
+    state: DecoderState
+    logits: Float[Array, "S V"]
+    done: Bool[Array, "S"]
+    drawn: Int[Array, "S"]
+    counts: Int[Array, "S V"]
+    requests: Requests
+    penalties: Float[Array, "S 2"]
+
+    __repr__ = show
+
+
+class Drawn(NamedTuple):
+    """The draws of a round, whether each belongs to its row, and what the model predicted.
+
+    The most probable ids come with their log-probabilities; entropies and log-probabilities are in nats.
+    """
+
+    ids: Int[Array, "S T"]
+    kept: Bool[Array, "S T"]
+    finite: Bool[Array, "S T"]
+    closed: Bool[Array, "S T"]
+    entropies: Float[Array, "S T"]
+    logprobs: Float[Array, "S T"]
+    top_ids: Int[Array, "S T K"]
+    top_logprobs: Float[Array, "S T K"]
+
+
+class LanePrograms:
+    """A lane on the device."""
+
+    def __init__(self, decoder: Decoder, params: dict[str, Any], lane: Lane) -> None:
+        """Prepare parameters and empty rows.
+
+        Args:
+          decoder: models and patcher.
+          params: {"model": ..., "entropy": ...}, unboxed.
+          lane: rows and capacity.
+        """
+        self._decoder, self._apart, self._lane = decoder, unrolled(decoder), lane
+        self._params = prepare_decoding(decoder, params, rows=lane.slots, num_bytes=lane.capacity)
+        self._rows = _empty(decoder, lane)
+        layers = unroll_params(self._params)
+        self._narrow = narrow_params(self._apart, lane.slots, layers, self._rows.state)
+
+    def begin(self) -> Prefix:
+        """Return a prompt of which nothing was read."""
+        return _begin(self._decoder, self._lane)
+
+    def read(self, before: Prefix, ids: np.ndarray, size: int) -> tuple[Prefix, Array]:
+        """Read the next ids of a prompt, in a row of `size`; `before` is used up.
+
+        Returns the prompt, and an array to wait for, which no later call uses up.
+        """
+        row = np.full((1, size), PAD, np.int32)
+        row[0, : len(ids)] = ids
+        return _read(self._decoder, self._params, before, row, np.arange(size)[None] < len(ids))
+
+    def enter(self, slot: int, prompt: Prefix, request: Request) -> None:
+        """Put a prompt that was read into a row."""
+        self._rows = _enter(self._rows, np.int32(slot), prompt, *_asked(request))
+
+    def decode(self, slots: set[int]) -> Drawn:
+        """Draw the next bytes of the rows in these slots, and end all others; the result is on its way."""
+        live = np.zeros(self._lane.slots, bool)
+        live[list(slots)] = True
+        self._rows, drawn = _decode(self._apart, self._narrow, self._rows, live)
+        return drawn
+
+
+def piece_sizes(decoder: Decoder, piece_bytes: int) -> tuple[int, ...]:
+    """Return the lengths of the rows that pieces of prompts are read in, the piece's own last."""
+    grid = decoder.build().grid
+    most = max(1, piece_bytes // grid) * grid
+    return (*(size for size in SHORT_PIECES if size < most), most)
+
+
+def copy_prompt(prompt: Prefix) -> Prefix:
+    """Return a prompt that was read, to be used up elsewhere."""
+    return _copy(prompt)
+
+
+_copy = jax.jit(partial(jax.tree.map, jnp.copy))
+
+
+def _asked(request: Request) -> tuple[Requests, Float[Array, "1 2"]]:
+    """Return a request as one row of arrays."""
+    sampling = request.sampling
+    asked = Requests(
+        lengths=jnp.asarray([request.length], jnp.int32),
+        limits=jnp.asarray([request.max_new_bytes], jnp.int32),
+        seeds=jnp.asarray([sampling.seed], jnp.uint32),
+        indices=jnp.zeros((1,), jnp.uint32),
+        sampling=sampling_arrays([sampling.config]),
+        alphabet=alphabet_table([sampling.alphabet]),
+    )
+    return asked, jnp.asarray([[sampling.frequency_penalty, sampling.presence_penalty]], jnp.float32)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _begin(decoder: Decoder, lane: Lane) -> Prefix:
+    return begin_prompts(decoder, 1, num_bytes=lane.capacity)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _empty(decoder: Decoder, lane: Lane) -> LaneRows:
+    """Return rows that are all done."""
+    slots, width = lane.slots, decoder.model.vocab_size
+    zeros = lambda dtype=jnp.int32: jnp.zeros((slots,), dtype)  # noqa: E731
+    return LaneRows(
+        state=unroll_state(init_decoder(decoder, slots, num_bytes=lane.capacity)),
+        logits=jnp.zeros((slots, width), jnp.float32),
+        done=jnp.ones((slots,), bool),
+        drawn=zeros(),
+        counts=jnp.zeros((slots, width), jnp.int32),
+        requests=Requests(
+            lengths=zeros(),
+            limits=zeros(),
+            seeds=zeros(jnp.uint32),
+            indices=zeros(jnp.uint32),
+            sampling=jax.tree.map(
+                lambda x: jnp.tile(x, slots), sampling_arrays([Request(b"").sampling.config])
+            ),
+            alphabet=jnp.ones((slots, VOCAB_SIZE), bool),
+        ),
+        penalties=jnp.zeros((slots, 2), jnp.float32),
+    )
+
+
+# Donate states: the caches of a long row would be there twice
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _read(
+    decoder: Decoder, params: dict[str, Any], before: Prefix, ids: Int[Array, "1 L"], live: Bool[Array, "1 L"]
+) -> tuple[Prefix, Bool[Array, "1"]]:
+    prompt = read_piece(decoder, params, before, ids, live.astype(jnp.int32))
+    return prompt, jnp.isfinite(prompt[1][:, 0])
+
+
+@partial(jax.jit, donate_argnums=0)
+def _enter(
+    rows: LaneRows, slot: Int[Array, ""], prompt: Prefix, asked: Requests, penalties: Float[Array, "1 2"]
+) -> LaneRows:
+    state, logits, sound = prompt
+    part = LaneRows(
+        state=unroll_state(state),
+        logits=jnp.where(sound[:, None], logits, jnp.nan),
+        done=jnp.zeros((1,), bool),
+        drawn=jnp.zeros((1,), jnp.int32),
+        counts=jnp.zeros(logits.shape, jnp.int32),
+        requests=asked,
+        penalties=penalties,
+    )
+    return put_rows(rows, slot[None], part)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _decode(
+    decoder: Decoder, params: dict[str, Any], rows: LaneRows, live: Bool[Array, "S"]
+) -> tuple[LaneRows, Drawn]:
+    """Draw `STEPS` bytes of the rows that are live; the key of a byte comes from seed and position alone."""
+    rows, asked = rows.replace(done=rows.done | ~live), rows.requests  # pyright: ignore[reportAttributeAccessIssue]
+    keys = jax.vmap(lambda seed, number: jax.random.fold_in(make_key(seed), number))(
+        asked.seeds, asked.indices
+    )
+
+    def body(rows: LaneRows, _: None) -> tuple[LaneRows, Drawn]:
+        often, once = (rows.penalties[:, i : i + 1] for i in range(2))
+        penalty = often * rows.counts.astype(jnp.float32) + jnp.where(rows.counts > 0, once, 0.0)
+        step_keys = jax.vmap(jax.random.fold_in)(keys, asked.lengths + rows.drawn)
+        ids = sample(asked.sampling, step_keys, rows.logits - penalty, alphabet=asked.alphabet)
+        ended = rows.done | (ids == EOS)
+        done = ended | (rows.drawn + 1 >= asked.limits)
+        logits, closed, state = decode_step(decoder, params, ids, rows.state, jnp.where(done, 0, 1))
+        finite = jnp.all(jnp.isfinite(rows.logits), -1) | rows.done
+        drawn = Drawn(ids, ~ended, finite, closed, *_predictions(rows.logits, ids))
+        chosen = jax.nn.one_hot(ids, rows.counts.shape[-1], dtype=jnp.int32)
+        moved = rows.replace(  # pyright: ignore[reportAttributeAccessIssue]
+            state=state, logits=logits, done=done, drawn=rows.drawn + 1, counts=rows.counts + chosen
+        )
+        return moved, drawn
+
+    rows, drawn = jax.lax.scan(body, rows, length=STEPS)
+    return rows, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), drawn)
+
+
+def _predictions(
+    logits: Float[Array, "S V"], ids: Int[Array, "S"]
+) -> tuple[Float[Array, "S"], Float[Array, "S"], Int[Array, "S K"], Float[Array, "S K"]]:
+    """Return entropies, log-probabilities of `ids`, and the most probable ids with theirs."""
+    logprobs = jax.nn.log_softmax(logits[:, :VOCAB_SIZE], -1)
+    entropies = -jnp.sum(jnp.where(logprobs > -jnp.inf, jnp.exp(logprobs) * logprobs, 0.0), -1)
+    top, top_ids = jax.lax.top_k(logprobs, TOP)
+    return entropies, jnp.take_along_axis(logprobs, ids[:, None], -1)[:, 0], top_ids, top

@@ -1,0 +1,160 @@
+"""The routes of the server, as an ASGI application."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from jaxblt.inference.engine import Stream
+from jaxblt.inference.server.answer import Answer, answer_error, answer_events, answer_json, answer_text
+from jaxblt.inference.server.completions import complete, parts, read_completion, submit
+from jaxblt.inference.server.errors import ApiError
+from jaxblt.inference.server.metrics import Metrics
+from jaxblt.inference.server.records import embed_records, score_records
+from jaxblt.inference.server.service import Service
+
+Call = Callable[[Any], Awaitable[Answer]]
+"""From a request of Starlette to a response."""
+
+
+def make_app(service: Service) -> Any:
+    """Return the ASGI application of a service, whose engine is started and closed by the caller."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.routing import Route
+
+    routes = _Routes(service)
+    posts = {"completions": routes.complete, "scores": routes.score, "embeddings": routes.embed}
+    gets: dict[str, Call] = {
+        "/v1/models": routes.list_models,
+        "/health": routes.tell_health,
+        "/ready": routes.tell_ready,
+        "/metrics": routes.tell_metrics,
+    }
+
+    async def refuse(request: Any, error: Any) -> Answer:
+        return answer_error(
+            ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
+        )
+
+    async def tell_failure(request: Any, error: Any) -> Answer:
+        return answer_error(ApiError(500, f"{type(error).__name__}; the server's log says more"))
+
+    handlers: Any = {HTTPException: refuse, Exception: tell_failure}
+    return Starlette(
+        routes=[
+            *(
+                Route(f"/v1/{name}", _Endpoint(routes, call), methods=["POST"])
+                for name, call in posts.items()
+            ),
+            *(Route(path, _Endpoint(routes, call), methods=["GET"]) for path, call in gets.items()),
+        ],
+        exception_handlers=handlers,
+    )
+
+
+class _Endpoint:
+    """A route as an ASGI application: it checks the client's key, and counts what is answered."""
+
+    def __init__(self, routes: "_Routes", call: Call) -> None:
+        self._routes, self._call = routes, call
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        from starlette.requests import Request
+
+        request = Request(scope, receive)
+        try:
+            self._routes.check_key(request)
+            answer = await self._call(request)
+        except ApiError as error:
+            answer = answer_error(error)
+        try:
+            await answer(scope, receive, send)
+        finally:
+            self._routes.metrics.responses.labels(scope["path"], str(answer.status)).inc()
+
+
+class _Routes:
+    """What each path answers."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.metrics = service, Metrics(service.engine)
+
+    def check_key(self, request: Any) -> None:
+        """Raise ApiError for a client without the key, on paths that need it."""
+        key = self.service.key
+        if key is None or not request.url.path.startswith("/v1/"):
+            return
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            raise ApiError(
+                401,
+                "the key is missing or wrong: send it as a bearer token",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    async def read_body(self, request: Any) -> bytes:
+        """Return the body of a request, unless it is too large."""
+        most, data = self.service.limits.body_bytes, bytearray()
+        length = request.headers.get("content-length", "0")
+        told = int(length) if length.isdecimal() else 0
+        if told <= most:
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    break
+        if max(told, len(data)) > most:
+            raise ApiError(
+                413, f"the body must have at most {most} bytes, got {max(told, len(data))} or more"
+            )
+        return bytes(data)
+
+    async def complete(self, request: Any) -> Answer:
+        """Continue prompts, at once or as the bytes come."""
+        service = self.service
+        asked = read_completion(await self.read_body(request), service)
+        streams = submit(service, asked.requests)
+        for stream in streams:
+            stream.on_first = self._count_first
+        if asked.stream:
+            return answer_events(parts(service, asked, streams), service.limits.stalled_s)
+        return answer_json(complete(service, asked, streams))
+
+    def _count_first(self, stream: Stream) -> None:
+        self.metrics.first_byte.observe(stream.age_s)
+
+    async def score(self, request: Any) -> Answer:
+        """Rate records."""
+        return answer_json(score_records(await self.read_body(request), self.service))
+
+    async def embed(self, request: Any) -> Answer:
+        """Return hidden states of records."""
+        return answer_json(embed_records(await self.read_body(request), self.service))
+
+    async def list_models(self, request: Any) -> Answer:
+        """Name the one model."""
+        service = self.service
+        model = {"id": service.name, "object": "model", "created": service.created, "owned_by": "jaxblt"}
+        model["max_bytes"] = service.capacity
+        return answer_json(_now({"object": "list", "data": [model]}))
+
+    async def tell_health(self, request: Any) -> Answer:
+        """Tell whether the engine works."""
+        failure = self.service.engine.failure
+        if failure is not None:
+            raise ApiError(503, f"the engine failed: {failure}")
+        return answer_json(_now({"status": "ok"}))
+
+    async def tell_ready(self, request: Any) -> Answer:
+        """Tell whether a request would be taken."""
+        if self.service.why_not_ready is not None:
+            raise ApiError(503, self.service.why_not_ready)
+        return answer_json(_now({"status": "ready"}))
+
+    async def tell_metrics(self, request: Any) -> Answer:
+        """Write the numbers so far."""
+        return answer_text(self.metrics.write(), "text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _now(body: dict[str, Any]) -> dict[str, Any]:
+    return body

@@ -1,0 +1,198 @@
+"""The bodies of /v1/completions: from JSON to requests of the engine, and from its pieces to JSON."""
+
+import base64
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from jaxblt.inference.engine import Piece, Request, Sampling, Stream
+from jaxblt.inference.engine.config import MOST_PENALTY, TOP, join_pieces
+from jaxblt.inference.sampling import LARGEST, SMALLEST
+from jaxblt.inference.server.errors import ApiError, told
+from jaxblt.inference.server.fields import Fields, encode_text
+from jaxblt.inference.server.service import Service, follow
+from jaxblt.inference.server.text import Text, logprobs_of
+from jaxblt.validation import MOST, MOST_SEED
+
+FIELDS = (
+    *("model", "prompt", "prompt_base64", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop"),
+    *("alphabet", "frequency_penalty", "presence_penalty", "n", "best_of", "echo", "logprobs", "stream"),
+    *("stream_options", "user"),
+)
+"""Fields of a request; "alphabet", "top_k" and "prompt_base64" are ours, "user" is not read."""
+MOST_STOPS = 16
+"""Stop strings of a request."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a client asks of /v1/completions.
+
+    Attributes:
+      requests: for each choice, prompt after prompt.
+      count: choices of each prompt.
+      echo: the text begins with the prompt.
+      top: how many of the most probable bytes are named with each byte; None for no log-probabilities.
+      coded: the bytes are told as base64 besides.
+      stream: pieces are sent as they come.
+      counted: a stream ends with a piece that counts bytes.
+    """
+
+    requests: tuple[Request, ...]
+    count: int
+    echo: bool
+    top: int | None
+    coded: bool
+    stream: bool
+    counted: bool
+
+
+def read_completion(data: bytes, service: Service) -> Completion:
+    """Read a request's body.
+
+    Raises:
+      ApiError: it is not what it should be.
+    """
+    fields = Fields(data, FIELDS)
+    check_model(fields, service)
+    count = fields.whole("n", 1, least=1, most=service.limits.choices)
+    fields.whole("best_of", count, least=count, most=count)
+    prompts, coded = fields.documents("prompt", most=service.limits.choices // count)
+    top = fields.whole("logprobs", 0, least=0, most=TOP) if "logprobs" in fields else None
+    echo = fields.flag("echo")
+    if echo and top is not None:
+        raise ApiError(
+            400,
+            "logprobs of a prompt are not told with echo: leave one out, or use /v1/scores",
+            param="logprobs",
+        )
+    limit = fields.whole("max_tokens", min(16, service.capacity), least=1, most=service.capacity)
+    samplings = _samplings(fields, count)
+    limits = {"deadline_s": service.limits.seconds, "max_unread": service.limits.unread_bytes}
+    return Completion(
+        tuple(Request(prompt, limit, sampling, **limits) for prompt in prompts for sampling in samplings),
+        count=count,
+        echo=echo,
+        top=top,
+        coded=coded,
+        stream=fields.flag("stream"),
+        counted=fields.option("stream_options", "include_usage"),
+    )
+
+
+def check_model(fields: Fields, service: Service) -> None:
+    """Raise ApiError for a model that is not the one that is served."""
+    name = fields.text("model", service.name)
+    if name != service.name:
+        raise ApiError(404, f"model {name!r:.80} is not served: it is {service.name!r}", param="model")
+
+
+def _samplings(fields: Fields, count: int) -> list[Sampling]:
+    """Return how the choices of a prompt are drawn; each has a seed of its own."""
+    temperature = fields.number("temperature", 1.0, least=0, most=LARGEST)
+    seed = fields.whole("seed", secrets.randbelow(MOST_SEED), least=0, most=MOST_SEED)
+    alphabet = fields.text("alphabet")
+    penalty = {"least": -MOST_PENALTY, "most": MOST_PENALTY}
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": fields.whole("top_k", 0, least=0, most=MOST),
+        "top_p": fields.number("top_p", 1.0, least=SMALLEST, most=1),
+        "stop": fields.texts("stop", most=MOST_STOPS),
+        "alphabet": None if alphabet is None else encode_text("alphabet", alphabet),
+        "frequency_penalty": fields.number("frequency_penalty", 0.0, **penalty),
+        "presence_penalty": fields.number("presence_penalty", 0.0, **penalty),
+    }
+    with told():
+        return [Sampling(**options, seed=(seed + i) % (MOST_SEED + 1)) for i in range(count)]
+
+
+def submit(service: Service, requests: tuple[Request, ...]) -> list[Stream]:
+    """Queue requests, all or none.
+
+    Raises:
+      ApiError: a lane is full, or none holds a request.
+    """
+    if service.why_not_ready is not None:
+        raise ApiError(503, service.why_not_ready)
+    streams: list[Stream] = []
+    try:
+        for request in requests:
+            with told("prompt"):
+                streams.append(service.engine.submit(request))
+    except ApiError:
+        for stream in streams:
+            stream.cancel()
+        raise
+    return streams
+
+
+@dataclass
+class Choice:
+    """One continuation, as it is told."""
+
+    index: int
+    asked: Completion
+    text: Text
+    begun: bool = False
+    drawn: int = 0
+
+    def tell(self, piece: Piece) -> dict[str, Any]:
+        """Return the JSON of the next piece."""
+        asked, data = self.asked, piece.data
+        logprobs = None if asked.top is None else logprobs_of(piece, self.text.offsets(data), asked.top)
+        self.drawn += len(data)
+        if asked.echo and not self.begun:
+            data = asked.requests[self.index].prompt + data
+        self.begun = True
+        text = self.text.add(data, last=piece.finish is not None)
+        found = {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish}
+        return found | ({"base64": base64.b64encode(data).decode()} if asked.coded else {})
+
+
+def choices_of(asked: Completion) -> list[Choice]:
+    """Return a choice for each request."""
+    return [Choice(i, asked, Text()) for i in range(len(asked.requests))]
+
+
+async def complete(service: Service, asked: Completion, streams: list[Stream]) -> dict[str, Any]:
+    """Wait for all choices and return the response."""
+    pieces: list[list[Piece]] = [[] for _ in streams]
+    async for i, piece in follow(streams):
+        pieces[i].append(piece)
+    choices = choices_of(asked)
+    found = [choice.tell(join_pieces(parts)) for choice, parts in zip(choices, pieces, strict=True)]
+    return _head(service) | {"choices": found, "usage": _usage(asked, choices)}
+
+
+async def parts(
+    service: Service, asked: Completion, streams: list[Stream]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the parts of a streamed response, of all choices as they come."""
+    choices, head = choices_of(asked), _head(service)
+    async with aclosing(follow(streams)) as pieces:
+        async for i, piece in pieces:
+            yield head | {"choices": [choices[i].tell(piece)]}
+    if asked.counted:
+        yield head | {"choices": [], "usage": _usage(asked, choices)}
+
+
+def _head(service: Service) -> dict[str, Any]:
+    """Return what all parts of a response have in common."""
+    name = f"cmpl-{uuid.uuid4().hex}"
+    return {"id": name, "object": "text_completion", "created": int(time.time()), "model": service.name}
+
+
+def _usage(asked: Completion, choices: list[Choice]) -> dict[str, int]:
+    """Return the bytes of a response as its tokens; each prompt counts once."""
+    read = sum(len(request.prompt) for request in asked.requests[:: asked.count])
+    drawn = sum(choice.drawn for choice in choices)
+    return count_tokens(read, drawn)
+
+
+def count_tokens(read: int, drawn: int = 0) -> dict[str, int]:
+    """Return bytes as the tokens of a response."""
+    return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}

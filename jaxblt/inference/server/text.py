@@ -1,0 +1,53 @@
+"""Bytes as the text and the tokens of a response."""
+
+import codecs
+from typing import Any
+
+from jaxblt.data.vocab import OFFSET
+from jaxblt.inference.engine import Piece
+
+SPECIAL = {0: "<boe>", 1: "<bos>", 2: "<eos>", 3: "<pad>"}
+
+
+class Text:
+    """The text of a response as its bytes come: whole characters of UTF-8, and U+FFFD for bytes that are none."""
+
+    def __init__(self) -> None:
+        """Begin without bytes."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._characters = 0
+
+    def add(self, data: bytes, *, last: bool) -> str:
+        """Return the characters that are whole with the next bytes; with the last bytes all of them."""
+        text = self._decoder.decode(data, last)
+        self._characters += len(text)
+        return text
+
+    def offsets(self, data: bytes) -> list[int]:
+        """Return where in the text the character of each of the next bytes begins; call it before `add`."""
+        ahead = codecs.getincrementaldecoder("utf-8")("replace")
+        ahead.setstate(self._decoder.getstate())
+        at, found = self._characters, []
+        for i in range(len(data)):
+            found.append(at)
+            at += len(ahead.decode(data[i : i + 1]))
+        return found
+
+
+def logprobs_of(piece: Piece, offsets: list[int], top: int) -> dict[str, Any]:
+    """Return the log-probabilities of a piece as a response has them, with the `top` most probable tokens."""
+    return {
+        "tokens": [name_token(byte + OFFSET) for byte in piece.data],
+        "token_logprobs": [round(x, 6) for x in piece.logprobs.tolist()],
+        "top_logprobs": [
+            {name_token(i): round(x, 6) for i, x in zip(ids[:top], values[:top], strict=True)}
+            for ids, values in zip(piece.top_ids.tolist(), piece.top_logprobs.tolist(), strict=True)
+        ],
+        "text_offset": offsets,
+    }
+
+
+def name_token(token: int) -> str:
+    """Return an id as text: the character of an ASCII byte, or "bytes:\\xff"."""
+    byte = token - OFFSET
+    return SPECIAL[token] if byte < 0 else chr(byte) if byte < 128 else f"bytes:\\x{byte:02x}"

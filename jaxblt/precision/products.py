@@ -1,0 +1,141 @@
+"""A product with a kernel whose operands are FP8, forward and backward."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxblt.layers import read_equation
+from jaxblt.precision.formats import (
+    E4M3,
+    E5M2,
+    Format,
+    largest_entry,
+    quantise,
+    scale_for,
+)
+from pallas_kernels.runtime import OwnGradient
+
+FAST, EXACT = jax.lax.Precision.DEFAULT, jax.lax.Precision.HIGHEST
+"""On GPUs the first lets cuBLAS add up in fewer bits; the second adds up gradients in fp32."""
+ROLES = ("x", "kernel", "gradient")
+"""The operands whose largest entries are remembered, in the order of a history's rows."""
+
+
+class Past(NamedTuple):
+    """Largest entries of each operand in the last steps, newest first; None for scales of the operands themselves.
+
+    The cotangent of each has the entry that this step observed in its first place, and zeros behind it. So what only
+    the backward pass sees leaves it like a gradient.
+    """
+
+    x: Float[Array, "H"]
+    kernel: Float[Array, "H"]
+    gradient: Float[Array, "H"]
+
+
+class Kind(NamedTuple):
+    """What is static of a product: letters of x, of the kernel and of y, and the margin of scales."""
+
+    x: str
+    kernel: str
+    y: str
+    margin: int
+
+
+def fp8_product(
+    equation: str,
+    x: Float[Array, "..."],
+    kernel: Float[Array, "..."],
+    *,
+    past: Past | None = None,
+    margin: int = 0,
+) -> Float[Array, "..."]:
+    """Return x W in the dtype of x from operands in FP8: E4M3 of x and W, and E5M2 of the gradient behind them.
+
+    Each operand has one scale, a power of two. It is chosen by the operand's own largest entry, or by those of `past`;
+    then entries may exceed the range, and become its largest number. An operand that is not finite makes y NaN.
+
+    Args:
+      equation: of a `Linear`.
+      x: the input.
+      kernel: in the dtype of x.
+      past: largest entries of earlier steps.
+      margin: powers of two that are left free.
+    """
+    return _product(_kind(equation, x.ndim, margin), past, x, kernel)
+
+
+def _kind(equation: str, rank: int, margin: int) -> Kind:
+    letters = read_equation(equation)
+    kernel = letters.summed + letters.new
+    given = letters.given.replace("...", "")
+    more = [c for c in "ABCDEFGH" if c not in equation][: rank - len(given)]
+    spread = [text.replace("...", "".join(more)) for text in (letters.given, letters.result)]
+    return Kind(spread[0], kernel, spread[1], margin)
+
+
+def contract(
+    left: Array, right: Array, letters: tuple[str, str, str], dtype: Any, precision: jax.lax.Precision
+) -> Array:
+    """Return the product of two arrays by their letters and those of the result; the dtypes of both may differ."""
+    a, b, out = letters
+    summed = [c for c in a if c in b]
+    dims = ([a.index(c) for c in summed], [b.index(c) for c in summed])
+    found = jax.lax.dot_general(
+        left, right, (dims, ([], [])), precision=precision, preferred_element_type=dtype
+    )
+    free = [c for c in a + b if c not in summed]
+    return found.transpose([free.index(c) for c in out])
+
+
+@partial(OwnGradient, nondiff_argnums=(0,))
+def _product(kind: Kind, past: Past | None, x: Array, kernel: Array) -> Array:
+    return _forward(kind, past, x, kernel)[0]
+
+
+class _Operand(NamedTuple):
+    """An operand in FP8, its scale, and its largest entry."""
+
+    value: Array
+    scale: Float[Array, ""]
+    largest: Float[Array, ""]
+
+
+def _operand(x: Array, before: Float[Array, "H"] | None, form: Format, margin: int) -> _Operand:
+    largest = largest_entry(x)
+    scale = scale_for(largest if before is None else jnp.max(before), form, margin)
+    return _Operand(quantise(x, scale, form), scale, largest)
+
+
+def _unscaled(y: Array, *operands: _Operand) -> Array:
+    """Undo the scales of a product's operands; NaN if one of them is not finite, as clipped entries would hide that."""
+    inverse = jnp.float32(1)
+    for operand in operands:
+        inverse = inverse / jnp.where(jnp.isfinite(operand.largest), operand.scale, jnp.nan)
+    return y * inverse.astype(y.dtype)
+
+
+def _forward(kind: Kind, past: Past | None, x: Array, kernel: Array) -> tuple[Array, Any]:
+    before = (None, None) if past is None else (past.x, past.kernel)
+    left, right = (_operand(v, h, E4M3, kind.margin) for v, h in zip((x, kernel), before, strict=True))
+    y = contract(left.value, right.value, (kind.x, kind.kernel, kind.y), x.dtype, FAST)
+    return _unscaled(y, left, right), (left, right, past)
+
+
+def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, Array, Array]:
+    left, right, past = kept
+    own = _operand(gradient, None if past is None else past.gradient, E5M2, kind.margin)
+    dtype = gradient.dtype
+    dx = contract(own.value, right.value, (kind.y, kind.kernel, kind.x), dtype, EXACT)
+    dkernel = contract(left.value, own.value, (kind.x, kind.y, kind.kernel), dtype, EXACT)
+    seen = None
+    if past is not None:
+        found = (left.largest, right.largest, own.largest)
+        seen = Past(*(jnp.zeros_like(h).at[0].set(entry) for h, entry in zip(past, found, strict=True)))
+    return seen, _unscaled(dx, own, right), _unscaled(dkernel, left, own)
+
+
+_product.defvjp(_forward, _backward)

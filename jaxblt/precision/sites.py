@@ -1,0 +1,144 @@
+"""Which products of a model run in FP8, and the largest entries that they remember from step to step."""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array, Float
+
+from jaxblt.layers import FP8, Linear, read_equation
+from jaxblt.precision.config import Fp8Config
+from jaxblt.precision.products import ROLES, Past, fp8_product
+
+MULTIPLE = 16
+"""Of which both sides of a product are multiples: cuBLAS takes no others in FP8."""
+_AMAX = "amax"
+
+
+def runs_in_fp8(layer: Linear, x: Any, config: Fp8Config) -> bool:
+    """Return whether a `Linear` runs in FP8: in bfloat16 throughout, of sides that divide by 16, and not kept out."""
+    if jnp.dtype(layer.dtype) != jnp.bfloat16 or layer.accumulate is not None:
+        return False
+    letters = read_equation(layer.equation)
+    if set(letters.new) & set(letters.given):
+        return False
+    shape, inner = layer.kernel_shape(x), len(letters.summed)
+    if prod(shape[:inner]) % MULTIPLE or prod(shape[inner:]) % MULTIPLE:
+        return False
+    return not any(fnmatchcase("/".join(layer.path), pattern) for pattern in config.keep)
+
+
+def in_fp8(config: Fp8Config | None) -> AbstractContextManager[None]:
+    """Run products of `Linear`s in FP8 inside the block; None changes nothing.
+
+    With "delayed" scaling the modules are applied with the collection `FP8`, as `first_amax` makes it. Its gradient is
+    what `next_amax` takes.
+    """
+
+    def intercept(call: Any, args: Any, options: Any, context: Any) -> Any:
+        if config is None or not isinstance(context.module, Linear) or context.method_name != "products":
+            return call(*args, **options)
+        x, layers, weights = args
+        return _products(config, x, layers, weights)
+
+    return nn.intercept_methods(intercept)
+
+
+def _products(config: Fp8Config, x: Any, layers: Any, weights: Any) -> list[Array]:
+    """Return x W of each layer. They share the scale of x, so that it is rounded once."""
+    found, shared = [], None
+    for layer, weight in zip(layers, weights, strict=True):
+        if not runs_in_fp8(layer, x, config):
+            found.append(layer.multiply(x, weight.kernel))
+            continue
+        given = x.astype(layer.dtype)
+        past = _past(layer) if config.scaling == "delayed" else None
+        if past is not None:
+            # Stop the gradient of the others: what they observe of x would be added to what the first does
+            past, shared = past if shared is None else past._replace(x=shared), jax.lax.stop_gradient(past.x)
+        found.append(fp8_product(layer.equation, given, weight.kernel, past=past, margin=config.margin))
+    return found
+
+
+def _past(layer: Linear) -> Past:
+    """Return what a layer remembers."""
+    entries: Any = layer.get_variable(FP8, _AMAX)
+    return Past(*entries)
+
+
+def find_sites[T](config: Fp8Config, trace: Callable[[], T]) -> tuple[frozenset[tuple[str, ...]], T]:
+    """Return paths of the `Linear`s that a trace can run in FP8, and the trace's result.
+
+    Raises:
+      ValueError: there are none, or a pattern of `keep` matches no product.
+    """
+    found: set[tuple[str, ...]] = set()
+    seen: set[str] = set()
+
+    def record(call: Any, args: Any, options: Any, context: Any) -> Any:
+        if isinstance(context.module, Linear) and context.method_name == "products":
+            x, layers, _ = args
+            for layer in layers:
+                seen.add("/".join(layer.path))
+                if runs_in_fp8(layer, x, config):
+                    found.add(layer.path)
+        return call(*args, **options)
+
+    with nn.intercept_methods(record):
+        result = trace()
+    for pattern in config.keep:
+        if not any(fnmatchcase(path, pattern) for path in seen):
+            raise ValueError(
+                f"train.fp8.keep = {pattern!r} matches none of the model's {len(seen)} products, such as "
+                f"{sorted(seen)[0] if seen else 'none'!r}"
+            )
+    if not found:
+        raise ValueError(
+            f"precision='fp8' finds no product to run in FP8 among {len(seen)}: a Linear needs bfloat16 and sides "
+            f"that divide by {MULTIPLE}; use precision='dtype'"
+        )
+    return frozenset(found), result
+
+
+def first_amax(config: Fp8Config, sites: Collection[tuple[str, ...]], params: Mapping[str, Any]) -> Any:
+    """Return the collection `FP8` before anything was observed: Float[layers, 3, H] zeros for each site.
+
+    Its rows are those of `ROLES`. A scanned site has an axis of layers, as its kernel has.
+
+    Args:
+      config: how scales are made.
+      sites: of `find_sites`.
+      params: the model's parameters, or their shapes with logical names.
+    """
+    flat = flatten_dict(params)
+    made = {}
+    for path in sorted(sites):
+        kernel = flat[(*path, "kernel")]
+        names = getattr(kernel, "names", ())
+        layers = nn.meta.unbox(kernel).shape[: sum(name == "layers" for name in names)]
+        made[(*path, _AMAX)] = jnp.zeros((*layers, len(ROLES), config.history), jnp.float32)
+    return unflatten_dict(made)
+
+
+def next_amax(amax: Any, observed: Any) -> Any:
+    """Return the largest entries with those of a step in front, and the oldest dropped.
+
+    An entry that is not finite backs off: twice the largest of the history stands for it, so that the scale halves.
+
+    Args:
+      amax: the collection `FP8`.
+      observed: its gradient, entries in the first place.
+    """
+
+    def shift(history: Float[Array, "*L R H"], seen: Float[Array, "*L R H"]) -> Float[Array, "*L R H"]:
+        new, top = seen[..., :1], jnp.max(history, -1, keepdims=True)
+        new = jnp.where(jnp.isfinite(new), new, 2 * jnp.where(top > 0, top, 1))
+        return jnp.concatenate([new, history[..., :-1]], -1)
+
+    return jax.tree.map(shift, amax, observed)

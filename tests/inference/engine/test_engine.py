@@ -1,0 +1,230 @@
+"""Many requests at once get the bytes that each gets alone."""
+
+import random
+import re
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jaxblt.data.vocab import OFFSET
+from jaxblt.inference import generate
+from jaxblt.inference.engine import Engine, EngineConfig, Lane, Refused, Request, Sampling, programs
+
+CONFIG = EngineConfig(lanes=(Lane(slots=3, capacity=176),), piece_bytes=64, prefix_bytes=1 << 20)
+LONG = bytes(range(32, 132))
+SAMPLINGS = (
+    Sampling(temperature=0),
+    Sampling(seed=1),
+    Sampling(seed=2, top_k=5, frequency_penalty=0.5),
+    Sampling(seed=3, top_p=0.5, presence_penalty=1.5),
+    Sampling(seed=4, alphabet=b"ACGT"),
+)
+PROMPTS = (b"", b"once", LONG, LONG[:65] + b"?", LONG)
+REQUESTS = [
+    Request(prompt, 5 + 7 * i, sampling)
+    for i, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True))
+]
+
+
+@pytest.fixture(scope="module")
+def engines(runs):
+    made = {name: Engine(run, CONFIG) for name, run in runs.items()}
+    for engine in made.values():
+        engine.__enter__()
+    yield made
+    for engine in made.values():
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def alone(engines):
+    """The bytes of each request, one after another, on engines that know no prompt yet."""
+    return {name: [engine.submit(request).read() for request in REQUESTS] for name, engine in engines.items()}
+
+
+NAMES = ("transformer", "hyena", "patches")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_are_the_same_whatever_the_load(name, engines, alone):
+    """Beside requests that come in any order, leave early, and begin as others do."""
+    engine, choose = engines[name], random.Random(0)
+    calls = (programs._read, programs._enter, programs._decode)
+    compiled = [call._cache_size() for call in calls]
+    for _ in range(3):
+        order = [choose.randrange(len(REQUESTS)) for _ in range(12)]
+        streams = [engine.submit(REQUESTS[i]) for i in order]
+        gone = set(choose.sample(range(12), 3))
+        for place in gone:
+            next(streams[place])
+            streams[place].cancel()
+        for place, (i, stream) in enumerate(zip(order, streams, strict=True)):
+            if place in gone:
+                assert alone[name][i].data.startswith(b"".join(piece.data for piece in stream))
+                continue
+            found = stream.read()
+            assert found.data == alone[name][i].data
+            assert found.finish == alone[name][i].finish
+            np.testing.assert_array_equal(found.closed, alone[name][i].closed)
+            np.testing.assert_array_equal(found.logprobs, alone[name][i].logprobs)
+    assert engine.stats.known_bytes > 0
+    assert engine.stats.running == engine.stats.waiting == 0
+    # No setting of a request is part of a program
+    assert [call._cache_size() for call in calls] == compiled
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["transformer", pytest.param("patches", marks=pytest.mark.slow(weeks=3, group="prompts and caches"))],
+)
+def test_bytes_are_those_of_generate(name, runs, alone):
+    """With a seed for each prompt; penalties are the engine's own."""
+    run, asked = runs[name], [request for request in REQUESTS if not request.sampling.frequency_penalty]
+    asked = [request for request in asked if not request.sampling.presence_penalty]
+    found = generate(
+        run.decoder,
+        run.decoder_params,
+        [request.prompt for request in asked],
+        max_new_bytes=[request.max_new_bytes for request in asked],
+        sampling=[request.sampling.config for request in asked],
+        seed=[request.sampling.seed for request in asked],
+        alphabet=[request.sampling.alphabet for request in asked],
+    )
+    assert found == [alone[name][REQUESTS.index(request)].data for request in asked]
+
+
+def test_pieces_tell_of_their_bytes(alone):
+    greedy = alone["transformer"][0]
+    assert greedy.finish == "length"
+    assert len(greedy.data) == len(greedy.entropies) == len(greedy.closed) == 5
+    # The most probable byte may not be an id that is never drawn
+    drawn = np.frombuffer(greedy.data, np.uint8) + OFFSET
+    best = greedy.top_ids == drawn[:, None]
+    np.testing.assert_array_equal(greedy.top_logprobs[best], greedy.logprobs[best.any(1)])
+    assert (greedy.entropies > 0).all()
+    assert (np.diff(greedy.top_logprobs, axis=1) <= 0).all()
+    assert set(alone["transformer"][4].data) <= set(b"ACGT")
+    assert alone["patches"][2].closed.any()
+
+
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_a_stop_string_ends_a_request_before_it(length, engines, alone):
+    """Wherever rounds cut it; what comes before it is handed out once no stop string can begin there."""
+    whole = alone["transformer"][3].data
+    stop = whole[6 : 6 + length]
+    before = whole[: whole.index(stop)]
+    request = REQUESTS[3]
+    request = replace(request, sampling=replace(request.sampling, stop=(b"never", stop)))
+    pieces = list(engines["transformer"].submit(request))
+    assert b"".join(piece.data for piece in pieces) == before
+    assert [piece.finish for piece in pieces][-1] == "stop"
+    assert sum(len(piece.logprobs) for piece in pieces) == len(before)
+
+
+def test_the_prefix_cache_keeps_what_prompts_share_within_its_budget(runs):
+    with Engine(runs["transformer"], CONFIG) as engine:
+        first = engine.submit(Request(LONG, 3)).read()
+        assert engine.stats.known_bytes == 0
+        # The same prompt needs no reading, one that begins alike only what is behind the piece's edge
+        assert engine.submit(Request(LONG, 3)).read().data == first.data
+        assert engine.stats.known_bytes == 101
+        engine.submit(Request(LONG[:70] + b"?", 3)).read()
+        assert engine.stats.known_bytes == 101 + 64
+        size = engine._prefixes.used // 3
+    with Engine(runs["transformer"], replace(CONFIG, prefix_bytes=size)) as engine:
+        for prompt in (b"one", b"two", b"one", b"one"):
+            engine.submit(Request(prompt, 1)).read()
+        assert engine._prefixes.used == size
+        assert engine.stats.known_bytes == 4
+
+
+def test_a_request_ends_at_its_deadline_or_with_its_reader(runs):
+    """Both give back their slots; requests in the queue count too."""
+    now = [0.0]
+    engine = Engine(runs["transformer"], replace(CONFIG, max_waiting=2), clock=lambda: now[0])
+    late, unread, left, queued, last = (
+        engine.submit(request)
+        for request in (
+            Request(b"a", 100, deadline_s=3),
+            Request(b"b", 100, max_unread=40),
+            Request(b"c", 100),
+            Request(b"d", 100, deadline_s=2),
+            Request(b"e", 8),
+        )
+    )
+    with pytest.raises(Refused, match="2 requests wait"):
+        engine.submit(Request(b"f", 8))
+    with left:
+        while not left.unread:
+            engine._round()
+    now[0] = 2.0
+    engine._round()
+    assert (left.finish, queued.finish, late.finish, unread.finish) == ("cancelled", "expired", None, None)
+    while unread.finish is None:
+        engine._round()
+    assert unread.finish == "cancelled"
+    assert len(unread.read().data) == 40
+    now[0] = 3.0
+    engine._round()
+    assert late.finish == "expired"
+    with engine:
+        assert len(last.read().data) == 8
+        # What was taken does not come again
+        assert (last.read().data, last.read().finish) == (b"", "length")
+    assert engine.stats.ended == {"refused": 1, "cancelled": 2, "expired": 2, "finished": 1}
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        engine.submit(Request(b"g"))
+
+
+def test_logits_that_are_not_finite_end_their_request(runs):
+    run = runs["transformer"]
+    broken = replace(run, params={**run.params, "head": {"norm": {"scale": np.full(16, np.nan, np.float32)}}})
+    with (
+        Engine(broken, CONFIG) as engine,
+        pytest.raises(ValueError, match="not finite: byte 0 after a prompt of 2"),
+    ):
+        engine.submit(Request(b"ab", 9)).read()
+    assert engine.stats.ended == {"failed": 1}
+
+
+def test_an_engine_that_fails_tells_all_readers(runs, monkeypatch):
+    engine = Engine(runs["transformer"], CONFIG)
+    streams = [engine.submit(Request(b"ab", 9)) for _ in range(5)]
+    monkeypatch.setattr(engine._lanes[0], "decode", lambda slots: 1 / 0)
+    with engine:
+        for stream in streams:
+            with pytest.raises(RuntimeError, match="the engine failed: division by zero"):
+                stream.read()
+    with pytest.raises(RuntimeError, match="the engine failed"):
+        engine.submit(Request(b"ab", 9))
+
+
+def test_generate_waits_for_room(runs, alone):
+    prompts = [PROMPTS[i] for i in (0, 1, 0, 1)]
+    with Engine(runs["transformer"], replace(CONFIG, max_waiting=1)) as engine:
+        found = engine.generate(prompts, max_new_bytes=5, sampling=SAMPLINGS[0])
+    assert found[0] == found[2] == alone["transformer"][0].data
+    assert found[1] == found[3]
+    assert not [thread for thread in threading.enumerate() if thread is engine._thread]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Request("text"), "Request.prompt must be bytes, got 'text': call its encode()"),
+        (lambda: Request(b"", 0), "Request.max_new_bytes must be at least 1, got 0"),
+        (lambda: Sampling(temperature=float("nan")), "temperature must be a finite number, got nan"),
+        (lambda: Sampling(stop=(b"",)), "Sampling.stop holds b''"),
+        (
+            lambda: Sampling(presence_penalty=101.0),
+            "Sampling.presence_penalty must lie in -100.0..100.0, got 101.0",
+        ),
+        (lambda: EngineConfig(lanes=()), "EngineConfig.lanes is empty"),
+        (lambda: Lane(slots=0), "Lane.slots must lie in 1..65536, got 0"),
+    ],
+)
+def test_bad_settings_are_told(make, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make()

@@ -1,0 +1,135 @@
+"""The scheduler under arrivals, cancels and deadlines by a simulated clock; no device."""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxblt.inference.engine import EngineConfig, Lane, Refused, Scheduler
+from jaxblt.inference.engine.schedule import ENDS
+
+CONFIG = EngineConfig(lanes=(Lane(2, 40), Lane(1, 200)), max_waiting=4)
+SIZES = (4, 16)
+
+NEW = st.tuples(st.just("new"), st.integers(1, 120), st.integers(1, 90), st.none() | st.integers(1, 12))
+EVENTS = st.one_of(
+    NEW,
+    st.tuples(st.just("cancel"), st.integers(0, 30)),
+    st.tuples(st.just("wait"), st.integers(0, 4)),
+    st.tuples(st.just("round"), st.integers(0, 3)),
+)
+
+
+class Simulated:
+    """A scheduler, its clock, and a device that draws up to 8 bytes a round for each row."""
+
+    def __init__(self):
+        self.now, self.tickets, self.ended = 0.0, [], set()
+        self.read, self.order = Counter(), {0: [], 1: []}
+        self.scheduler = Scheduler(CONFIG, SIZES, clock=lambda: self.now)
+
+    def new(self, length, limit, deadline):
+        try:
+            ticket = self.scheduler.submit(length, limit, deadline)
+        except ValueError:
+            assert length + limit > 200
+            return
+        except Refused as refused:
+            self.check_refusal(refused)
+            return
+        assert CONFIG.lanes[ticket.lane].capacity == (40 if length + limit <= 40 else 200)
+        self.tickets.append(ticket)
+
+    def check_refusal(self, refused):
+        assert refused.retry_after >= 1
+        assert self.scheduler.overdue == CONFIG.max_waiting
+
+    def cancel(self, number):
+        if self.tickets:
+            ticket = self.tickets[number % len(self.tickets)]
+            assert self.scheduler.end(ticket, "cancelled") == (ticket not in self.ended)
+            self.ended.add(ticket)
+
+    def wait(self, seconds):
+        self.now += seconds
+
+    def round(self, finishing):
+        work = self.scheduler.next_round()
+        for ticket in work.expired:
+            assert ticket.deadline <= self.now
+            assert ticket not in self.ended
+            self.ended.add(ticket)
+        assert sum(part.size for part in work.parts) <= SIZES[-1]
+        for part in work.parts:
+            assert part.start == self.read[part.ticket] < part.stop <= part.start + part.size
+            assert part.stop == part.ticket.length or part.stop - part.start == SIZES[-1]
+            if part.start == 0:
+                self.order[part.ticket.lane].append(part.ticket)
+            self.read[part.ticket] = part.stop
+        for lane, rows in work.decoding.items():
+            assert set(rows) <= set(range(CONFIG.lanes[lane].slots))
+            for slot, ticket in rows.items():
+                assert (ticket.slot, ticket.lane, self.read[ticket]) == (slot, lane, ticket.length)
+        done = [ticket for rows in work.decoding.values() for ticket in rows.values()][:finishing]
+        for ticket in done:
+            assert self.scheduler.end(ticket, "finished")
+            self.ended.add(ticket)
+
+    def check(self):
+        """Slots and places are kept apart, and nobody is lost."""
+        live = list(self.scheduler.live())
+        assert len(set(live)) == len(live)
+        assert set(live) | self.ended == set(self.tickets)
+        assert not set(live) & self.ended
+        assert all((ticket.state in ENDS) == (ticket in self.ended) for ticket in self.tickets)
+        held = [(ticket.lane, ticket.slot) for ticket in live if ticket.slot is not None]
+        assert len(set(held)) == len(held) == self.scheduler.running
+        assert self.scheduler.overdue <= CONFIG.max_waiting
+        assert sum(self.scheduler.ended[state] for state in ENDS) == len(self.ended)
+
+
+@given(st.lists(EVENTS, max_size=60))
+def test_every_request_ends_once_in_its_turn_and_no_slot_is_lost(events):
+    simulated = Simulated()
+    for name, *arguments in events:
+        getattr(simulated, name)(*arguments)
+        simulated.check()
+    for _ in range(400):
+        simulated.now += 1
+        simulated.round(3)
+        simulated.check()
+        assert all(ticket.deadline > simulated.now for ticket in simulated.scheduler.live())
+    assert not list(simulated.scheduler.live())
+    for lane, started in simulated.order.items():
+        submitted = [ticket for ticket in simulated.tickets if ticket.lane == lane]
+        assert started == [ticket for ticket in submitted if ticket in set(started)]
+    # All slots are free again
+    first = [simulated.scheduler.submit(1, 1) for _ in range(2)]
+    simulated.scheduler.next_round()
+    assert sorted(ticket.slot for ticket in first) == [0, 1]
+
+
+def test_a_prompt_that_is_known_is_not_read():
+    scheduler = Scheduler(CONFIG, SIZES, known=lambda ticket: ticket.length)
+    ticket = scheduler.submit(30, 5)
+    [part] = scheduler.next_round().parts
+    assert (part.start, part.stop, part.size, part.is_last) == (30, 30, 0, True)
+    assert ticket.state == "decoding"
+    assert ticket.deadline == math.inf
+
+
+def test_refusals_name_what_is_too_much():
+    scheduler = Scheduler(CONFIG, SIZES)
+    with pytest.raises(
+        ValueError, match="a prompt of 149 bytes and 51 new ones do not fit: the largest lane holds 199"
+    ):
+        scheduler.submit(150, 51)
+    # Two have a slot each, if the next round comes first
+    for _ in range(2 + 4):
+        scheduler.submit(1, 1)
+    scheduler.submit(100, 1)
+    with pytest.raises(Refused, match=r"4 requests wait, the most that may \(max_waiting=4\)"):
+        scheduler.submit(1, 1)
+    assert scheduler.ended["refused"] == 2

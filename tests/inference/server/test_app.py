@@ -1,0 +1,342 @@
+"""The server's answers, and what it says to clients that are wrong, leave, or read slowly."""
+
+import asyncio
+import base64
+import inspect
+import json
+import math
+import random
+import string
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import chain
+from types import SimpleNamespace
+
+import numpy as np
+import openai
+import pytest
+
+import jaxblt
+import jaxblt.inference.engine
+from jaxblt.inference import SamplingConfig
+from jaxblt.inference.engine import Engine, Request
+from jaxblt.inference.server import Limits, Service, make_app
+from tests.docs.documents import ROOT, blocks
+from tests.inference.server.conftest import CONFIG, LIMITS, Reply, call, post
+
+BYTES = bytes(range(256))
+
+
+def completed(app, **fields):
+    reply = post(app, "/v1/completions", {"prompt": "ab", "seed": 5, "max_tokens": 20, **fields})
+    assert reply.status == 200, reply.json
+    return reply
+
+
+def test_a_completion_has_the_bytes_of_generate(app, run):
+    asked = {"max_new_bytes": 20, "sampling": SamplingConfig(1.0), "seed": [5]}
+    expected = run.generate([b"ab"], **asked)[0]
+    found = completed(app, model="tiny", prompt_base64=base64.b64encode(b"ab").decode(), prompt=None).json
+    [choice] = found["choices"]
+    assert base64.b64decode(choice["base64"]) == expected
+    assert choice["text"] == expected.decode(errors="replace")
+    assert choice["finish_reason"] == "length"
+    assert found["usage"] == {"prompt_tokens": 2, "completion_tokens": 20, "total_tokens": 22}
+    assert (found["object"], found["model"]) == ("text_completion", "tiny")
+
+
+def test_choices_prompts_and_echo(app):
+    """A choice has a seed of its own; prompts are texts or bytes."""
+    one = completed(app, n=2, prompt=["ab", [97, 98], "c"], echo=True).json["choices"]
+    assert [choice["index"] for choice in one] == list(range(6))
+    assert one[0]["text"] == one[2]["text"] != one[1]["text"] == one[3]["text"]
+    assert one[0]["text"] == "ab" + completed(app).json["choices"][0]["text"]
+    assert completed(app, seed=6).json["choices"][0]["text"] == one[1]["text"][2:]
+
+
+@pytest.mark.parametrize("alphabet", [None, "é日x"])
+def test_a_stream_is_the_completion_in_whole_characters(alphabet, app):
+    """Bytes that are no UTF-8 are replaced as in the whole text."""
+    asked = {"n": 2, "max_tokens": 90, "alphabet": alphabet, "logprobs": 2}
+    whole = completed(app, **asked).json
+    reply = completed(app, stream=True, stream_options={"include_usage": True}, **asked)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *parts, last = reply.events
+    assert last["usage"] == whole["usage"]
+    for i, choice in enumerate(whole["choices"]):
+        mine = [part["choices"][0] for part in parts if part["choices"][0]["index"] == i]
+        assert len(mine) > 3
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        assert [part["finish_reason"] for part in mine if part["finish_reason"]] == [choice["finish_reason"]]
+        for name, values in choice["logprobs"].items():
+            assert list(chain(*(part["logprobs"][name] for part in mine))) == values
+        offsets = choice["logprobs"]["text_offset"]
+        assert len(offsets) == len(choice["logprobs"]["tokens"])
+        assert 0 <= min(offsets) <= max(offsets) < len(choice["text"])
+
+
+def test_logprobs_name_the_best_bytes(app):
+    logprobs = completed(app, temperature=0, logprobs=5).json["choices"][0]["logprobs"]
+    for token, value, top in zip(
+        *(logprobs[k] for k in ("tokens", "token_logprobs", "top_logprobs")), strict=True
+    ):
+        assert len(top) == 5
+        if token in top:
+            assert top[token] == value
+        assert max(top.values()) >= value
+
+
+def test_stop_strings_and_penalties(app):
+    asked = {"temperature": 0, "alphabet": string.ascii_lowercase, "max_tokens": 40}
+    text = completed(app, **asked).json["choices"][0]["text"]
+    stop = text[-2:]
+    stopped = completed(app, stop=["never", stop], **asked).json["choices"][0]
+    assert stopped["text"] == text[: text.index(stop)]
+    assert stopped["finish_reason"] == "stop"
+    spread = completed(app, presence_penalty=100, **asked).json["choices"][0]["text"]
+    assert len(set(text)) < len(text)
+    assert len(set(spread)) == len(spread) > 1
+
+
+def test_scores_and_embeddings_are_those_of_the_run(app, run):
+    records, names = [b"abc", b"de"], ["abc", [100, 101]]
+    scores = run.score(records, per_byte=True)
+    found = post(app, "/v1/scores", {"input": names, "per_byte": True}).json
+    for i, entry in enumerate(found["data"]):
+        assert entry["log_likelihood"] == scores.log_likelihood[i]
+        assert entry["per_byte"] == scores.per_byte[i].tolist()
+    states = run.embed(records, pool="last")
+    found = post(app, "/v1/embeddings", {"input": names, "pool": "last"}).json
+    np.testing.assert_allclose(found["data"][1]["embedding"], states.arrays[1], rtol=0)
+    found = post(app, "/v1/embeddings", {"input": "abc", "encoding_format": "base64"}).json
+    array = np.frombuffer(base64.b64decode(found["data"][0]["embedding"]), "<f4")
+    np.testing.assert_array_equal(array, run.embed(records).arrays[0])
+
+
+WRONG = [
+    (b"{", 400, None, "the body is not JSON"),
+    (b"[" * 100_000, 413, None, "the body must have at most 20000 bytes, got 100000"),
+    (b"\xff", 400, None, "the body is not JSON"),
+    ([], 400, None, "the body must be a JSON object, got []"),
+    ({"promt": "a"}, 400, "promt", "unknown field 'promt'; known are model, prompt"),
+    ({"prompt": 5}, 400, "prompt", "prompt must be text or a list, got 5"),
+    (
+        {"prompt": ["a", 5]},
+        400,
+        "prompt",
+        "prompt must hold texts, or lists of bytes as numbers 0..255, got 5",
+    ),
+    ({"prompt": [256]}, 400, "prompt", "lists of bytes as numbers 0..255, got 256"),
+    ({"prompt": []}, 400, "prompt", "prompt must hold 1..6 documents, got 0"),
+    ({"prompt": ["a"] * 7}, 400, "prompt", "prompt must hold 1..6 documents, got 7"),
+    ({"prompt": "\ud800"}, 400, "prompt", "lone surrogate at character 0"),
+    ({"prompt_base64": "?"}, 400, "prompt_base64", "prompt_base64 must hold base64, got '?'"),
+    ({"prompt": "a", "prompt_base64": "YQ=="}, 400, "prompt_base64", "were both given"),
+    (
+        {"prompt": "a" * 390},
+        400,
+        "prompt",
+        "a prompt of 390 bytes and 16 new ones do not fit: the largest lane holds 399",
+    ),
+    ({"model": "gpt-4"}, 404, "model", "model 'gpt-4' is not served: it is 'tiny'"),
+    ({"max_tokens": -1}, 400, "max_tokens", "max_tokens must lie in 1..399, got -1"),
+    ({"max_tokens": 10**12}, 400, "max_tokens", "max_tokens must lie in 1..399, got 1000000000000"),
+    ({"max_tokens": 2.5}, 400, "max_tokens", "max_tokens must be a whole number, got 2.5"),
+    ({"max_tokens": True}, 400, "max_tokens", "max_tokens must be a whole number, got True"),
+    ({"temperature": math.nan}, 400, "temperature", "temperature must be a finite number, got nan"),
+    ({"temperature": -1}, 400, "temperature", "temperature must lie in 0..1000000.0, got -1"),
+    ({"temperature": "hot"}, 400, "temperature", "temperature must be a finite number, got 'hot'"),
+    ({"top_p": 0}, 400, "top_p", "top_p must lie in 1e-06..1, got 0"),
+    ({"n": 7}, 400, "n", "n must lie in 1..6, got 7"),
+    ({"best_of": 2}, 400, "best_of", "best_of must"),
+    ({"logprobs": 6}, 400, "logprobs", "logprobs must lie in 0..5, got 6"),
+    ({"logprobs": 1, "echo": True}, 400, "logprobs", "use /v1/scores"),
+    ({"echo": 1}, 400, "echo", "echo must be true or false, got 1"),
+    ({"stop": ["a", ""]}, 400, "stop", "stop must be text or a list of texts, none empty"),
+    ({"stop": ["a"] * 17}, 400, "stop", "stop must have at most 16 texts, got 17"),
+    ({"alphabet": ""}, 400, None, "Sampling.alphabet holds b''"),
+    ({"seed": -1}, 400, "seed", "seed must lie in 0..4294967295, got -1"),
+    ({"frequency_penalty": 101}, 400, "frequency_penalty", "must lie in -100.0..100.0, got 101"),
+    ({"stream_options": {"usage": 1}}, 400, "stream_options", "stream_options must be an object"),
+]
+
+
+def test_what_is_wrong_is_named_with_its_limit(app, service):
+    for body, status, param, said in WRONG:
+        reply = post(app, "/v1/completions", body)
+        error = reply.json["error"]
+        assert (reply.status, error["param"]) == (status, param), error
+        assert said in error["message"]
+        assert error["type"] == "not_found_error" if status == 404 else "invalid_request_error"
+    too_long = post(app, "/v1/embeddings", {"input": ["a", ""]})
+    assert (too_long.status, too_long.json["error"]["param"]) == (400, "input")
+    assert "document 1 of input must have 1..399 bytes, got 0" in too_long.json["error"]["message"]
+    assert call(app, "GET", "/v1/completions").status == 405
+    assert call(app, "GET", "/nothing").json["error"]["message"] == "Not Found: GET /nothing"
+    assert service.engine.stats.running == service.engine.stats.waiting == 0
+
+
+def test_models_health_and_metrics(app):
+    assert call(app, "GET", "/v1/models").json["data"][0]["id"] == "tiny"
+    assert [call(app, "GET", path).status for path in ("/health", "/ready")] == [200, 200]
+    completed(app)
+    text = call(app, "GET", "/metrics").parts[0].decode()
+    for line in (
+        'jaxblt_requests_ended_total{state="finished"}',
+        "jaxblt_first_byte_seconds_count",
+        "jaxblt_rounds_total",
+    ):
+        assert line in text
+    assert 'jaxblt_responses_total{path="/v1/completions",status="200"}' in text
+
+
+def test_a_key_is_asked_for(service):
+    app = make_app(Service(service.run, service.engine, "tiny", key="secret"))
+    for key, status in ((None, 401), ("wrong", 401), ("secret", 200)):
+        assert call(app, "GET", "/v1/models", key=key).status == status
+    assert call(app, "GET", "/health").status == 200
+
+
+def wait_for_slots(engine):
+    """Rounds until no request has a slot."""
+    before, stop = engine.stats.rounds, time.monotonic() + 60
+    while engine.stats.running and time.monotonic() < stop:
+        time.sleep(0.001)
+    assert engine.stats.running == 0
+    return engine.stats.rounds - before
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slots(stream, app, service):
+    """At once, whether it waits for parts or for all."""
+    ended = dict(service.engine.stats.ended)
+
+    async def leave():
+        body = {"prompt": "a", "n": 3, "max_tokens": 380, "stream": stream, "temperature": 0}
+        reply = Reply(app, "POST", "/v1/completions", json.dumps(body).encode(), leaves_after=2)
+        if not stream:
+            reply._left.set()
+        await reply.run()
+
+    asyncio.run(leave())
+    assert wait_for_slots(service.engine) <= 2
+    more = Counter(service.engine.stats.ended) - Counter(ended)
+    assert more.total() == 3
+    assert stream or more["cancelled"] == 3
+
+
+def test_a_storm_of_clients_is_accounted_for(run):
+    """Some leave, some are wrong, some are refused; the others get what they would get alone."""
+    draw = random.Random(0)
+    good = [{"prompt": "p" * draw.randrange(200), "seed": i % 3, "max_tokens": 24} for i in range(80)]
+    with Engine(run, CONFIG) as engine:
+        app = make_app(Service(run, engine, "tiny", limits=LIMITS))
+        kinds = [draw.choices(("good", "gone", "wrong"), (16, 3, 1))[0] for _ in good]
+
+        async def ask(kind, body):
+            await asyncio.sleep(draw.random() / 10)
+            data = b"{" if kind == "wrong" else json.dumps({**body, "stream": kind == "gone"}).encode()
+            leaves = 1 if kind == "gone" else None
+            return await Reply(app, "POST", "/v1/completions", data, leaves_after=leaves).run()
+
+        async def storm():
+            return await asyncio.gather(*map(ask, kinds, good))
+
+        replies = asyncio.run(storm())
+        wait_for_slots(engine)
+        ended = engine.stats.ended
+        alone = {}
+        for kind, body, reply in zip(kinds, good, replies, strict=True):
+            assert reply.status == 400 if kind == "wrong" else reply.status in (200, 429)
+            if kind == "good" and reply.status == 200:
+                key = json.dumps(body)
+                alone[key] = alone.get(key) or post(app, "/v1/completions", body).json["choices"]
+                assert reply.json["choices"] == alone[key]
+    statuses = Counter(reply.status for reply in replies)
+    assert ended.get("refused", 0) == statuses[429]
+    assert ended["finished"] + ended.get("cancelled", 0) == statuses[200]
+    assert len(alone) > 5
+
+
+def test_a_reader_who_takes_nothing_is_cancelled(run):
+    """Its buffer is bounded, and so is the time of a part."""
+    limits = {"unread_bytes": 64, "stalled_s": 0.5}
+    with Engine(run, CONFIG) as engine:
+        app = make_app(Service(run, engine, "tiny", limits=Limits(**limits)))
+
+        async def stall():
+            body = {"prompt": "a", "max_tokens": 380, "stream": True, "temperature": 0}
+            reply = Reply(app, "POST", "/v1/completions", json.dumps(body).encode())
+
+            async def send(message):
+                if message["type"] == "http.response.body":
+                    await asyncio.sleep(60)
+
+            reply.send = send
+            with pytest.raises(TimeoutError):
+                await reply.run()
+
+        asyncio.run(stall())
+        wait_for_slots(engine)
+        assert engine.stats.ended == {"cancelled": 1}
+        assert engine.stats.drawn_bytes < 380
+
+
+def test_a_full_server_says_when_to_come_back(run):
+    """All choices of a request are taken, or none."""
+    engine = Engine(run, CONFIG)
+    waiting = [engine.submit(Request(b"a", 8)) for _ in range(8)]
+    app = make_app(Service(run, engine, "tiny", limits=LIMITS))
+    reply = post(app, "/v1/completions", {"prompt": "a", "n": 2})
+    assert reply.status == 429
+    assert int(reply.headers["retry-after"]) >= 1
+    assert reply.json["error"]["type"] == "rate_limit_error"
+    assert engine.stats.waiting == 8
+    with engine:
+        assert all(stream.read().finish == "length" for stream in waiting)
+
+
+def test_a_request_has_a_time_limit_and_a_failure_is_told(run, monkeypatch):
+    with Engine(run, CONFIG) as engine:
+        late = make_app(Service(run, engine, "tiny", limits=Limits(seconds=1e-6)))
+        reply = post(late, "/v1/completions", {"prompt": "a"})
+        assert (reply.status, reply.json["error"]["type"]) == (504, "timeout_error")
+        app = make_app(Service(run, engine, "tiny"))
+        monkeypatch.setattr(engine._lanes[0], "decode", lambda slots: 1 / 0)
+        assert post(app, "/v1/completions", {"prompt": "a"}).status == 500
+        assert post(app, "/v1/completions", {"prompt": "a"}).status == 503
+        assert [call(app, "GET", path).status for path in ("/health", "/ready")] == [503, 503]
+
+
+def test_an_error_of_the_servers_own_is_told_and_logged(service, run):
+    """In the shape of all errors, without what it says: that is for the log."""
+    broken = SimpleNamespace(score=lambda *args, **options: len(5), embed=None)
+    app = make_app(replace(service, run=broken))
+    reply = Reply(app, "POST", "/v1/scores", b'{"input": "a"}')
+    with pytest.raises(TypeError):
+        asyncio.run(reply.run())
+    assert (reply.status, reply.json["error"]["type"]) == (500, "server_error")
+    assert "len" not in reply.json["error"]["message"]
+
+
+def test_serving_md_runs(run, monkeypatch, capsys):
+    """With the tiny run, its own lane, and a client that asks nobody."""
+    create = inspect.signature(openai.resources.Completions.create)
+    part = SimpleNamespace(choices=[SimpleNamespace(text=" upon")])
+
+    def asked(**options):
+        create.bind(None, **options)
+        return [part]
+
+    client = SimpleNamespace(completions=SimpleNamespace(create=asked))
+    monkeypatch.setattr(openai, "OpenAI", lambda base_url, api_key: client)
+    monkeypatch.setattr(jaxblt, "load", lambda path: run)
+    monkeypatch.setattr(jaxblt.inference.engine, "Engine", lambda run, config: Engine(run, CONFIG))
+    names = {}
+    for text in blocks(ROOT / "docs" / "guides" / "serving.md", "python"):
+        exec(compile(text, "serving.md", "exec"), names)
+    assert [type(text) for text in names["texts"]] == [bytes, bytes]
+    said = capsys.readouterr().out
+    assert "stop" in said or "length" in said
+    assert said.endswith(" upon")

@@ -1,0 +1,127 @@
+"""The server on a real socket, with OpenAI's own client, until SIGTERM."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import threading
+import urllib.error
+import urllib.request
+
+import numpy as np
+import openai
+import pytest
+
+import jaxblt
+from jaxblt.cli.main import main
+from jaxblt.inference.engine import Engine
+from jaxblt.inference.server import Service, run_server
+from tests.inference.server.conftest import CONFIG, LIMITS
+
+
+def status_of(address, path):
+    try:
+        with urllib.request.urlopen(address + path, timeout=60) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def use(address, run):
+    """Ask as a client does, then end the server while it streams; return what was wrong."""
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0, timeout=60) as client:
+        asked = {"model": "tiny", "prompt": "ab", "max_tokens": 380, "temperature": 0}
+        whole = client.completions.create(**asked).choices[0]
+        assert whole.finish_reason == "length"
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        state = client.embeddings.create(model="tiny", input="abc").data[0].embedding
+        np.testing.assert_array_equal(np.float32(state), run.embed([b"abc"]).arrays[0])
+        with pytest.raises(openai.BadRequestError, match="temperature must lie in 0"):
+            client.completions.create(model="tiny", prompt="a", temperature=-1)
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="other").models.list()
+        parts = client.completions.create(stream=True, **asked)
+        text = next(iter(parts)).choices[0].text
+        os.kill(os.getpid(), signal.SIGTERM)
+        # What runs is finished
+        text += "".join(part.choices[0].text for part in parts)
+        assert text == whole.text
+
+
+def test_openais_client_works_unchanged_and_sigterm_drains(run):
+    wrong, threads, before = [], [], signal.getsignal(signal.SIGTERM)
+
+    def started(address):
+        def work():
+            try:
+                use(address, run)
+            except BaseException as error:
+                wrong.append(error)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        threads.append(threading.Thread(target=work))
+        threads[0].start()
+
+    engine = Engine(run, CONFIG)
+    service = Service(run, engine, "tiny", key="secret", limits=LIMITS)
+    with engine:
+        run_server(service, host="127.0.0.1", port=0, drain_s=60, started=started)
+    threads[0].join()
+    if wrong:
+        raise wrong[0]
+    assert service.draining
+    assert engine.stats.running == engine.stats.waiting == 0
+    assert "cancelled" not in engine.stats.ended
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_command_serves_until_sigterm_and_says_whether_it_is_ready(run, monkeypatch, capsys):
+    """While requests end, the socket still answers."""
+    monkeypatch.setattr(jaxblt, "load", lambda *args, **options: run)
+    drain, found, over = Service.drain, {}, threading.Event()
+
+    def slowly(service, within_s):
+        service.draining = True
+        found["after"] = [status_of(address, path) for path in ("/ready", "/health")]
+        drain(service, within_s)
+
+    def work():
+        while "before" not in found and not over.wait(0.1):
+            with contextlib.suppress(urllib.error.URLError):
+                found["before"] = status_of(address, "/ready")
+        if not over.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Service, "drain", slowly)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    threading.Thread(target=work, daemon=True).start()
+    assert (
+        main(["serve", "runs/tiny", "--port", str(port), "--lanes", "3x400", "--piece-bytes", "64"]) is None
+    )
+    assert found == {"before": 200, "after": [503, 200]}
+    assert f"serving tiny at {address}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--lanes", "8"), "--lanes '8' is not rows x bytes, such as 8x8192"),
+        (("--port", "70000"), "--port must lie in 0..65535, got 70000"),
+        (("--drain-s", "0"), "--drain-s must be"),
+    ],
+)
+def test_bad_options_are_told(options, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        main(["serve", "runs/tiny", *options])
+
+
+def test_an_address_that_is_taken_is_told(run):
+    service = Service(run, Engine(run, CONFIG), "tiny")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            run_server(service, host="127.0.0.1", port=port, drain_s=1, started=print)
