@@ -33,12 +33,12 @@ def prune(params: Any, share: float, *, over: Literal["model", "matrix"] = "mode
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share of weights to prune must be from 0 to 1, got {share}")
-    flat = flatten_dict(params)
+    flat: dict[Any, Any] = dict(flatten_dict(params))
     names = [name for name, leaf in flat.items() if name[-1] == KERNEL and leaf.ndim > 1]
     if not names:
         raise ValueError("there is no weight to prune: no parameter of two or more axes is called 'kernel'")
     groups = [names] if over == "model" else [[name] for name in names]
-    pruned = dict(flat)
+    pruned = flat.copy()
     for group in groups:
         sizes = [flat[name].size for name in group]
         values = np.concatenate([np.asarray(flat[name]).ravel() for name in group])
@@ -52,7 +52,8 @@ def prune(params: Any, share: float, *, over: Literal["model", "matrix"] = "mode
 
 def sparsity(params: Any) -> float:
     """Return the share of weights that are 0."""
-    leaves = [x for name, x in flatten_dict(params).items() if name[-1] == KERNEL and x.ndim > 1]
+    flat: dict[Any, Any] = dict(flatten_dict(params))
+    leaves = [x for name, x in flat.items() if name[-1] == KERNEL and x.ndim > 1]
     return float(sum(np.sum(np.asarray(x) == 0) for x in leaves) / sum(x.size for x in leaves))
 
 
