@@ -133,7 +133,7 @@ OPTIMIZER: dict[str, tuple[Any, ...]] = {
     "decay_embeddings": (1, "yes"),
     "clip_norm": (0.0, NAN, -1.0),
     "layer_decay": (0.0, 1.5, NAN),
-    "rates": ((("*/router/*", 0.0),), (("*", INF),), (("*",),), ("*", 2.0)),
+    "rates": ((("*/router/*", -0.1),), (("*", INF),), (("*",),), ("*", 2.0)),
 }
 """Of all optimisers."""
 
@@ -446,6 +446,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "letters": ("rna",),
         "longest": (0, 2.5),
         "both_strands": (1,),
+        "places": (-1, 2.5),
         "dropout": (-0.1, 1.0),
     },
     LabelHeadConfig: {
@@ -457,7 +458,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     LabellerConfig: {"base": (None, 3), "head": (None, "mean")},
     LabelTask: {"column": ("", "a/b", 3), "target": ("positions",), "classes": (("a", "a"), ("",))},
     TaskHead: {"name": ("", "a/b", "log_variances"), "head": (None, "mean")},
-    TaskHeadsConfig: {"tasks": ((), ("t",))},
+    TaskHeadsConfig: {"tasks": ((), ("t",)), "balance": ("uncertainty",)},
     TaskLoss: {"weight": (-1.0, NAN, INF), "objective": (None, NextByte())},
     MultiTask: {"tasks": ((), 3), "weighting": ("learned",), "causal": (False,)},
     PlanConfig: {

@@ -106,7 +106,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             {"letters": "protein", "both_strands": True},
             "WordsConfig.both_strands is of DNA, and letters = 'protein'",
         ),
-        ({"longest": 99}, "words of dna, and 1,048,576 are the most: lower it"),
+        ({"longest": 99}, "features of dna, and 1,048,576 are the most: lower them"),
     ),
     LabelHeadConfig: (
         ({"target": "positions", "pool": "max"}, "LabelHeadConfig.pool = 'max' is read with target="),

@@ -25,6 +25,7 @@ from jaxblt.training.state import BASE
 from jaxblt.training.stored.integrity import StateMismatch
 from jaxblt.training.stored.resolved import read_resolved
 from tests.compiled import compiled_once_and_quickly
+from tests.docs.documents import ROOT, blocks
 from tests.finetuning import records, write_base, write_records
 from tests.tolerances import assert_close
 
@@ -96,6 +97,16 @@ def test_it_starts_as_the_regression_on_words_and_is_told_beside_baselines(run, 
         (1.0, "this run is no worse than the baselines: mcc 1.0"),
     ):
         assert compare(run.recipe.data, {"accuracy": 1.0, "mcc": mcc}).lines[-1].startswith(said)
+
+
+def test_the_tutorial_gives_a_table_and_a_picture(run):
+    names = {}
+    for text in blocks(ROOT / "docs" / "tutorials" / "own-labels.md", "python"):
+        exec(compile(text, "own-labels.md", "exec"), names)
+    accuracy = names["table"]["accuracy"]
+    assert accuracy.value == pytest.approx(names["run"].evaluate("test")["accuracy"])
+    assert accuracy.low <= accuracy.value <= accuracy.high
+    assert Path("substitutions.png").stat().st_size
 
 
 def test_frozen_parameters_stay_and_others_learn(run):

@@ -106,6 +106,25 @@ def test_two_tasks_are_learned_at_once(capsys, tmp_path):
     assert read == best.recipe
 
 
+@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.parametrize("weighting", ["gradnorm", "dwa"])
+def test_weights_follow_gradients_or_losses_and_go_on(weighting, monkeypatch):
+    """They are stored with the parameters, and sum to the number of tasks."""
+    monkeypatch.setattr("jaxblt.training.objectives.balance.WINDOW", 2)
+    more = ["--tasks.weighting", weighting, "--data.batch-size", "32", "--run-dir", f"runs/{weighting}"]
+    for steps in (6, 8):
+        recipe, run_dir, _ = parse_finetune(command(*more, steps=steps)[1:])
+        fit(recipe, run_dir, devices=jax.devices()[:1], resume_with=steps > 6)
+    run = jaxblt.load(run_dir)
+    weights = np.asarray(run.params["label_head"]["task_weights"])
+    assert run.step == 8
+    assert weights.sum() == pytest.approx(2, rel=1e-5)
+    assert np.abs(weights - 1).max() > 1e-5  # states say nothing at first, and have small gradients
+    assert not np.any(run.params["label_head"].get("probes", 0))
+    found = run.evaluate("validation")
+    np.testing.assert_allclose([found["kind/weight"], found["gc/weight"]], weights, rtol=1e-5)
+
+
 def test_the_shapes_of_a_batch_are_known_ahead():
     """Batches hold the labels of tasks as a plan expects them."""
     data = LabelledDataConfig(

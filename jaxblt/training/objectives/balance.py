@@ -53,16 +53,17 @@ def balanced(inner: optax.GradientTransformation, balance: Balance) -> optax.Gra
         zeros = jnp.zeros_like(params[HEAD][TASK_WEIGHTS])
         return Balancing(inner.init(params), zeros, zeros, zeros, jnp.zeros((), jnp.int32))
 
-    def update(grads: Any, state: Balancing, params: Any = None) -> tuple[Any, Balancing]:
-        head, old = grads[HEAD], params[HEAD][TASK_WEIGHTS]
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Balancing]:
+        head, old = updates[HEAD], params[HEAD][TASK_WEIGHTS]
         own = {name: jnp.zeros_like(head[name]) for name in (TASK_WEIGHTS, PROBES) if name in head}
-        updates, kept = inner.update({**grads, HEAD: {**head, **own}}, state.inner, params)
+        moved: Any
+        moved, kept = inner.update({**updates, HEAD: {**head, **own}}, state.inner, params)
         state = state._replace(inner=kept, steps=state.steps + 1)
         if balance == "gradnorm":
             new, state = _by_gradients(old, head[TASK_WEIGHTS], head[PROBES], state)
         else:
             new, state = _by_losses(old, head[TASK_WEIGHTS], state)
-        return {**updates, HEAD: {**updates[HEAD], **own, TASK_WEIGHTS: new - old}}, state
+        return {**moved, HEAD: {**moved[HEAD], **own, TASK_WEIGHTS: new - old}}, state
 
     return optax.GradientTransformation(init, update)
 

@@ -139,19 +139,21 @@ def _counted(data: LabelledDataConfig, split: SplitName, config: WordsConfig, ta
 
 
 def choose_features(train: Examples, validation: Examples, config: WordsConfig, outputs: int) -> Regression:
-    """Return the better regression on validation: on words alone, or on words and letters at places.
+    """Return the best regression on validation: on words, on letters at places, or on both.
 
-    Records that are of one length without being aligned are then no worse off with places.
+    Records that are of one length without being aligned are then no worse off with places, nor mutants with words.
     """
-    found = choose(train, validation, outputs)
-    if not config.places:
-        return found
-    shown, held = (Examples(part.x[:, : config.words], part.y) for part in (train, validation))
-    plain = choose(shown, held, outputs)
-    if loss(validation.x, validation.y, found) <= loss(held.x, held.y, plain):
-        return found
-    rest = np.zeros((config.size - config.words, outputs), plain.kernel.dtype)
-    return Regression(np.concatenate([plain.kernel, rest]), plain.bias)
+    whole, words = slice(0, config.size), slice(0, config.words)
+    best, least = None, np.inf
+    for columns in [whole, words, slice(config.words, config.size)] if config.places else [whole]:
+        shown, held = (Examples(part.x[:, columns], part.y) for part in (train, validation))
+        found = choose(shown, held, outputs)
+        if (error := loss(held.x, held.y, found)) < least:
+            kernel = np.zeros((config.size, outputs), found.kernel.dtype)
+            kernel[columns] = found.kernel
+            best, least = Regression(kernel, found.bias), error
+    assert best is not None
+    return best
 
 
 def choose(train: Examples, validation: Examples, outputs: int) -> Regression:
