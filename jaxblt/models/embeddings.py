@@ -17,7 +17,7 @@ from jaxblt.layers import multiply, named
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import Recent, joined, recent
 from jaxblt.mixers.driver.marks import Marks
-from jaxblt.mixers.driver.sequence import read
+from jaxblt.mixers.driver.sequence import read, splits_call
 from jaxblt.parallel.constraints import by_token, whole_weight
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
@@ -177,7 +177,8 @@ class ByteEmbedding(nn.Module):
         check_ids(ids, self.config.vocab_size)
         if segment_ids is not None:
             check_segments(segment_ids)
-        x = by_token(embed(whole_weight(self.table, TABLE_AXES), ids).astype(self.dtype))
+        split = state is None or splits_call(ids.shape[1])
+        x = by_token(embed(whole_weight(self.table, TABLE_AXES), ids).astype(self.dtype), split=split)
         if self.config.hash is None:
             return x, state
         clock, history = (None, None) if state is None else state

@@ -16,7 +16,7 @@ from jaxblt.layers import FP8, MLP, Activation, RMSNorm
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
-from jaxblt.mixers.driver.sequence import check_call
+from jaxblt.mixers.driver.sequence import check_call, splits_call
 from jaxblt.models.adapter import CHOSEN, StackAdapter
 from jaxblt.models.mixer_table import (
     BUILT_IN,
@@ -295,7 +295,8 @@ class Block(nn.Module):
         side: Float[Array, "B T S"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
         adapter = self.config.adapter
-        x = checkpoint_name(by_token(x), BLOCK_INPUT)
+        split = state is None or splits_call(x.shape[1])
+        x = checkpoint_name(by_token(x, split=split), BLOCK_INPUT)
         if adapter is None or not adapter.of_blocks:
             return self._adapted(x, segment_ids, positions, state, code)
         before = BlockState(None, None) if state is None else state
@@ -320,7 +321,7 @@ class Block(nn.Module):
             return self._mix(x, segment_ids, positions, state)
 
     def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any) -> tuple[Any, Any]:
-        config = self.config
+        config, split = self.config, state is None or splits_call(x.shape[1])
         mixer = config.mixer(self.kind).build(dtype=self.dtype, name="mixer")
         y, state = mixer(
             config.norm(self.dtype, "mixer_norm")(x),
@@ -328,13 +329,13 @@ class Block(nn.Module):
             positions=positions,
             state=state,
         )
-        x = by_token(x + self._drop(y))
+        x = by_token(x + self._drop(y), split=split)
         if config.hidden:
             scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
             mlp = MLP(config.hidden, self.dtype, scale, activation, name="mlp")
             x = x + self._drop(mlp(config.norm(self.dtype, "mlp_norm")(x)))
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
-        return by_token(blank(x, content_of(segment_ids))), state
+        return by_token(blank(x, content_of(segment_ids)), split=split), state
 
     def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return nn.Dropout(self.config.dropout, deterministic=not self.has_rng("dropout"))(x)

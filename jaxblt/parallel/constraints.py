@@ -15,15 +15,19 @@ from jaxblt.parallel.islands import BATCH_AXES, SEQ_AXIS, open_axes
 from jaxblt.parallel.rules import DEFAULT_RULES, axes_of
 
 
-def by_token(x: Shaped[Array, "B T ..."]) -> Shaped[Array, "B T ..."]:
+def by_token(x: Shaped[Array, "B T ..."], *, split: bool = True) -> Shaped[Array, "B T ..."]:
     """Keep rows of x on the batch's devices, tokens on the sequence's, and channels together.
 
     An axis of the mesh that does not divide its axis of x is left out, and so are those of an island around this.
+
+    Args:
+      x: activations.
+      split: False keeps all tokens of a row on each of the sequence's devices, as a short call with a state does.
     """
     if not (free := open_axes()):
         return x
     rows = _dividing(x.shape[0], [axis for axis in BATCH_AXES if axis in free])
-    tokens = _dividing(x.shape[1], [axis for axis in (SEQ_AXIS,) if axis in free])
+    tokens = _dividing(x.shape[1], [axis for axis in (SEQ_AXIS,) if split and axis in free])
     return jax.lax.with_sharding_constraint(x, PartitionSpec(rows, tokens))
 
 
