@@ -129,7 +129,7 @@ def test_products_of_a_users_mixer_are_sites():
 
 PARTS = 3
 """Of the suite of a stack, whose programs take over a minute of CPU to compile."""
-TURNS = pytest.mark.slow(weekly=1, group="properties of adapters")
+TURNS = pytest.mark.slow(days=28, group="properties of adapters")
 CASES = [
     ("static", {}),
     ("prefix", {}),

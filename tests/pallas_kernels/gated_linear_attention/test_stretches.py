@@ -56,7 +56,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.slow(weeks=3, every=("*-reference", "*-poison"))
+@pytest.mark.slow(days=21, every=("*-reference", "*-poison"))
 @pytest.mark.parametrize(("case", "check"), PAIRS, ids=str)
 def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
@@ -104,7 +104,7 @@ def test_strong_decay_is_exact_beside_weak_decay(strong: float) -> None:
             assert_close(got, want, n=given.grad_terms)
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated(simulation: Any) -> None:
     run = partial(gated_linear_attention_mosaic_gpu, interpret=simulation)
     test_mosaic_gpu.check_reference(
