@@ -8,8 +8,11 @@ from jaxblt.testing import PROPERTIES, Property, Subject
 from jaxblt.testing.numerics import check_sharded
 from tests.mixers.configs import ALL, FULL, NAIVE, OF_DRIVER, VARIANTS
 
-EVERY_DAY = ("causal", "packed", "chunked", "sharded", "gradients")
+EVERY_DAY = ("causal", "packed", "chunked")
 """What every mixer is checked for each run, and variants in turn."""
+
+IN_TURNS = ("sharded", "gradients")
+"""What a third of the mixers is checked for each run, and mixers of the driver always: theirs is the same code."""
 
 SAME_PROGRAMS = (
     *("output", "mixes", "holes", "batch"),
@@ -22,6 +25,10 @@ SAME_PROGRAMS = (
 def further(name: str) -> pytest.MarkDecorator:
     """What compiles programs of its own: all of a mixer on one day, one or two mixers a day."""
     return pytest.mark.slow(days=28, group="further properties of mixers", turn=name)
+
+
+def in_turns(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.slow(days=3, group="sharded mixers and their gradients", turn=name)
 
 
 def of_variant(name: str) -> pytest.MarkDecorator:
@@ -42,8 +49,10 @@ def test_sharded_over_fewer_devices(name: str, count: int) -> None:
 
 def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
     """How a case takes turns with others; not at all if it runs each run."""
-    if name not in NAIVE and prop.name not in EVERY_DAY + SAME_PROGRAMS:
+    if name not in NAIVE and prop.name not in EVERY_DAY + IN_TURNS + SAME_PROGRAMS:
         return (further(name),)
+    if prop.name in IN_TURNS and name not in OF_DRIVER and name not in VARIANTS:
+        return (in_turns(name),)
     return (of_variant(name),) if name in VARIANTS else ()
 
 
