@@ -194,7 +194,7 @@ def test_a_model_out_of_time_is_tested_as_it_is() -> None:
             ("attention",),
             (),
             {"layers": 1},
-            "attention is layers of hyena_short and A in turn: raise --settings.layers to 2",
+            "attention is layers of hyena_short and attention in turn: raise --settings.layers to 2",
         ),
     ],
 )
