@@ -131,20 +131,20 @@ def test_a_fresh_state_can_be_donated(config):
     assert all(leaf.is_deleted() for leaf in leaves)
 
 
-@pytest.mark.slow(days=28, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_byte_model_s_caches_split_over_the_sequence():
     config = ByteLMConfig(stack=dataclasses.replace(LOCAL, num_layers=2, pattern="HA"))
     params = {"model": unboxed(config, jnp.ones((1, 8), jnp.int32))}
     expect_the_bytes_of_one_device(Decoder(config), params, PROMPTS)
 
 
-@pytest.mark.slow(days=28, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_byte_patched_model_s_caches_split_over_the_sequence(trained):
     """Its prompts close blocks, whose unused slots the latent stack passes over."""
     expect_the_bytes_of_one_device(Decoder(MODEL, ROOMY, ENTROPY), trained[0], PROMPTS)
 
 
-@pytest.mark.slow(days=28, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_byte_model_takes_a_prompt_split_over_the_sequence():
     stack = dataclasses.replace(LOCAL, num_layers=3, pattern="HAW")
     config, prompt = ByteLMConfig(stack=stack, hash=HashConfig(sizes=(3,), table_size=64)), 256

@@ -133,7 +133,7 @@ def difference(f, params, direction):
     return jax.tree.map(lambda a, b, c, d: (8 * (c - b) - (d - a)) / (12 * STEP), *at)
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="stacks and labels")
 @pytest.mark.parametrize("name", CASES)
 def test_both_modes_and_differences_agree(name):
     loss, params = CASES[name]()
@@ -194,7 +194,7 @@ def test_a_ring_is_refused_before_it_is_traced():
         jax.eval_shape(model.init, jax.random.key(0), x)
 
 
-@pytest.mark.slow(days=21, group="examples of pages")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_guide_s_example_runs():
     (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     names = {"__name__": "guide"}

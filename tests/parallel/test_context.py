@@ -177,14 +177,19 @@ PAIRS = (
 
 @pytest.mark.parametrize(
     "case",
-    [case if case in EACH_DAY else pytest.param(case, marks=pytest.mark.slow(days=28)) for case in CASES],
+    [
+        case
+        if case in EACH_DAY
+        else pytest.param(case, marks=pytest.mark.slow(days=28, group="rings and splits"))
+        for case in CASES
+    ],
     ids=str,
 )
 def test_equals_dense_attention(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("case", PAIRS, ids=str)
 def test_equals_dense_attention_in_other_pairs(case: Case) -> None:
     check(case)
@@ -257,14 +262,14 @@ def test_heads_are_exchanged_in_one_message_each_way() -> None:
     assert jaxpr.count("all_to_all[") == 2 + 2
 
 
-@pytest.mark.slow(days=28, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("case", [Case(devices=4, layout=ZIGZAG), Case(devices=2, causal=False)], ids=str)
 def test_long_stretches_equal_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "MERGED_AT_ONCE", 0)
     check(case)
 
 
-@pytest.mark.slow(days=28, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 def test_a_ring_repeats_bit_for_bit() -> None:
     case = Case(devices=8, segments=True)
     run, _ = split(case)
@@ -274,7 +279,7 @@ def test_a_ring_repeats_bit_for_bit() -> None:
         assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.slow(days=14)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("mode", ["ring", "all_to_all"])
 def test_padding_and_holes_are_not_read(mode: str, packed: bool) -> None:
@@ -290,7 +295,7 @@ def test_padding_and_holes_are_not_read(mode: str, packed: bool) -> None:
         np.testing.assert_array_equal(a, np.where((ids > 0)[..., None, None], b, 0))
 
 
-@pytest.mark.slow(days=28, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 def test_bf16_errors_do_not_grow_with_the_ring() -> None:
     case = Case(devices=2, length=128, head_dim=16)
     arrays = case.arrays(jnp.bfloat16)
@@ -339,7 +344,7 @@ def test_holes_leave_attention_to_cudnn(mode: str, calls: int, monkeypatch: pyte
     assert text.count("@__cudnn$fmhaSoftmax(") == calls
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("policy", ["full", "dots", "offload"])
 def test_remat_policies_keep_what_crossed_devices(policy: Any, window: int | None) -> None:

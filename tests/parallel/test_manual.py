@@ -50,7 +50,7 @@ EACH_DAY = [("attention", "all", True), ("gru", "seq", False)]
 CASES = [
     *EACH_DAY,
     *(
-        pytest.param(*case, marks=pytest.mark.slow(days=28))
+        pytest.param(*case, marks=pytest.mark.slow(days=28, group="rings and splits"))
         for case in thinned(list(itertools.product(MIXERS, REGIONS, (True, False))), 28, tuple)
         if case not in EACH_DAY
     ),

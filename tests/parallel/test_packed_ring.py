@@ -107,7 +107,7 @@ CASES = (
 )
 
 
-@pytest.mark.slow(days=28, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rising_ids(case: Packed, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, between=False)
@@ -131,7 +131,7 @@ def matrix() -> list[Packed]:
     ]
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("case", thinned(matrix(), 28, astuple), ids=str)
 def test_pairs_of_the_full_matrix(case: Packed, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, between="twice" in case.documents)
@@ -173,7 +173,7 @@ def taken(jaxpr: Any) -> Iterator[str]:
                 yield from taken(x)
 
 
-@pytest.mark.slow(days=14)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("implementation", ["cudnn", None])
 def test_cudnn_alone_attends(implementation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call for a device's own runs, one for its later run to its earlier one, and two for the other's keys."""
@@ -189,7 +189,7 @@ def test_cudnn_alone_attends(implementation: Any, monkeypatch: pytest.MonkeyPatc
     assert text.count("@__cudnn$fmhaSoftmax(") == text.count("@__cudnn$fmhaSoftmaxBackward(") == 4
 
 
-@pytest.mark.slow(days=28, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 def test_with_what_cudnn_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its calls, with NaN outside of the documents and beyond the lengths."""
     emulate(monkeypatch)
@@ -244,7 +244,7 @@ def test_what_has_no_form_by_lengths_runs_on_xla(change: dict[str, Any]) -> None
     ), chosen
 
 
-@pytest.mark.slow(days=28, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 def test_remat_repeats_no_ring_pass(chosen: None) -> None:
     case = Packed(devices=2, documents=("crossing", "one"), layout=ZIGZAG)
     ids = case.segment_ids()

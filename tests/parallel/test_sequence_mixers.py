@@ -132,7 +132,7 @@ def check_devices(config: MixerConfig, layout: str, length: int, devices: int) -
         assert relative_rms(split, want) <= 1.3 * relative_rms(one, want), jax.tree_util.keystr(path)
 
 
-@pytest.mark.slow(days=14)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("layout", ["whole", "crossing"])
 def test_chunks_within_a_shard_and_a_carry_between(layout: str) -> None:
     length = 600
@@ -162,7 +162,7 @@ def test_each_filter_talks_in_its_own_way() -> None:
     assert "all-gather" not in kinds("explicit_far", "inside", 2)
 
 
-@pytest.mark.slow(days=21)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize(("name", "carry"), [("modal", 8 * 4), ("recurrence", 8), ("delta", 2 * 8 * 8)])
 def test_what_is_carried_is_of_the_state_s_size(name: str, carry: int) -> None:
     """A summary holds a state and a decay or counts, for each of 2 rows and 8 devices, whatever the length."""

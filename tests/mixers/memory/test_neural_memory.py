@@ -93,7 +93,7 @@ def test_property(name: str, prop: Property) -> None:
     prop.check(subject_of(name))
 
 
-@pytest.mark.slow(days=28, group="memories at length")
+@pytest.mark.slow(days=28, group="memories and states")
 def test_the_gates_limits_are_the_branches() -> None:
     subject = subject_of("mag")
     params, ids = subject.params["params"], jnp.asarray(subject.documents())
@@ -157,7 +157,7 @@ def test_chunks_of_holes_are_no_writes(config: Any) -> None:
         assert_close(holes[name][0].value, padded[name][0].value, n=64, what=name)
 
 
-@pytest.mark.slow(days=28, group="memories at length")
+@pytest.mark.slow(days=28, group="memories and states")
 @pytest.mark.parametrize("form", ["mag", "mal", "mac", "slots"])
 def test_four_layers_stay_finite_over_a_hundred_times_the_length(form: Any) -> None:
     """Of equal tokens, so that all keys are equal, and of drawn ones; theta, eta and 1 - alpha are 1.

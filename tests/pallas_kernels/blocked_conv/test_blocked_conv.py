@@ -92,7 +92,7 @@ MATRIX = list(
 )
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize(("causal", "taps", "length", "packing"), thinned(MATRIX, 28, tuple))
 def test_pairs_of_the_full_matrix(length: int, taps: int, causal: bool, packing: str) -> None:
     block = block_size(taps, 10**6)

@@ -93,7 +93,7 @@ MATRIX = list(
 )
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize(("causal", "taps", "length", "grid"), thinned(MATRIX, 28, tuple))
 def test_pairs_of_the_full_matrix(length: int, taps: int, causal: bool, grid: int | None) -> None:
     ids = None if grid is None else ragged(length) if grid == 1 else on_grid(length, grid)

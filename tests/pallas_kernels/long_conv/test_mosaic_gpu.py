@@ -226,7 +226,11 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-BY_XLA = pytest.param(partial(long_conv, implementation="xla"), id="xla", marks=pytest.mark.slow(days=28))
+BY_XLA = pytest.param(
+    partial(long_conv, implementation="xla"),
+    id="xla",
+    marks=pytest.mark.slow(days=28, group="properties of kernels"),
+)
 """On virtual devices of a CPU."""
 
 IN_SHARD_MAP = [BY_XLA, pytest.param(named, id="vjp", marks=pytest.mark.gpu(count=2))]
@@ -291,7 +295,7 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     assert explain(x, filter, device=HOPPER).startswith(f"long_conv: {first} on ")
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("length", [4096, 12_289, 40_000])
 @pytest.mark.parametrize("name", ["mosaic_gpu_vjp", "mosaic_gpu_half"])
 def test_backward_keeps_inputs_alone(name: Any, length: int) -> None:

@@ -102,7 +102,7 @@ MATRIX = list(
 )
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize(("chunk_size", "length", "packing", "state"), thinned(MATRIX, 28, tuple))
 def test_pairs_of_the_full_matrix(length: int, packing: str, state: bool, chunk_size: int) -> None:
     packed = {"none": None, "ragged": ragged(max(length, 2))[:, :length], "grid": on_grid(length, chunk_size)}

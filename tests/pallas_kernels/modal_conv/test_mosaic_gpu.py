@@ -294,7 +294,7 @@ def check_norms(case: OpCase) -> None:
             assert np.all(off <= limit * (size + square**0.5)), f"{name}, norms over {axes}"
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("at", [None, (3, 1, 1000), (slice(None), 0, 4)], ids=str)
 def test_norms_tell_one_wrong_element_or_step(at: Any) -> None:
     def run(**arrays: Any) -> Any:
@@ -437,7 +437,7 @@ def test_cannot_be_asked_for_on_a_cpu() -> None:
     [
         pytest.param(
             ModalConvShape("tiny", 1, CHANNELS, 2 * TILE, 16),
-            marks=pytest.mark.slow(days=28, group="gates of benchmarks"),
+            marks=pytest.mark.slow(days=28, group="pages and gates of benchmarks"),
         ),
         pytest.param(
             ModalConvShape("packed", 1, CHANNELS, TILE, 16, documents=60),

@@ -102,7 +102,7 @@ def test_cannot_be_asked_for_on_a_cpu() -> None:
     assert triton_why.why_not(HOPPER) is None
 
 
-@pytest.mark.slow(days=28, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 @pytest.mark.parametrize("direction", ["pool", "lookup"])
 def test_the_benchmark_passes_its_gate(direction: Any) -> None:
     shape = PatchShape("tiny", 1, 2, 96, 24, 2, 64, 3)

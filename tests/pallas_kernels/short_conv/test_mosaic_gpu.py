@@ -53,7 +53,7 @@ def cases(run: Any) -> list[OpCase]:
     ]
 
 
-@pytest.mark.slow(days=21, every="one tile")
+@pytest.mark.slow(days=28, group="properties of kernels", every="one tile")
 @pytest.mark.parametrize("case", cases(SIMULATED), ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
@@ -113,7 +113,7 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     assert why_not(HOPPER, x, taps, pre_gate=x, post_gate=x) is None
 
 
-@pytest.mark.slow(days=28, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("documents", [1, 3])
 def test_the_benchmark_passes_its_gate(gated: bool, documents: int) -> None:

@@ -197,7 +197,7 @@ def test_what_cannot_be_a_base(run, base_run, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.slow(days=21, group="examples of pages")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_guide_runs(run, base_run, monkeypatch, tmp_path):
     """Its training is that of the run above."""
 

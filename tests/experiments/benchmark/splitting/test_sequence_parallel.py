@@ -69,7 +69,7 @@ def test_a_bare_op_on_one_device_and_on_two(tmp_path, kind):
     assert json.loads(out.read_text())["ops"] == found["ops"]
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("kind", get_args(Op))
 def test_a_split_op_gives_what_it_gives_alone(kind):
     given = split_operations.streams(kind, 256, 1, jax.random.key(0))

@@ -326,7 +326,7 @@ def test_the_error_of_compression_falls_with_the_ratio() -> None:
     assert 1 > found[0] > found[1] + 0.05 > found[2] + 0.1 > 0.1
 
 
-@pytest.mark.slow(days=28, group="memories at length")
+@pytest.mark.slow(days=28, group="memories and states")
 def test_a_titan_with_slots() -> None:
     config = titan("slots", dim=128, num_layers=4, window=32)
     assert config.stack.pattern == "BW"
