@@ -48,7 +48,8 @@ def build(config: TinyConfig, *, optimizer: AdamWConfig = ADAMW, dtype=jnp.float
 
 
 def copy(tree):
-    return jax.tree.map(jnp.array, tree)
+    # Copy on the host: jnp.array compiles a program for each shape
+    return jax.tree.map(lambda x: jax.device_put(np.array(x)), tree)
 
 
 def assert_trees_close(a, b, **tolerance):
