@@ -33,7 +33,7 @@ PAIRS = [
     ("space", "min"), ("space", "both"), ("static", "slots"), ("static", "both"), ("byte", "equal"),
 ]  # fmt: skip
 EACH_DAY = [
-    ("entropy", "free"), ("monotonic", "max"), ("dual", "slots"), ("greedy", "both"), ("space", "min"),
+    ("entropy", "free"), ("monotonic", "max"), ("dual", "slots"), ("greedy", "slots"), ("space", "min"),
     ("static", "slots"), ("byte", "equal"),
 ]  # fmt: skip
 """One a rule."""
