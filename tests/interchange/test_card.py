@@ -2,6 +2,8 @@
 
 import shutil
 
+import pytest
+
 from jaxblt.interchange.card import make_card
 
 
