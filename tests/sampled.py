@@ -1,72 +1,74 @@
-"""Which cases of a big matrix run in a week: a few of them, the next few in the next week, till all have."""
+"""Which cases of a big matrix run on a day: a few of them, the next few on the next day, until all have run."""
 
 import datetime
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import combinations
 
-VARIABLE = "JAXBLT_TEST_WEEK"
-"""Names the week whose cases run, as 2026-W47; this week's if unset."""
-
-
-def this_week() -> str:
-    """By ISO, in UTC."""
-    year, week, _ = datetime.datetime.now(datetime.UTC).isocalendar()
-    return f"{year}-W{week:02d}"
+VARIABLE = "JAXBLT_TEST_DAY"
+"""Names the day whose cases run, as 2026-11-29; today if unset."""
 
 
-def chosen_week() -> str:
-    """That of the environment, or this one.
+def today() -> str:
+    """Return the day in UTC."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+def chosen_day() -> str:
+    """Return the day of the environment, or today.
 
     Raises:
-      ValueError: the environment's is none.
+      ValueError: the environment's is no day.
     """
-    week = os.environ.get(VARIABLE) or this_week()
-    number_of(week)
-    return week
+    day = os.environ.get(VARIABLE) or today()
+    number_of(day)
+    return day
 
 
-def number_of(week: str) -> int:
-    """Weeks since the year 1, so that one year's last is followed by the next one's first.
+def number_of(day: str) -> int:
+    """Return the days since the year 1.
 
     Raises:
-      ValueError: it is no ISO week.
+      ValueError: it is no day.
     """
     try:
-        year, _, number = week.partition("-W")
-        return datetime.date.fromisocalendar(int(year), int(number), 1).toordinal() // 7
+        return datetime.date.fromisoformat(day).toordinal()
     except ValueError:
-        raise ValueError(f"{VARIABLE}={week!r} is no week: expected one as {this_week()}") from None
+        raise ValueError(f"{VARIABLE}={day!r} is no day: expected one as {today()}") from None
 
 
-def sampled[Case](cases: Sequence[Case], count: int, name: str, week: str) -> list[Case]:
-    """`count` of the cases; every one is among those of some of len(cases) / count weeks that follow each other.
+def in_turns[Case](cases: Sequence[Case], days: int, name: str, day: str) -> list[Case]:
+    """Return a day's cases: all come in so many days that follow each other, each once.
 
     Args:
-      cases: the whole matrix.
-      count: how many run in a week.
+      cases: the whole matrix; if it has fewer cases than days, one comes each day.
+      days: where they do not divide the cases, some days have one case more than others.
       name: of the matrix; each has its own order.
-      week: as 2026-W47.
+      day: as 2026-11-29.
     """
     shuffled = list(cases)
     random.Random(name).shuffle(shuffled)
-    if count >= len(shuffled):
-        return shuffled
-    begin = number_of(week) * count
-    return [shuffled[(begin + i) % len(shuffled)] for i in range(count)]
+    count, number = len(shuffled), number_of(day)
+    days = min(days, count)
+    return [shuffled[i % count] for i in range(number * count // days, (number + 1) * count // days)]
 
 
-def in_turns[Case](cases: Sequence[Case], weeks: int, name: str, week: str) -> list[Case]:
-    """All cases in so many weeks that follow each other, each once; one case each week if there are fewer than weeks.
+def thinned[Case](
+    cases: Sequence[Case], count: int, values: Callable[[Case], Sequence[Hashable]]
+) -> list[Case]:
+    """Return `count` cases of a full matrix that have together as many pairs of values as a greedy choice finds.
 
     Args:
-      cases: the whole matrix.
-      weeks: where they do not divide the cases, some weeks have one case more than others.
-      name: of the matrix; each has its own order.
-      week: as 2026-W47.
+      cases: the full matrix.
+      count: how many are taken.
+      values: of a case, one of each axis.
     """
-    shuffled = list(cases)
-    random.Random(name).shuffle(shuffled)
-    count, number = len(shuffled), number_of(week)
-    weeks = min(weeks, count)
-    return [shuffled[i % count] for i in range(number * count // weeks, (number + 1) * count // weeks)]
+    left = [(case, set(combinations(enumerate(values(case)), 2))) for case in cases]
+    chosen: list[Case] = []
+    seen: set[object] = set()
+    while left and len(chosen) < count:
+        case, pairs = left.pop(max(range(len(left)), key=lambda i: len(left[i][1] - seen)))
+        chosen.append(case)
+        seen |= pairs
+    return chosen

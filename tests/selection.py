@@ -6,40 +6,39 @@ from typing import Any
 
 import pytest
 
-from tests.sampled import VARIABLE, chosen_week, in_turns, sampled
+from tests.sampled import VARIABLE, chosen_day, in_turns
 
 ON_GPU = os.environ.get("JAXBLT_TEST_GPU") == "1"
-LONGEST = 26
-"""Weeks in which each case of `slow(weeks=...)` has run; of bigger matrices `slow(weekly=...)` takes samples."""
+LONGEST = 28
+"""Days in which each case of `slow(days=...)` has run: four weeks of a suite that runs each day."""
+MARKS = {"days", "group", "turn", "every"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run every case of the big matrices")
     written = (
-        "run every case of this test file that `slow(weeks=...)` rotates: it has not run since it was written"
+        "run every case of this test file that `slow(days=...)` rotates: it has not run since it was written"
     )
     parser.addoption("--written", action="append", default=[], help=written)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # worker processes inherit it: none of them starts in another week
-    os.environ[VARIABLE] = chosen_week()
+    # Keep worker processes, which inherit it, from starting on another day
+    os.environ[VARIABLE] = chosen_day()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if not config.getoption("--slow"):
-        week = f"{VARIABLE}={os.environ[VARIABLE]}"
-        terminalreporter.write_line(
-            f"of big matrices some cases ran: {week} runs them again, --slow runs all"
-        )
+        day = f"{VARIABLE}={os.environ[VARIABLE]}"
+        terminalreporter.write_line(f"of big matrices some cases ran: {day} runs them again, --slow runs all")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what cannot run here, and of big matrices what is not this week's."""
+    """Deselect what cannot run here, and of big matrices what is not today's."""
     away = {item for item in items if _cannot_run(item)}
     if not config.getoption("--slow"):
-        away |= set(of_other_weeks(items, config))
+        away |= set(of_other_days(items, config))
     config.hook.pytest_deselected(items=[item for item in items if item in away])
     items[:] = [item for item in items if item not in away]
     if (told := getattr(config, "workeroutput", None)) is not None:
@@ -70,15 +69,15 @@ def _gpus() -> int:
     return jax.device_count()
 
 
-def of_other_weeks(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
-    """Of each test's slow cases those that `slow(weekly=...)` or `slow(weeks=...)` does not take this week.
+def of_other_days(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+    """Return the slow cases that `slow(days=...)` does not take today.
 
     Tests with one `group` take turns as if they were cases of one test. Cases with one `turn` come together: they share
-    what a fixture makes. Cases whose ids match a pattern of `every` run each week, and so do those of `weeks` in a file
-    that the option `--written` names.
+    what a fixture makes. Cases whose ids match a pattern of `every` run each day, and so do those in a file that the
+    option `--written` names.
 
     Raises:
-      UsageError: a pattern matches no case, or a matrix asks for more than `LONGEST` weeks.
+      UsageError: a pattern matches no case, a mark says what is not known, or asks for more than `LONGEST` days.
     """
     matrices: dict[str, dict[str, list[pytest.Item]]] = {}
     options: dict[str, dict[str, Any]] = {}
@@ -88,7 +87,7 @@ def of_other_weeks(items: list[pytest.Item], config: pytest.Config) -> list[pyte
             continue
         test, said = item.nodeid.partition("[")[0], _options_of(item)
         matching = [pattern for pattern in said["every"] if fnmatchcase(_case_of(item), pattern)]
-        if said["weeks"] and item.nodeid.partition("::")[0] in config.getoption("--written"):
+        if item.nodeid.partition("::")[0] in config.getoption("--written"):
             continue
         for pattern in said["every"]:
             unmatched[test, pattern] = unmatched.get((test, pattern), True) and pattern not in matching
@@ -102,36 +101,26 @@ def of_other_weeks(items: list[pytest.Item], config: pytest.Config) -> list[pyte
         )
     away: list[pytest.Item] = []
     for name, turns in matrices.items():
-        due = _due(list(turns), options[name], name)
+        due = in_turns(list(turns), options[name]["days"], name, os.environ[VARIABLE])
         away += [item for turn, cases in turns.items() if turn not in due for item in cases]
     return away
 
 
 def _options_of(item: pytest.Item) -> dict[str, Any]:
-    """What all marks `slow` of a case say together."""
-    found: dict[str, Any] = {"weekly": 0, "weeks": 0, "group": None, "turn": None, "every": ()}
+    """Return what all marks `slow` of a case say together."""
+    found: dict[str, Any] = {"days": 0, "group": None, "turn": None, "every": ()}
     for mark in reversed(list(item.iter_markers("slow"))):
         found |= mark.kwargs
+    if unknown := found.keys() - MARKS:
+        _refuse([f"{item.nodeid}: slow() has no {', '.join(unknown)}, expected days=1 to {LONGEST}"])
+    if not 1 <= found["days"] <= LONGEST:
+        _refuse([f"{item.nodeid}: days={found['days']}, expected 1 to {LONGEST}"])
     every = found["every"]
     return found | {"every": (every,) if isinstance(every, str) else tuple(every)}
 
 
 def _case_of(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[2].removesuffix("]")
-
-
-def _due(turns: list[str], options: dict[str, Any], name: str) -> list[str]:
-    """Those of a matrix's turns that this week takes.
-
-    Raises:
-      UsageError: it asks for more than `LONGEST` weeks.
-    """
-    if options["weeks"] > LONGEST:
-        _refuse([f"{name}: weeks={options['weeks']}, expected at most {LONGEST}"])
-    week = os.environ[VARIABLE]
-    if options["weeks"]:
-        return in_turns(turns, options["weeks"], name, week)
-    return sampled(turns, options["weekly"], name, week)
 
 
 def _refuse(reasons: list[str]) -> None:

@@ -19,7 +19,7 @@ LONGEST = {"README.md": 120, "CONTRIBUTING.md": 150, "docs/known-limits.md": 150
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-@pytest.mark.slow(weeks=3, group="examples of pages")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_example_prints_what_readme_says() -> None:
     code, said = re.search(r"```python\n(.*?)```\n```\n(.*?)```", README, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
     assert len(code.splitlines()) <= 22

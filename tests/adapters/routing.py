@@ -12,8 +12,8 @@ import pytest
 from jaxblt.adapters.code.router import Router, init_router_state
 from jaxblt.side_outputs import SIDE_OUTPUTS
 
-TURNS = pytest.mark.slow(weeks=26, group="whole runs")
-"""Programs of a router take seconds to compile: a few of them a week."""
+TURNS = pytest.mark.slow(days=28, group="whole runs")
+"""Programs of a router take seconds to compile: a few of them a day."""
 
 WIDTH, LENGTH = 6, 40
 DOCUMENTS = np.stack([np.repeat([1, 2], [26, 14]), np.repeat([4, 0, 5, 0], [9, 2, 24, 5])]).astype(np.int32)

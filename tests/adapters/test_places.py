@@ -84,7 +84,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow(weeks=4)
+@pytest.mark.slow(days=28, group="codes and sites of adapters")
 @pytest.mark.parametrize("case", CASES)
 def test_networks_read_a_token_a_chunk_and_codes_stay(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options, promised, ids, expected = CASES[case]

@@ -92,6 +92,7 @@ def test_a_routed_adapter(caplog):
     assert "merged and rounded to bfloat16" in caplog.text
 
 
+@pytest.mark.slow(days=7, group="costly")
 def test_devices_wait_for_none_that_has_no_step():
     """Shards of 4 steps, chunks of 5: some hold no end of a chunk. Its branch once summed gradients over devices."""
     stack = stack_of("sticky")
@@ -129,7 +130,7 @@ def test_products_of_a_users_mixer_are_sites():
 
 PARTS = 3
 """Of the suite of a stack, whose programs take over a minute of CPU to compile."""
-TURNS = pytest.mark.slow(weekly=1, group="properties of adapters")
+TURNS = pytest.mark.slow(days=28, group="properties of adapters")
 CASES = [
     ("static", {}),
     ("prefix", {}),

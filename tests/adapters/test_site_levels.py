@@ -71,7 +71,7 @@ def silent(params, *names):
     return jax.tree_util.tree_map_with_path(quiet, params)
 
 
-@pytest.mark.slow(weekly=1)
+@pytest.mark.slow(days=28, group="codes and sites of adapters")
 @pytest.mark.parametrize(
     ("level", "sites", "off"), [("chunk", "mixer/[qkv]", "mlp"), ("token", "mlp/down", "mixer")]
 )

@@ -218,7 +218,7 @@ SERVED = AdapterConfig(
 LEVELS = (("mlp/*", "token"),)
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="codes and sites of adapters")
 @pytest.mark.parametrize(
     ("scan", "per", "levels"),
     [(True, "stack", ()), (False, "stack", LEVELS), (True, "block", LEVELS), (False, "block", ())],

@@ -23,7 +23,7 @@ def here(runs, monkeypatch, tmp_path):
     Path("calls.vcf").write_text(f"one\t100\trs1\t{bases[99]}\t{bases[99]}A\n")
 
 
-@pytest.mark.slow(weeks=3, group="examples of pages")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_examples_run(here):
     namespace = {"jaxblt": jaxblt}
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)

@@ -42,19 +42,19 @@ def test_a_byte_model_scores_alike(runs):
     assert_close(found[1], found[0], np.float32, n=1024)
 
 
-@pytest.mark.slow(weeks=3, group="answers on a mesh")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_byte_model_embeds_alike(runs):
     one, several = (runs["bytes"].embed(RECORDS, batch_size=ROWS, mesh=mesh) for mesh in (None, MESH))
     assert_close(np.stack(several.arrays), np.stack(one.arrays), np.float32, n=1024)
 
 
-@pytest.mark.slow(weeks=3, group="answers on a mesh")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_byte_patched_model_scores_alike(runs):
     """Its rows are longer than asked for: each device holds whole blocks, and the entropy model what came before."""
     assert_equal_scores(runs["patches"], LONG, MeshConfig(seq=8))
 
 
-@pytest.mark.slow(weeks=3, group="answers on a mesh")
+@pytest.mark.slow(days=28, group="decoding")
 def test_states_of_a_zigzag_layout_are_in_order():
     attention = dataclasses.replace(HEADS, layout="zigzag")
     stack = StackConfig(dim=16, num_layers=1, pattern="A", mlp_dim=0, mixers={"A": attention})

@@ -54,7 +54,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "env" / "bin"
 
 
-@pytest.mark.slow(weekly=0)
+@pytest.mark.slow(days=28, group="long", turn="wheel")
 def test_the_wheel_holds_the_library_and_its_recipes_alone(environment):
     (packages,) = (environment.parent / "lib").glob("python*/site-packages")
     tops = {path.name for path in packages.iterdir() if not path.name.endswith((".dist-info", ".pth"))}
@@ -65,7 +65,7 @@ def test_the_wheel_holds_the_library_and_its_recipes_alone(environment):
     assert str(packages / "jaxblt") in said
 
 
-@pytest.mark.slow(weekly=0)
+@pytest.mark.slow(days=28, group="long", turn="wheel")
 def test_the_wheel_alone_trains_on_a_fasta_of_ones_own(environment, tmp_path):
     jaxblt = environment / "jaxblt"
     assert "train" in call(jaxblt, "--help", cwd=tmp_path)

@@ -27,7 +27,7 @@ from tests.docs.documents import ROOT, blocks
 from tests.tolerances import assert_close
 
 GUIDES = ROOT / "docs" / "guides"
-EXAMPLES = pytest.mark.slow(weeks=3, group="examples of pages")
+EXAMPLES = pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 
 
 def test_run_md_mixes_sources_and_streams(monkeypatch):

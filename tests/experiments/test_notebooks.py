@@ -84,7 +84,7 @@ def untrained(monkeypatch, tmp_path):
         yield
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_cells_of_an_answer_run(name, untrained, monkeypatch):
     cells = cells_of(json.loads((HERE / f"{name}.ipynb").read_text(encoding="utf-8")))
@@ -98,7 +98,7 @@ def test_the_cells_of_an_answer_run(name, untrained, monkeypatch):
     plt.close("all")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_kernel_executes_it(path, tmp_path, monkeypatch):
     """With a run of few steps, beyond the warm-up: answers are as good as their model, and of the same shapes."""

@@ -63,7 +63,7 @@ def test_nothing_is_measured_whose_commit_nobody_knows(monkeypatch, capsys):
     assert "set JAXBLT_COMMIT" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 @pytest.mark.parametrize("script", SCRIPTS, ids=" ".join)
 def test_help_explains_in_a_process_of_its_own(script):
     """Where nothing else has been imported before."""
@@ -72,7 +72,7 @@ def test_help_explains_in_a_process_of_its_own(script):
     assert len(done.stdout) > 200
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_a_script_in_a_process_of_its_own_reports_its_failure():
     done = python("-m", "experiments.evaluate", "no/such/run")
     assert done.returncode == 1

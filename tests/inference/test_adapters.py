@@ -85,7 +85,7 @@ def test_a_code_that_is_not_finite_is_the_fallback_and_told(params):
     assert [len(text) for text in expected] == [1, 16]
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_patched_model_s_bytes_one_by_one_equal_the_parallel_pass_given_its_patches():
     """Chunks of the latent stack count slots, so decoding has to feed it the holes that the parallel pass has."""
     local = dataclasses.replace(BASE.stack, pattern="W", mixers={"W": dataclasses.replace(HEADS, window=6)})

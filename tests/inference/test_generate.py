@@ -131,20 +131,20 @@ def test_a_fresh_state_can_be_donated(config):
     assert all(leaf.is_deleted() for leaf in leaves)
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_byte_model_s_caches_split_over_the_sequence():
     config = ByteLMConfig(stack=dataclasses.replace(LOCAL, num_layers=2, pattern="HA"))
     params = {"model": unboxed(config, jnp.ones((1, 8), jnp.int32))}
     expect_the_bytes_of_one_device(Decoder(config), params, PROMPTS)
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_byte_patched_model_s_caches_split_over_the_sequence(trained):
     """Its prompts close blocks, whose unused slots the latent stack passes over."""
     expect_the_bytes_of_one_device(Decoder(MODEL, ROOMY, ENTROPY), trained[0], PROMPTS)
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_byte_model_takes_a_prompt_split_over_the_sequence():
     stack = dataclasses.replace(LOCAL, num_layers=3, pattern="HAW")
     config, prompt = ByteLMConfig(stack=stack, hash=HashConfig(sizes=(3,), table_size=64)), 256
@@ -161,12 +161,15 @@ def test_a_byte_model_takes_a_prompt_split_over_the_sequence():
     np.testing.assert_allclose(np.concatenate(logits, 1), np.asarray(expected), **tol(jnp.float32, 1024))
 
 
+draw = jax.jit(sample, static_argnums=0)
+
+
 def test_sampling_keeps_to_top_k_and_top_p():
     logits = jnp.log(jnp.asarray([0.0, 0.0, 0.0, 0.0, 0.5, 0.3, 0.15, 0.05]) + 1e-9)[None].repeat(400, 0)
     keys = jax.random.split(jax.random.key(0), 400)
     configs = {SamplingConfig(top_k=2): {4, 5}, SamplingConfig(top_p=0.9): {4, 5, 6}, GREEDY: {4}}
     for config, kept in configs.items():
-        assert set(np.asarray(sample(config, keys, logits)).tolist()) == kept
+        assert set(np.asarray(draw(config, keys, logits)).tolist()) == kept
 
 
 def test_equal_logits_leave_exactly_k_and_the_fewest():
@@ -178,14 +181,14 @@ def test_equal_logits_leave_exactly_k_and_the_fewest():
         SamplingConfig(top_p=1e-3): [100],
     }
     for config, kept in configs.items():
-        assert sorted(set(np.asarray(sample(config, keys, logits)).tolist())) == kept
+        assert sorted(set(np.asarray(draw(config, keys, logits)).tolist())) == kept
 
 
 def test_an_alphabet_is_kept_to_and_holds_eos():
     logits, keys = jnp.zeros((300, 260)).at[:, 70].set(30.0), jax.random.split(make_key(0), 300)
     table = alphabet_table([b"ACGT"] * 300)
     for config, most in ((SamplingConfig(), 5), (SamplingConfig(top_k=2), 2), (GREEDY, 1)):
-        drawn = set(np.asarray(sample(config, keys, logits, alphabet=table)).tolist())
+        drawn = set(np.asarray(draw(config, keys, logits, alphabet=table)).tolist())
         assert len(drawn) == most
         assert drawn <= {EOS, *(byte + 4 for byte in b"ACGT")}
 
@@ -214,7 +217,7 @@ def test_boe_bos_and_pad_are_never_drawn(config):
     logits = np.repeat(others[:, None], 8, 1).repeat(30, 0)
     logits[:, NEVER_DRAWN] = huge
     logits[-30:, 5] = -huge
-    drawn = np.asarray(sample(config, jax.random.split(jax.random.key(0), len(logits)), jnp.asarray(logits)))
+    drawn = np.asarray(draw(config, jax.random.split(jax.random.key(0), len(logits)), jnp.asarray(logits)))
     assert not np.isin(drawn, NEVER_DRAWN).any()
     assert ((drawn >= 0) & (drawn < 8)).all()
     assert (drawn[-30:] != 5).all()
@@ -224,7 +227,7 @@ def test_ids_beyond_the_bytes_are_never_drawn():
     """A vocabulary may be larger, as SimplePulse's is: a document of bytes holds none of its further ids."""
     logits = jnp.zeros((30, 10_000)).at[:, 300].set(1e30)
     for config in (GREEDY, SamplingConfig()):
-        drawn = np.asarray(sample(config, jax.random.split(jax.random.key(0), 30), logits))
+        drawn = np.asarray(draw(config, jax.random.split(jax.random.key(0), 30), logits))
         assert drawn.max() < 260
 
 

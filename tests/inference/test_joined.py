@@ -34,7 +34,7 @@ ADAPTERS = {
     "bank": AdapterConfig(sites=ADAPTER.sites, rank=4, blocks=2, router=ROUTER),
     "governor": AdapterConfig(sites=ADAPTER.sites, rank=4, governor=Governor(start=0.5)),
 }
-IN_TURNS = pytest.mark.slow(weeks=3, group="logits of joined matrices")
+IN_TURNS = pytest.mark.slow(days=28, group="decoding")
 
 
 def joined_of(params: Any) -> dict[str, Joined]:

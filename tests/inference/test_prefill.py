@@ -142,7 +142,7 @@ def check_every_length(decoder, params, seed):
     return np.asarray(closed)[-1]
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 @pytest.mark.parametrize(("mode", "pattern"), CASES)
 def test_a_prompt_of_any_length_leaves_the_state_of_its_bytes(mode, pattern):
     closed = check_every_length(*decoding(mode, pattern), seed=1)
@@ -152,13 +152,13 @@ def test_a_prompt_of_any_length_leaves_the_state_of_its_bytes(mode, pattern):
     assert blocks[:, -1].all()
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_byte_model_s_prompt_of_any_length_leaves_the_state_of_its_bytes():
     config = ByteLMConfig(stack=LOCAL, hash=GRAMS)
     check_every_length(Decoder(config), {"model": unboxed(config, jnp.ones((1, 8), jnp.int32))}, seed=2)
 
 
-@pytest.mark.slow(weeks=3, every="entropy")
+@pytest.mark.slow(days=21, every="entropy")
 @pytest.mark.parametrize("mode", PATCHERS)
 def test_the_patcher_s_state_after_a_prompt_of_any_length(mode):
     rng = np.random.default_rng(4)
@@ -174,7 +174,7 @@ def test_the_patcher_s_state_after_a_prompt_of_any_length(mode):
     np.testing.assert_array_equal(np.asarray(found), np.asarray(closed))
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_generated_bytes_are_the_best_after_all_bytes_fed_one_by_one():
     decoder, params = decoding("entropy", "HA")
     text = bytes(np.random.default_rng(3).integers(0, 256, TOTAL - STEPS - 1).tolist())
@@ -201,7 +201,7 @@ def test_generated_bytes_are_the_best_after_all_bytes_fed_one_by_one():
         assert new == bytes((np.asarray(best) - 4).tolist())
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_prompt_split_over_the_sequence_leaves_the_state_of_one_device():
     decoder, params = decoding("entropy", "HA")
     ids = jnp.asarray(np.random.default_rng(5).integers(4, 260, (2, 520)), jnp.int32)

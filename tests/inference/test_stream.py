@@ -64,6 +64,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow(days=7, group="costly")
 def test_other_settings_compile_nothing(write):
     with counted_compilations() as compiled:
         for change in SETTINGS:
@@ -81,7 +82,7 @@ def test_other_settings_compile_nothing(write):
     assert compiled
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 @pytest.mark.parametrize("axes", [{"data": 2, "seq": 1}, {"data": 1, "seq": 2}], ids=str)
 def test_pieces_over_several_devices_share_a_program(write, axes):
     """The state comes out of a piece laid out as it went in."""

@@ -50,7 +50,7 @@ def wide(tree):
     return {jax.tree_util.keystr(path): leaf.dtype for path, leaf in leaves if leaf.dtype.itemsize > 4}
 
 
-@pytest.mark.slow(weeks=5, group="programs in 64 bits")
+@pytest.mark.slow(days=28, group="decoding")
 @pytest.mark.parametrize("name", ["modal", "explicit", "implicit", "bytes"])
 def test_nothing_becomes_wider_than_32_bits(name):
     """Traced only: params, a train step, an evaluation step, and a prompt with the bytes drawn behind it."""
@@ -89,7 +89,7 @@ def test_nothing_becomes_wider_than_32_bits(name):
     assert not wide(found)
 
 
-@pytest.mark.slow(weeks=5, group="programs in 64 bits")
+@pytest.mark.slow(days=28, group="decoding")
 def test_the_same_bytes_are_drawn():
     params = nn.meta.unbox(BYTES.build().init(jax.random.key(0), jnp.ones((1, 8), jnp.int32)))["params"]
     write = partial(generate, Decoder(BYTES), {"model": params}, [b"abc", b"a longer one"], max_new_bytes=8)

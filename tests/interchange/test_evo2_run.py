@@ -82,6 +82,7 @@ def test_safetensors_and_torch_give_one_run(run, tmp_path):
     np.testing.assert_array_equal(again.params["embedding"]["bytes"], run.params["embedding"]["bytes"])
 
 
+@pytest.mark.slow(days=7, group="costly")
 def test_an_imported_run_embeds_compares_variants_and_is_finetuned(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shapes = {name: entry.shape for name, entry in entries(striped_hyena(tiny("S"))).items()}

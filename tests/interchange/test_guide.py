@@ -14,7 +14,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "import-export.md"
 FIXTURE = Path(__file__).parent / "hf_blt"
 
 
-@pytest.mark.slow(weeks=3, group="examples of pages")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_commands_and_examples_run(files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(files / "bytes", tmp_path / "runs" / "mine")

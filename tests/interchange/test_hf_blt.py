@@ -132,7 +132,7 @@ def test_another_folder_is_refused(tmp_path):
         read_patcher(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 def test_the_fixture_is_what_transformers_makes(expected, tmp_path):
     from tests.interchange import make_hf_blt

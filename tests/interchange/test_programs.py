@@ -40,7 +40,7 @@ def test_scores_are_the_runs(runs, found, size):
     check_scores(runs["bytes"], found[f"score.bin.{size}.nats"])
 
 
-@pytest.mark.slow(weeks=9, group="processes of their own")
+@pytest.mark.slow(days=28, group="processes of their own")
 def test_scores_of_patches_are_the_runs(runs, tmp_path):
     """Its patches are cut by the program's own entropies."""
     write_program(make_score_program(runs["patches"], SEQ_LEN), tmp_path / "score.bin")
@@ -59,7 +59,7 @@ def test_embeddings_are_the_runs(runs, found, size):
     ]
 
 
-@pytest.mark.slow(weeks=9, group="processes of their own")
+@pytest.mark.slow(days=28, group="processes of their own")
 @pytest.mark.parametrize(("name", "pool"), [("patches", "per_patch"), ("patches", "mean"), ("bytes", "last")])
 def test_embeddings_of_every_pool_are_the_runs(runs, tmp_path, name, pool):
     run, layer = runs[name], 1 if pool == "mean" else None

@@ -48,7 +48,7 @@ def test_a_clean_process_reads_the_same_logits(runs, files, found):
     assert not list(files.glob(".*"))
 
 
-@pytest.mark.slow(weeks=9, group="processes of their own")
+@pytest.mark.slow(days=28, group="processes of their own")
 def test_a_clean_process_reads_the_same_logits_through_patches(runs, files):
     found = ask_clean_process(files, "patches")
     np.testing.assert_allclose(found["patches"], logits_of(runs["patches"]), rtol=0, atol=1e-6)

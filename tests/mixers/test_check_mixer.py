@@ -286,7 +286,7 @@ FAULTS: list[tuple[str, str, Faulty]] = [
 ]
 
 
-@pytest.mark.slow(weeks=4)
+@pytest.mark.slow(days=28)
 @pytest.mark.parametrize(("name", "config"), [pytest.param(n, c, id=f"{n}-{what}") for n, what, c in FAULTS])
 def test_a_faulty_mixer_fails(name: str, config: Faulty) -> None:
     with pytest.raises(AssertionError, match=f"^{name}: "):

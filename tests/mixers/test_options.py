@@ -105,7 +105,7 @@ def program(config: Any) -> str:
     return re.sub("0x[0-9a-f]+", "", f"{traced} {[x.tolist() for x in traced.consts]}")
 
 
-@pytest.mark.slow(weekly=1, group="options")
+@pytest.mark.slow(days=28, group="options")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_option_changes_the_program_or_is_refused(name: str) -> None:
     """Annotations are off here, as wherever `pytest.raises` stands: options of all mixers are tried on each."""

@@ -1,4 +1,4 @@
-"""Every mixer has every property: each week those that matter most, and of the rest of the matrix a sample."""
+"""Every mixer has every property: each run those that matter most, and of the rest of the matrix a sample."""
 
 import functools
 
@@ -8,8 +8,11 @@ from jaxblt.testing import PROPERTIES, Property, Subject
 from jaxblt.testing.numerics import check_sharded
 from tests.mixers.configs import ALL, FULL, NAIVE, OF_DRIVER, VARIANTS
 
-EVERY_WEEK = ("causal", "packed", "chunked", "sharded", "gradients")
-"""What every mixer is checked for each week, and variants in turn."""
+EVERY_DAY = ("causal", "packed", "chunked")
+"""What every mixer is checked for each run, and variants in turn."""
+
+IN_TURNS = ("sharded", "gradients")
+"""What a third of the mixers is checked for each run, and mixers of the driver always: theirs is the same code."""
 
 SAME_PROGRAMS = (
     *("output", "mixes", "holes", "batch"),
@@ -20,13 +23,17 @@ SAME_PROGRAMS = (
 
 
 def further(name: str) -> pytest.MarkDecorator:
-    """What compiles programs of its own: all of a mixer in one week, two or three mixers a week."""
-    return pytest.mark.slow(weeks=13, group="further properties of mixers", turn=name)
+    """What compiles programs of its own: all of a mixer on one day, one or two mixers a day."""
+    return pytest.mark.slow(days=28, group="further properties of mixers", turn=name)
+
+
+def in_turns(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.slow(days=3, group="sharded mixers and their gradients", turn=name)
 
 
 def of_variant(name: str) -> pytest.MarkDecorator:
     """A variant of another mixer comes with all that runs the same programs."""
-    return pytest.mark.slow(weeks=7, group="variants of mixers", turn=name)
+    return pytest.mark.slow(days=28, group="variants of mixers", turn=name)
 
 
 @functools.lru_cache(maxsize=2)
@@ -41,9 +48,11 @@ def test_sharded_over_fewer_devices(name: str, count: int) -> None:
 
 
 def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
-    """How a case takes turns with others; not at all if it runs each week."""
-    if name not in NAIVE and prop.name not in EVERY_WEEK + SAME_PROGRAMS:
+    """How a case takes turns with others; not at all if it runs each run."""
+    if name not in NAIVE and prop.name not in EVERY_DAY + IN_TURNS + SAME_PROGRAMS:
         return (further(name),)
+    if prop.name in IN_TURNS and name not in OF_DRIVER and name not in VARIANTS:
+        return (in_turns(name),)
     return (of_variant(name),) if name in VARIANTS else ()
 
 

@@ -64,7 +64,7 @@ def expect_same(module: Any, x: np.ndarray, ids: np.ndarray, terms: int) -> None
 
 CASES = [
     "attention",
-    *(pytest.param(name, marks=pytest.mark.slow(weekly=1)) for name in MIXERS if name != "attention"),
+    *(pytest.param(name, marks=pytest.mark.slow(days=28)) for name in MIXERS if name != "attention"),
 ]
 
 
@@ -83,7 +83,7 @@ def stack(pattern: str) -> StackConfig:
     return StackConfig(dim=8, num_layers=len(pattern), pattern=tuple(pattern), mixers=LAYERS)
 
 
-@pytest.mark.slow(weeks=26, group="further properties of mixers")
+@pytest.mark.slow(days=28, group="further properties of mixers")
 @pytest.mark.parametrize("patches", [False, True])
 def test_models_of_any_length(patches: bool) -> None:
     length, table = LENGTHS[-1], HashConfig(sizes=(3,), table_size=32)

@@ -167,7 +167,7 @@ def test_byte_by_byte_equals_the_parallel_pass_over_512_bytes(model):
     np.testing.assert_allclose(got, whole, **tol(jnp.float32, 2048))
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_features_may_enter_behind_the_encoder(model):
     """The encoder then does not depend on patches, and bytes one by one still equal the parallel pass."""
     config, _, params, forward = model
@@ -187,7 +187,7 @@ def test_features_may_enter_behind_the_encoder(model):
     assert np.abs(early - np.asarray(whole)).max() > 1e-2
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_rows_advance_on_their_own_and_documents_change(model):
     config, module, params, forward = model
     ids, closed = sample(48, seed=4)
@@ -255,7 +255,7 @@ MEMORIES = {
 }
 
 
-@pytest.mark.slow(weeks=26, group="memories over patches")
+@pytest.mark.slow(days=28, group="memories and states")
 @pytest.mark.parametrize("letter", MEMORIES)
 def test_a_memory_may_be_a_letter_of_the_latent_stack(letter):
     """By itself: causal, read far beyond windows and look-back, byte by byte as in one pass, and packed as apart."""
@@ -288,7 +288,7 @@ def test_a_memory_may_be_a_letter_of_the_latent_stack(letter):
         np.testing.assert_allclose(found[0, place], alone, **tol(jnp.float32, 256))
 
 
-@pytest.mark.slow(weeks=15, group="prompts and caches")
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_bidirectional_model_sees_both_ways():
     config = blt_config(causal=False, latent="A")
     module = config.build()

@@ -31,7 +31,7 @@ STEP = 0.01
 LENGTH, BLOCK = 32, 8
 MODAL = ModalFilter(modes=2, max_timescale=16.0)
 IMPLICIT = ImplicitFilter(filter_len=600, width=4)
-FURTHER = pytest.mark.slow(weeks=26, group="further properties of mixers")
+FURTHER = pytest.mark.slow(days=28, group="further properties of mixers")
 # Compiling takes the time of these tests: half as long without the compiler's optimisations, for the same sums.
 JIT = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 # Products of a Hessian sum over every position, channel and parameter that two derivatives meet in.
@@ -133,7 +133,7 @@ def difference(f, params, direction):
     return jax.tree.map(lambda a, b, c, d: (8 * (c - b) - (d - a)) / (12 * STEP), *at)
 
 
-@pytest.mark.slow(weeks=4)
+@pytest.mark.slow(days=28, group="stacks and labels")
 @pytest.mark.parametrize("name", CASES)
 def test_both_modes_and_differences_agree(name):
     loss, params = CASES[name]()
@@ -194,7 +194,7 @@ def test_a_ring_is_refused_before_it_is_traced():
         jax.eval_shape(model.init, jax.random.key(0), x)
 
 
-@pytest.mark.slow(weeks=3, group="examples of pages")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_guide_s_example_runs():
     (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     names = {"__name__": "guide"}

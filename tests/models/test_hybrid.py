@@ -50,7 +50,7 @@ MEMORIES = replace(
 )
 
 
-@pytest.mark.slow(weekly=1, group="variants of state engines")
+@pytest.mark.slow(days=28, group="memories and states")
 @pytest.mark.parametrize("config", [HYBRID, DELTA, MEMORIES], ids=lambda config: config.pattern)
 def test_every_part_of_a_hybrid_moves_the_output_and_has_a_gradient(config: StackConfig) -> None:
     stack, x = Stack(config), jax.random.normal(jax.random.key(0), (2, 12, 8))

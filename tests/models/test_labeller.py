@@ -45,7 +45,7 @@ def textbook(x, there, pooling, query=None):
     return np.stack(rows)
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="stacks and labels")
 @pytest.mark.parametrize("pooling", ["mean", "max", "first", "last", "attention"])
 def test_pools_what_is_there_and_nothing_else(pooling):
     there, noise = jnp.asarray(THERE), jnp.where(jnp.asarray(THERE)[..., None], X, jnp.inf)
@@ -74,7 +74,7 @@ def rows_of(lengths, width):
     return jnp.asarray(ids), jnp.asarray(segments)
 
 
-@pytest.mark.slow(weeks=4)
+@pytest.mark.slow(days=28, group="stacks and labels")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["cls", "mean", "max", "attention"])
 def test_neither_padding_nor_holes_nor_bos_are_pooled(name, causal):

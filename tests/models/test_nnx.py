@@ -60,7 +60,7 @@ def test_it_needs_no_mesh_and_takes_one(mesh: bool) -> None:
     assert {v.get_metadata("linen_meta_type") for v in kernels} == {Named}
 
 
-@pytest.mark.slow(weekly=1)
+@pytest.mark.slow(days=28)
 @pytest.mark.parametrize("name", [*MIXERS, *MODELS])
 def test_it_is_what_linen_has_and_learns(name: str) -> None:
     module, x = inputs(name)

@@ -1,26 +1,27 @@
 """Segment-aware positions against a loop over bytes."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.models.positions import Places, PositionConfig, features, places
 from jaxblt.patching.patches import from_closed
 
+place = jax.jit(lambda *of, causal: vars(places(*of, causal=causal)), static_argnames="causal")
+feature = jax.jit(lambda config, *of: features(config, Places(*of)), static_argnums=0)
+grouped = jax.jit(from_closed, static_argnames=("block_size", "capacity"))
 CONFIG = PositionConfig(offset_periods=(2, 8), periods=(3, 64))
 
 
 def example():
     rng = np.random.default_rng(0)
-    closed = jnp.asarray(rng.random((2, 29)) < 0.3)
-    segments = jnp.asarray([[1] * 16 + [2] * 13, [1] * 25 + [0] * 4], jnp.int32)
-    return from_closed(closed, segments, block_size=8, capacity=6), np.asarray(segments)
+    closed = rng.random((2, 29)) < 0.3
+    segments = np.array([[1] * 16 + [2] * 13, [1] * 25 + [0] * 4], np.int32)
+    return grouped(closed, segments, block_size=8, capacity=6), segments
 
 
 def test_places_equal_a_loop():
     patches, segments = example()
-    positions = jnp.zeros((2, 29), jnp.int32)
-    got = places(patches, positions, causal=False)
+    got = jax.device_get(place(patches, np.zeros((2, 29), np.int32), causal=False))
     ids = np.asarray(patches.patch_ids).reshape(2, -1)[:, :29]
     for b in range(2):
         previous, length, last = 0, 0, None
@@ -40,43 +41,39 @@ def test_places_equal_a_loop():
                 and ((end + 1) // 8, ids[b, end + 1]) == here
             ):
                 end += 1
-            assert (int(got.offset[b, t]), int(got.previous[b, t])) == (length - 1, previous), (b, t)
-            assert int(got.left[b, t]) == end - t
+            assert (int(got["offset"][b, t]), int(got["previous"][b, t])) == (length - 1, previous), (b, t)
+            assert int(got["left"][b, t]) == end - t
 
 
 def test_the_causal_form_has_nothing_of_the_patch_end():
     patches, _ = example()
-    assert places(patches, jnp.zeros((2, 29), jnp.int32), causal=True).left is None
+    assert place(patches, np.zeros((2, 29), np.int32), causal=True)["left"] is None
 
 
 def test_the_same_place_in_different_patches_has_the_same_features():
-    place = Places(offset=jnp.array([[3, 3]]), previous=jnp.array([[5, 5]]), position=jnp.array([[0, 192]]))
-    one, other = np.asarray(features(CONFIG, place))[0]
+    here = (np.array([x], np.int32) for x in ([3, 3], [5, 5], [0, 192]))
+    one, other = np.asarray(feature(CONFIG, *here))[0]
     np.testing.assert_array_equal(one, other)
 
 
 def test_phases_are_exact_far_out():
-    far = jnp.array([[2**30 + 7]])
-    place = Places(offset=jnp.array([[0]]), previous=jnp.array([[0]]), position=far)
+    here = (np.array([[x]], np.int32) for x in (0, 0, 2**30 + 7))
     turns = np.array([(2**30 + 7) % 3 / 3, (2**30 + 7) % 64 / 64])
     want = np.concatenate([np.sin(2 * np.pi * turns), np.cos(2 * np.pi * turns)])
-    np.testing.assert_allclose(np.asarray(features(CONFIG, place))[0, 0, 4:8], want, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(feature(CONFIG, *here))[0, 0, 4:8], want, atol=1e-6)
 
 
 def test_the_spectrum_has_the_configured_periods_alone():
     config = PositionConfig(offset_periods=(2,), periods=(4, 16))
-    t = jnp.arange(64, dtype=jnp.int32)[None]
-    x = np.asarray(features(config, Places(offset=t * 0, previous=t * 0, position=t)))[0, :, 2:6]
+    t = np.arange(64, dtype=np.int32)[None]
+    x = np.asarray(feature(config, t * 0, t * 0, t))[0, :, 2:6]
     power = np.abs(np.fft.rfft(x, axis=0)).sum(-1)
     assert set(np.flatnonzero(power > 1e-3 * power.max())) == {64 // 4, 64 // 16}
 
 
 def test_jit_equals_no_jit():
     patches, _ = example()
-    positions = jnp.arange(29, dtype=jnp.int32)[None] * jnp.ones((2, 1), jnp.int32)
-    plain = places(patches, positions, causal=True)
-    offset, previous = jax.jit(
-        lambda p, x: (places(p, x, causal=True).offset, places(p, x, causal=True).previous)
-    )(patches, positions)
-    np.testing.assert_array_equal(np.asarray(plain.offset), np.asarray(offset))
-    np.testing.assert_array_equal(np.asarray(plain.previous), np.asarray(previous))
+    positions = jax.device_put(np.arange(29, dtype=np.int32)[None].repeat(2, 0))
+    plain, jitted = places(patches, positions, causal=True), place(patches, positions, causal=True)
+    np.testing.assert_array_equal(plain.offset, jitted["offset"])
+    np.testing.assert_array_equal(plain.previous, jitted["previous"])

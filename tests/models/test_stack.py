@@ -70,7 +70,7 @@ def plain_gradient():
     return jax.jit(jax.value_and_grad(loss_of(config(), x)))(params)
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="stacks and labels")
 @pytest.mark.parametrize("policy", ["full", "dots"])
 def test_remat_keeps_loss_and_gradients(policy):
     _, params, x = plain()
@@ -80,7 +80,7 @@ def test_remat_keeps_loss_and_gradients(policy):
     jax.tree.map(lambda a, b: assert_close(a, b, n=512), rematted, grads)
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="stacks and labels")
 @pytest.mark.parametrize(("scan", "num_layers"), [(True, 8), (False, 4)])
 def test_full_remat_needs_less_memory(scan, num_layers):
     """Scanned layers share their programs; those of unrolled ones take each its own time to compile."""
@@ -133,7 +133,7 @@ class SowingConfig:
         return None
 
 
-@pytest.mark.slow(weeks=2, every="full")
+@pytest.mark.slow(days=28, group="stacks and labels", every="full")
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_side_outputs_arrive_through_scan_and_remat(policy):
     cfg = config(pattern="XA", mixers=table(attention=ATTENTION, X=SowingConfig()), remat=policy)

@@ -66,7 +66,7 @@ def case(gate: str, run: Any, *, batch: int, keys: int, values: int) -> OpCase:
 
 CALLS = [
     *((gate, "reference") for gate in STEPS),
-    pytest.param("beta", "poison", marks=pytest.mark.slow),
+    pytest.param("beta", "poison", marks=pytest.mark.slow(days=28, group="long")),
 ]
 
 

@@ -134,7 +134,7 @@ def check(case: Case) -> None:
         assert error <= EXACT, f"{name} of {case}: {error:.1e}"
 
 
-EACH_WEEK = (
+EACH_DAY = (
     Case(devices=2, head_dim=16, segments=True),
     Case(devices=4, heads=2, groups=2, layout=ZIGZAG),
     Case(devices=4, causal=False, groups=4, segments=True),
@@ -145,7 +145,7 @@ EACH_WEEK = (
 )
 # Each kind of mask, rows, layout and exchange; with PAIRS they have every two properties of the matrix together.
 CASES = (
-    *EACH_WEEK,
+    *EACH_DAY,
     Case(devices=4, heads=4, groups=1, segments=True),
     Case(devices=8, layout=ZIGZAG, segments=True),
     Case(devices=8, causal=False, heads=2, groups=1, head_dim=5),
@@ -177,20 +177,26 @@ PAIRS = (
 
 @pytest.mark.parametrize(
     "case",
-    [case if case in EACH_WEEK else pytest.param(case, marks=pytest.mark.slow(weeks=4)) for case in CASES],
+    [
+        case
+        if case in EACH_DAY
+        else pytest.param(case, marks=pytest.mark.slow(days=28, group="rings and splits"))
+        for case in CASES
+    ],
     ids=str,
 )
 def test_equals_dense_attention(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.slow(weeks=8)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("case", PAIRS, ids=str)
 def test_equals_dense_attention_in_other_pairs(case: Case) -> None:
     check(case)
 
 
 def matrix() -> list[Case]:
+    """Return all that `CASES` and `PAIRS` stand for."""
     heads = [(h, g, d) for (h, g), d in itertools.product(((4, 4), (4, 2), (8, 1)), (8, 16, 5))]
     heads.append((8, 8, 8))
     masks = ((True, None), (False, None), (True, 1), (True, 5), (False, 8))
@@ -219,12 +225,6 @@ def pairs(cases: Iterable[Case]) -> set[Any]:
 
 def test_the_cases_have_every_pair_of_the_matrix() -> None:
     assert not pairs(matrix()) - pairs((*CASES, *PAIRS))
-
-
-@pytest.mark.slow(weekly=1)
-@pytest.mark.parametrize("case", matrix(), ids=str)
-def test_equals_dense_attention_in_the_full_matrix(case: Case) -> None:
-    check(case)
 
 
 def counts(text: str) -> dict[str, int]:
@@ -262,14 +262,14 @@ def test_heads_are_exchanged_in_one_message_each_way() -> None:
     assert jaxpr.count("all_to_all[") == 2 + 2
 
 
-@pytest.mark.slow(weeks=8, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("case", [Case(devices=4, layout=ZIGZAG), Case(devices=2, causal=False)], ids=str)
 def test_long_stretches_equal_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "MERGED_AT_ONCE", 0)
     check(case)
 
 
-@pytest.mark.slow(weeks=8, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 def test_a_ring_repeats_bit_for_bit() -> None:
     case = Case(devices=8, segments=True)
     run, _ = split(case)
@@ -279,7 +279,7 @@ def test_a_ring_repeats_bit_for_bit() -> None:
         assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("mode", ["ring", "all_to_all"])
 def test_padding_and_holes_are_not_read(mode: str, packed: bool) -> None:
@@ -295,7 +295,7 @@ def test_padding_and_holes_are_not_read(mode: str, packed: bool) -> None:
         np.testing.assert_array_equal(a, np.where((ids > 0)[..., None, None], b, 0))
 
 
-@pytest.mark.slow(weeks=8, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 def test_bf16_errors_do_not_grow_with_the_ring() -> None:
     case = Case(devices=2, length=128, head_dim=16)
     arrays = case.arrays(jnp.bfloat16)
@@ -344,7 +344,7 @@ def test_holes_leave_attention_to_cudnn(mode: str, calls: int, monkeypatch: pyte
     assert text.count("@__cudnn$fmhaSoftmax(") == calls
 
 
-@pytest.mark.slow(weeks=6)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("policy", ["full", "dots", "offload"])
 def test_remat_policies_keep_what_crossed_devices(policy: Any, window: int | None) -> None:

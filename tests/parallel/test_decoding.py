@@ -83,9 +83,9 @@ CASES = [
     ("explicit", "packed", 0),
     ("implicit", "whole", 0),
 ]
-TURNS = pytest.mark.slow(weeks=4, group="mixers that decode over a mesh")
+TURNS = pytest.mark.slow(days=28, group="decoding")
 REST = [
-    pytest.param(name, layout, mesh, marks=pytest.mark.slow(weekly=1))
+    pytest.param(name, layout, mesh, marks=pytest.mark.slow(days=28, group="rings and splits"))
     for name in CONFIGS
     for layout in ("whole", "packed")
     for mesh in range(len(MESHES))
@@ -117,7 +117,7 @@ def test_prompts_and_tokens_as_on_one_device(name: str, layout: str, mesh: int) 
     jax.tree.map(functools.partial(assert_close, dtype=jnp.float32, n=LENGTH * 8), after, state)
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("name", ["rope", "modal", "explicit"])
 def test_in_bf16_a_split_call_errs_as_one_device_does(name: str) -> None:
     """Both against fp32, by the norm; and the two from each other no more than the table allows."""

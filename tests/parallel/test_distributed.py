@@ -31,7 +31,7 @@ from tests.parallel.worker import BATCH, LENGTH, through_mixers, whole_batch
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(count, marks=pytest.mark.slow(weeks=9, group="processes of their own", turn=f"{count}"))
+        pytest.param(count, marks=pytest.mark.slow(days=28, group="processes of their own", turn=f"{count}"))
         for count in (2, 4)
     ],
 )

@@ -130,7 +130,7 @@ def test_a_step_equals_that_of_one_device_and_moves_no_tokens(name: str, layout:
     assert max(jax.tree.leaves(errors)) < 1e-5, errors
 
 
-@pytest.mark.slow(weeks=8, group="models whose parameters fsdp splits")
+@pytest.mark.slow(days=28, group="models whose parameters fsdp splits")
 @pytest.mark.parametrize(("name", "layout"), TURNS)
 def test_a_step_moves_no_tokens_along_fsdp(name: str, layout: str) -> None:
     mesh = build(MESHES[layout])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from jaxblt.patching import PatcherConfig
 from tests.mixers.configs import ALL
 from tests.parallel.along import alone, expect_same, passes
 from tests.parameters import drawn
+from tests.sampled import thinned
 from tests.tolerances import assert_close
 
 LENGTH = 32
@@ -44,15 +46,13 @@ MEMORIES = {
     "slots": SlotMemoryConfig(dim=16, slots=6, interval=8),
 }
 MIXERS = ALL | MEMORIES
-EACH_WEEK = [("attention", "all", True), ("gru", "seq", False)]
+EACH_DAY = [("attention", "all", True), ("gru", "seq", False)]
 CASES = [
-    *EACH_WEEK,
+    *EACH_DAY,
     *(
-        pytest.param(name, region, check_vma, marks=pytest.mark.slow(weekly=1))
-        for name in MIXERS
-        for region in REGIONS
-        for check_vma in (True, False)
-        if (name, region, check_vma) not in EACH_WEEK
+        pytest.param(*case, marks=pytest.mark.slow(days=28, group="rings and splits"))
+        for case in thinned(list(itertools.product(MIXERS, REGIONS, (True, False))), 28, tuple)
+        if case not in EACH_DAY
     ),
 ]
 
@@ -117,7 +117,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.slow(weeks=26, group="models over a split axis")
+@pytest.mark.slow(days=28, group="models over a split axis")
 @pytest.mark.parametrize("region", ["all", "seq", "data"])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_with_scanned_layers_are_too(name: str, region: str) -> None:

@@ -13,7 +13,7 @@ from tests.parallel.test_context import Case, check, dense, mesh_of, passes
 from tests.tolerances import relative_error
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("case", [Case(devices=4, layout=ZIGZAG), Case(devices=4, groups=1)], ids=str)
 def test_equals_dense_attention(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, at_once = [], ring._at_once

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,7 @@ from pallas_kernels.attention import Partial, cudnn
 from tests.pallas_kernels.attention import dense_kernel
 from tests.pallas_kernels.attention.test_packed import emulate, row_of
 from tests.parallel.test_context import Case, check, dense, mesh_of, split
+from tests.sampled import thinned
 from tests.tolerances import assert_close, assert_norms_close
 
 H200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
@@ -106,7 +107,7 @@ CASES = (
 )
 
 
-@pytest.mark.slow(weeks=8, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_rising_ids(case: Packed, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, between=False)
@@ -130,9 +131,9 @@ def matrix() -> list[Packed]:
     ]
 
 
-@pytest.mark.slow(weekly=1)
-@pytest.mark.parametrize("case", matrix(), ids=str)
-def test_in_the_full_matrix(case: Packed, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow(days=28, group="rings and splits")
+@pytest.mark.parametrize("case", thinned(matrix(), 28, astuple), ids=str)
+def test_pairs_of_the_full_matrix(case: Packed, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, between="twice" in case.documents)
     check(case)
 
@@ -172,7 +173,7 @@ def taken(jaxpr: Any) -> Iterator[str]:
                 yield from taken(x)
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("implementation", ["cudnn", None])
 def test_cudnn_alone_attends(implementation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call for a device's own runs, one for its later run to its earlier one, and two for the other's keys."""
@@ -188,7 +189,7 @@ def test_cudnn_alone_attends(implementation: Any, monkeypatch: pytest.MonkeyPatc
     assert text.count("@__cudnn$fmhaSoftmax(") == text.count("@__cudnn$fmhaSoftmaxBackward(") == 4
 
 
-@pytest.mark.slow(weeks=8, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 def test_with_what_cudnn_promises(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its calls, with NaN outside of the documents and beyond the lengths."""
     emulate(monkeypatch)
@@ -243,7 +244,7 @@ def test_what_has_no_form_by_lengths_runs_on_xla(change: dict[str, Any]) -> None
     ), chosen
 
 
-@pytest.mark.slow(weeks=8, group="rings")
+@pytest.mark.slow(days=28, group="rings and splits")
 def test_remat_repeats_no_ring_pass(chosen: None) -> None:
     case = Packed(devices=2, documents=("crossing", "one"), layout=ZIGZAG)
     ids = case.segment_ids()

@@ -66,7 +66,7 @@ def pmap_losses(params: Any, ids: np.ndarray, steps: int) -> tuple[list[float], 
     return found, jax.tree.map(lambda x: np.asarray(x)[0], params)
 
 
-@pytest.mark.slow(weeks=26, group="models over a split axis")
+@pytest.mark.slow(days=28, group="models over a split axis")
 def test_a_local_step_under_pmap_equals_the_one_on_a_mesh() -> None:
     ids = np.random.default_rng(0).integers(4, 12, (ROWS, LENGTH)).astype(np.int32)
     params = jax.device_get(drawn(MODEL, ids)["params"])

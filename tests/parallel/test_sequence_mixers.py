@@ -1,6 +1,7 @@
 """Linear mixers over a split sequence give what they give on one device, and gather nothing."""
 
 import functools
+import itertools
 import re
 from typing import Any
 
@@ -26,6 +27,7 @@ from jaxblt.testing.collectives import collectives, spanning
 from tests.pallas_kernels.jla import as_others_write
 from tests.pallas_kernels.linear_state import relative_rms
 from tests.parallel.along import alone, along, expect_same, passes
+from tests.sampled import thinned
 
 LENGTH = 8 * 11
 MODAL = ModalFilter(modes=4, max_timescale=64.0)
@@ -74,13 +76,11 @@ CASES = [
     ("implicit", "whole", 1),
     ("recurrence", "padded", 2),
 ]
-TURNS = pytest.mark.slow(weeks=6, group="mixers and layouts over a sequence")
-REST = [
-    pytest.param(name, layout, mesh, marks=pytest.mark.slow(weekly=1))
-    for name in CONFIGS
-    for layout in LAYOUTS
-    for mesh in range(len(MESHES))
-    if (name, layout, mesh) not in CASES and not (name == "modal_alone" and layout in ("crossing", "inside"))
+TURNS = pytest.mark.slow(days=28, group="mixers and layouts over a sequence")
+MATRIX = [
+    (name, layout, mesh)
+    for name, layout, mesh in itertools.product(CONFIGS, LAYOUTS, range(len(MESHES)))
+    if not (name == "modal_alone" and layout in ("crossing", "inside"))
 ]
 
 
@@ -91,7 +91,8 @@ def run(name: str, layout: str, mesh: int, length: int = LENGTH) -> tuple[Any, A
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "mesh"), [*(pytest.param(*case, marks=TURNS) for case in CASES), *REST]
+    ("name", "layout", "mesh"),
+    [pytest.param(*case, marks=TURNS) for case in dict.fromkeys((*CASES, *thinned(MATRIX, 28, tuple)))],
 )
 def test_split_equals_whole_forward_and_backward(name: str, layout: str, mesh: int) -> None:
     _, (_, _, ids, _), expected = alone(CONFIGS[name], layout, LENGTH)
@@ -131,7 +132,7 @@ def check_devices(config: MixerConfig, layout: str, length: int, devices: int) -
         assert relative_rms(split, want) <= 1.3 * relative_rms(one, want), jax.tree_util.keystr(path)
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("layout", ["whole", "crossing"])
 def test_chunks_within_a_shard_and_a_carry_between(layout: str) -> None:
     length = 600
@@ -150,6 +151,7 @@ def kinds(name: str, layout: str, mesh: int) -> set[str]:
     return {c.kind for c in collectives(run(name, layout, mesh)[1])}
 
 
+@pytest.mark.slow(days=7, group="costly")
 def test_each_filter_talks_in_its_own_way() -> None:
     assert "all-to-all" in kinds("implicit", "whole", 1)
     for name, layout, mesh in (
@@ -161,7 +163,7 @@ def test_each_filter_talks_in_its_own_way() -> None:
     assert "all-gather" not in kinds("explicit_far", "inside", 2)
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize(("name", "carry"), [("modal", 8 * 4), ("recurrence", 8), ("delta", 2 * 8 * 8)])
 def test_what_is_carried_is_of_the_state_s_size(name: str, carry: int) -> None:
     """A summary holds a state and a decay or counts, for each of 2 rows and 8 devices, whatever the length."""

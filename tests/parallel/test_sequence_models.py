@@ -96,7 +96,7 @@ KEEP = optax.trace(decay=0.0)
 """Its state after a step is the step's gradient."""
 
 
-@pytest.mark.slow(weeks=26, group="models over a split axis")
+@pytest.mark.slow(days=28, group="models over a split axis")
 @pytest.mark.parametrize(
     ("name", "data", "seq"),
     [

@@ -106,7 +106,7 @@ def on_mesh(name: str, layout: str) -> tuple[Any, float, Any, Mesh]:
     return after.opt_state.trace, float(metrics["loss"]), compiled, mesh
 
 
-TURNS = pytest.mark.slow(weeks=26, group="models over a split axis")
+TURNS = pytest.mark.slow(days=28, group="models over a split axis")
 CASES = pytest.mark.parametrize(
     ("name", "layout"),
     [

@@ -32,7 +32,7 @@ CONFIGS: dict[str, MixerConfig] = {
     "gru": ALL["gru"],
     "ntm": ALL["ntm"],
 }
-TURNS = pytest.mark.slow(weeks=26, group="models over a split axis")
+TURNS = pytest.mark.slow(days=28, group="models over a split axis")
 
 
 @functools.cache

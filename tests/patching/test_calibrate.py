@@ -30,7 +30,7 @@ def sample():
     return entropies, segments
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize(
     ("options", "target"),
     [

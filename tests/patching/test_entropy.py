@@ -78,7 +78,7 @@ def test_logits_in_bf16_give_fp32():
     assert entropies_from_logits(jnp.ones((2, V), jnp.bfloat16)).dtype == jnp.float32
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize(("length", "chunk"), [(96, 32), (96, 96), (91, 16), (7, 32)])
 def test_a_stream_in_chunks_equals_one_pass(params, length, chunk):
     ids = jax.random.randint(jax.random.key(1), (2, length), 4, V)

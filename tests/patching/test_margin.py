@@ -39,7 +39,7 @@ def test_by_hand():
         boundary_margin(PatcherConfig(mode="optimal", threshold=1.0), entropies, segments)
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize(
     "options",
     [

@@ -69,7 +69,7 @@ def check_against(choices: np.ndarray, patches, cost: jax.Array, row: int, confi
     )
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize(("low", "high"), LIMITS)
 def test_optimal_equals_brute_force(low, high):
     config = PatcherConfig(
@@ -80,7 +80,7 @@ def test_optimal_equals_brute_force(low, high):
         check_against(feasible(n, low, high), patches, cost, row, config)
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize(
     ("low", "high", "number"),
     [(1, None, 4), (1, 3, 5), (2, 5, 4), (3, None, 4), (3, None, 1), (7, 7, 2), (4, 7, 3)],
@@ -119,7 +119,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize("options", OTHERS, ids=lambda o: "-".join(str(v) for v in o.values()))
 def test_no_other_mode_costs_less(long, options):
     """Exactly, not nearly: costs are sums of integers. All obey the same limits (the least length is 1)."""

@@ -94,3 +94,11 @@ def test_a_pytree_with_static_shapes_under_jit(sample):
 def test_capacity_out_of_range(capacity):
     with pytest.raises(ValueError, match=r"1\.\.block_size = 4"):
         from_closed(jnp.ones((1, 4), bool), jnp.ones((1, 4), jnp.int32), block_size=4, capacity=capacity)
+
+
+def test_a_document_that_begins_inside_a_block_begins_a_patch():
+    segments = jnp.asarray([[1] * 3 + [2] * 5], jnp.int32)
+    patches = group(jnp.zeros((1, 8), bool), segments, block_size=8, capacity=4)
+    np.testing.assert_array_equal(patches.patch_ids[0, 0], [0] * 3 + [1] * 5)
+    np.testing.assert_array_equal(patches.lengths[0, 0], [3, 5, 0, 0])
+    np.testing.assert_array_equal(patches.segment_ids[0, 0], [1, 2, -1, -1])

@@ -63,7 +63,7 @@ def test_lengths_are_within_their_limits(sample, rule, limit):
     assert lengths[(lengths > 0) & ~last].min() >= config.min_length
 
 
-@pytest.mark.slow(weeks=3, every="entropy-free")
+@pytest.mark.slow(days=21, every="entropy-free")
 @pytest.mark.parametrize(("rule", "limit"), [("entropy", "free"), ("dual", "max"), ("monotonic", "both"),
                                              ("greedy", "both"), ("space", "min")])  # fmt: skip
 def test_boundaries_do_not_read_the_future(sample, rule, limit):
@@ -86,7 +86,7 @@ def test_boundaries_do_not_read_the_future(sample, rule, limit):
     assert changed > 0
 
 
-@pytest.mark.slow(weeks=3, every="entropy")
+@pytest.mark.slow(days=21, every="entropy")
 @pytest.mark.parametrize("rule", ["entropy", "monotonic", "dual", "greedy", "space", "static"])
 def test_packed_is_apart(sample, rule):
     ids, entropies, _ = sample
@@ -116,7 +116,7 @@ def test_the_published_rule():
         assert found[found < 64].tolist() == expected
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize(("rule", "limit"), [("entropy", "both"), ("monotonic", "max"), ("dual", "max"),
                                              ("greedy", "both")])  # fmt: skip
 def test_patches_get_fewer_as_the_threshold_rises(sample, rule, limit):

@@ -36,6 +36,8 @@ def test_byte_by_byte_gives_the_boundaries_of_the_parallel_pass(sample, rule, li
     last = np.max(segments, 1)
     of_last = np.asarray(patches.segment_ids[..., 0]) == last[:, None]
     np.testing.assert_array_equal(state.overflow, np.sum(np.where(of_last, patches.overflow, 0), 1))
+    inside = np.sum(np.asarray(patches.closed)[..., :-1], 2)
+    np.testing.assert_array_equal(state.wanted - state.overflow, np.sum(np.where(of_last, inside, 0), 1))
     if limit == "slots" and rule != "space":
         assert int(patches.overflow.sum()) > 0
 

@@ -121,7 +121,7 @@ def test_figures_are_those_of_the_models_own_pass(found, params):
         assert_close(jnp.float32(np.mean(layer["alpha"])), logged["memory_alpha"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 def test_slots_are_those_of_the_streamed_state(found, params):
     values = found[0].values
     ids = jnp.asarray(values["ids"][: 3 * CHUNK], jnp.int32)[None]

@@ -53,7 +53,7 @@ def _figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop.Validation, "__call__", lambda self, state: {"bits_per_byte": next(found)})
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.usefixtures("_figures")
 def test_a_run_keeps_its_best_ends_early_and_stays_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -79,7 +79,7 @@ def test_the_average_lies_as_the_parameters_and_differs_from_them(run):
     assert not np.array_equal(state.ema["head"]["kernel"], state.params["head"]["kernel"])
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_run_goes_on_with_its_average_bit_for_bit(run, tmp_path):
     train = dataclasses.replace(AVERAGED.train, time_limit_s=1e-9)
     assert fit(dataclasses.replace(AVERAGED, train=train), tmp_path, source=Letters()).step == 1
@@ -108,7 +108,7 @@ def test_a_run_is_judged_and_read_by_its_average_unless_told_otherwise(run, tmp_
     assert body[where[0] : where[1]] == np.asarray(raw.params["head"]["kernel"]).tobytes()
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_run_without_average_goes_on_with_one_and_back(tmp_path):
     """What it is resumed from is a checkpoint as it was before there were averages."""
     options = OPTIONS | {"eval_every": 0}

@@ -59,7 +59,7 @@ def of_documents(config, params, context):
     return [found[row, : len(document) + 1] for row, document in enumerate(SOURCE.documents)]
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize("kind", MODELS)
 def test_windows_have_the_entropies_of_their_document(kind, tmp_path):
     config, context = MODELS[kind]

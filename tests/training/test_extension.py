@@ -69,7 +69,7 @@ def loss_at_start(recipe, folder):
         return state, Validation(setup, Letters())(state)["loss"]
 
 
-@pytest.mark.slow(weeks=26, group="whole runs", turn="a greater length")
+@pytest.mark.slow(days=28, group="whole runs", turn="a greater length")
 def test_the_loss_at_the_old_length_is_kept(short, tmp_path):
     fitted, run_dir = short
     state, loss = loss_at_start(recipe_of(init_from=str(run_dir)), tmp_path)
@@ -79,7 +79,7 @@ def test_the_loss_at_the_old_length_is_kept(short, tmp_path):
     assert not any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(state.opt_state))
 
 
-@pytest.mark.slow(weeks=26, group="whole runs", turn="a greater length")
+@pytest.mark.slow(days=28, group="whole runs", turn="a greater length")
 def test_training_goes_on_at_four_times_the_length(short, tmp_path):
     fitted, run_dir = short
     recipe = recipe_of(length=128, rope_scale=4.0, init_from=str(run_dir), log_every=1, steps=8, eval_every=8)

@@ -222,7 +222,7 @@ def test_a_run_says_what_it_took_and_draws_what_it_confuses(folder):
     assert any("mcc" in line for line in lines)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_it_goes_on_where_it_stopped(capsys):
     main(command(40))
     assert "is finished: it is at step 40 of 40" in capsys.readouterr().out
@@ -247,7 +247,7 @@ def test_bad_command_lines_of_finetune(capsys):
     assert "median" in capsys.readouterr().err
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize(("target", "crf"), [("number", False), ("positions", False), ("positions", True)])
 def test_numbers_and_positions_are_learned_too(target, crf, tmp_path):
     """Length as a number; each letter as its own class."""
@@ -303,7 +303,7 @@ def test_another_model_is_refused():
     assert not Path("none").exists()
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_examples_of_the_guide_run(capsys):
     blocks = re.findall(r"```(\w*)\n(.*?)```", TASKS.sub("", GUIDE), re.DOTALL)
     lines = [line.split() for kind, block in blocks if not kind for line in block.splitlines()]

@@ -60,7 +60,7 @@ def command(*more, steps=40):
     return ["finetune", BASE_RUN, *data, *tasks, *train, *rate, "--run-dir", RUN, *more]
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_two_tasks_are_learned_at_once(capsys, tmp_path):
     order = ["--data.easy-first", "10", "--data.difficulty", "hardness"]
     words = command("--tasks.weighting", "uncertainty", "--train.best-by", "kind/mcc", *order)

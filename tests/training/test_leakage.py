@@ -153,7 +153,7 @@ def other_letters(batch: Any, where: np.ndarray) -> Any:
     return replace(batch, inputs=np.where(where, drawn, batch.inputs).astype(np.int32))
 
 
-@pytest.mark.slow(weeks=5, every=("bytes-*", "patches-first_fit"))
+@pytest.mark.slow(days=28, every=("bytes-*", "patches-first_fit"))
 @pytest.mark.parametrize("data", PACKED, ids=lambda data: data["packing"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_document_never_sees_its_neighbours(name, data):
@@ -168,7 +168,7 @@ def test_a_document_never_sees_its_neighbours(name, data):
     assert seen > 2
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_step_learns_from_a_document_what_it_learns_without_its_neighbour():
     recipe = replace(SMALL, data=replace(SMALL.data, **PACKED[0]))
     setup = make_setup(recipe, MESH)
@@ -196,7 +196,7 @@ def by_document(name: str, data: dict[str, Any]) -> dict[bytes, np.ndarray]:
     return found
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize("name", ["bytes", "patches"])
 def test_a_document_scores_alike_in_every_packing(name):
     expected = by_document(name, ALONE[0])
@@ -208,7 +208,7 @@ def test_a_document_scores_alike_in_every_packing(name):
             assert_close(logits, expected[key], n=len(logits))
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_run_of_windows_is_scored_on_packed_rows():
     setup = make_setup(SMALL, MESH)
     run = Run(SMALL, 0, setup.task, draw(setup.abstract.params, 0), {})

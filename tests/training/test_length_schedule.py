@@ -43,7 +43,7 @@ def test_evaluation_has_full_rows() -> None:
     assert data.settled == 0
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_run_trains_through_its_stages_and_resumes_inside_one(tmp_path: Path) -> None:
     options = {"data": {"length_schedule": SCHEDULE}, "steps": 5, "log_every": 1, "eval_every": 0}
     recipe, one_step = tiny_recipe(**options), tiny_recipe(**options, time_limit_s=1e-9)

@@ -121,7 +121,7 @@ def test_report_before_step_0_and_checkpoints_by_the_clock(tmp_path, capsys):
     assert said.index("up/kernel") < said.index("train 2/5")
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize(
     ("mesh", "count", "options"),
     [
@@ -141,7 +141,7 @@ def test_mesh_and_micro_batches_do_not_change_the_loss(mesh, count, options, run
     assert len({s.index for s in kernel.addressable_shards}) == mesh.get("fsdp", 1)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_sigterm_saves_and_the_next_fit_goes_on(run, tmp_path):
     """The run goes on with another mesh."""
 

@@ -40,7 +40,7 @@ def patched(*, causal: bool = True) -> BLTConfig:
 STATIC = PatcherConfig(mode="static", patch_size=4, block_size=16)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_blt_on_one_device_and_on_a_mesh(tmp_path):
     options = {"model": patched(), "patcher": STATIC, "steps": 6, "eval_every": 0}
     fit(tiny_recipe(**options), tmp_path / "one", source=Letters(), devices=jax.devices()[:1])
@@ -51,7 +51,7 @@ def test_blt_on_one_device_and_on_a_mesh(tmp_path):
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-3)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_bidirectional_blt_fills_gaps(tmp_path):
     recipe = tiny_recipe(
         model=patched(causal=False), patcher=STATIC, objective=Masked(rate=0.3), steps=6, eval_every=6
@@ -64,7 +64,7 @@ def test_bidirectional_blt_fills_gaps(tmp_path):
     assert scored["bytes_per_patch"] == pytest.approx(4.0, abs=0.1)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_byte_lm_on_packed_rows_in_bfloat16(tmp_path):
     data = {"packing": "first_fit", "long_documents": "split"}
     recipe = tiny_recipe(

@@ -35,7 +35,7 @@ def test_the_first_request_raises_the_flag_and_the_third_ends(before: list[int],
     assert signal.getsignal(number) is mine
 
 
-@pytest.mark.slow(weeks=9, group="processes of their own")
+@pytest.mark.slow(days=28, group="processes of their own")
 def test_the_third_request_ends_a_process_as_the_signal_does() -> None:
     """Though it holds an exception back for ever, and its own handlers too."""
     script = """

@@ -56,7 +56,7 @@ def together(count, **options):
         assert code == 0, said
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_run_killed_and_then_stopped_logs_the_same_bits_when_it_goes_on(compiled, tmp_path):
     """Nor can another trainer use its folder meanwhile, or a second signal keep it from saving."""
     code, said = finish(start(compiled, run_dir=str(tmp_path / "whole")))
@@ -86,7 +86,7 @@ def test_a_run_killed_and_then_stopped_logs_the_same_bits_when_it_goes_on(compil
     assert logged(killed) == logged(tmp_path / "whole"), f"killed at read {kill_at}"
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_two_processes_have_the_loss_of_one(tmp_path):
     """With patches, whose threshold they have to agree on."""
     entropy_run = str(tmp_path / "entropy")
@@ -102,7 +102,7 @@ def test_two_processes_have_the_loss_of_one(tmp_path):
             )
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_run_goes_on_in_another_number_of_processes(tmp_path):
     """Parameters are split over four processes' devices; a checkpoint of four restores in one, and of one in four."""
     fit_in(1, tmp_path / "alone", steps=24)

@@ -48,7 +48,7 @@ def test_the_signature_is_the_documented_one() -> None:
     assert isinstance(SimplePulse(num_classes=3), ByteClassifierConfig)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_language_model_is_trained_planned_loaded_evaluated_and_generates(tmp_path: Any) -> None:
     model = SimplePulse(**SMALL, use_checkpoint=True, sparse_routing=True, top_k_states=2)
     recipe = tiny_recipe(model=model, steps=8, eval_every=0, mesh={"data": 1})
@@ -62,7 +62,7 @@ def test_a_language_model_is_trained_planned_loaded_evaluated_and_generates(tmp_
     assert len(generate(run.decoder, run.decoder_params, [b"ACGT"], max_new_bytes=3)[0]) <= 3
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_classifier_is_trained_planned_loaded_and_evaluated(tmp_path: Any) -> None:
     data = TaskDataConfig(task=Parity(max_bits=10, eval_size=16), seq_len=12, batch_size=8, labels="symbol")
     recipe = tiny_recipe(steps=8, eval_every=0, mesh={"data": 1})

@@ -48,7 +48,7 @@ def one_run(entropy_run, tmp_path_factory) -> tuple[Recipe, str, list[float]]:
     return recipe, str(folder), run(recipe, folder, ONE)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs", turn="a split run")
+@pytest.mark.slow(days=28, group="whole runs", turn="a split run")
 def test_rows_and_sequence_split_over_eight_devices_give_the_losses_of_one(one_run, tmp_path):
     recipe, folder, one = one_run
     # The toy's entropies lie within 1e-3 nats, so that rounding decides which gap calibration finds.
@@ -58,7 +58,7 @@ def test_rows_and_sequence_split_over_eight_devices_give_the_losses_of_one(one_r
     np.testing.assert_allclose(split, one, rtol=1e-5)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs", turn="a split run")
+@pytest.mark.slow(days=28, group="whole runs", turn="a split run")
 def test_a_run_is_scored_over_split_rows(one_run):
     loaded = jaxblt.load(one_run[1])
     options = {"source": Letters(), "max_batches": 1}
@@ -70,7 +70,7 @@ def test_a_run_is_scored_over_split_rows(one_run):
         loaded.evaluate("validation", mesh=MeshConfig(data=1, seq=3), **options)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs", turn="a split run")
+@pytest.mark.slow(days=28, group="whole runs", turn="a split run")
 def test_a_run_goes_on_over_a_split_sequence(one_run):
     options = {"prompts": ("ACGT" * 160,), "max_new_bytes": 4, "temperature": 0.0}
     assert generate(one_run[1], mesh="seq=8", **options) == generate(one_run[1], **options)

@@ -17,7 +17,7 @@ from tests.training.test_split_run import ADAMW, ONE, SHORT
 from tests.training.tiny import Letters, patched_recipe, tiny_recipe
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize(
     "data", [{"packing": "first_fit", "long_documents": "split"}, {}], ids=["packed", "full"]
 )

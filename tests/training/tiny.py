@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -92,11 +93,11 @@ def random_batch(seed: int, rows: int = 4, length: int = 32, *, letters: bytes =
     scored[:, first - 1] = scored[:, second - 1] = False
     inputs = np.where(segments > 0, ids[:, :-1], 3).astype(np.int32)
     return Batch(
-        inputs=jnp.asarray(inputs),
-        targets=jnp.asarray(ids[:, 1:]),
-        segment_ids=jnp.asarray(segments),
-        positions=jnp.asarray(positions),
-        loss_mask=jnp.asarray(scored.astype(np.int32)),
+        inputs=jax.device_put(inputs),
+        targets=jax.device_put(ids[:, 1:]),
+        segment_ids=jax.device_put(segments),
+        positions=jax.device_put(positions),
+        loss_mask=jax.device_put(scored.astype(np.int32)),
     )
 
 

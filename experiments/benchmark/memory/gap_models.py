@@ -14,17 +14,17 @@ from jaxblt.training.flops import count_params
 if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig
 
-PATTERNS: dict[str, str | tuple[str, ...]] = {
-    "mac": "C",
-    "mag": "J",
-    "mal": "KW",
-    "slots": "BW",
-    "window": "W",
-    "hyena": "H",
-    "delta": "D",
-    "engine": "T",
-    "levels": "U",
-    "attention": ("hyena_short", "A"),
+PATTERNS: dict[str, tuple[str, ...]] = {
+    "mac": ("mac",),
+    "mag": ("mag",),
+    "mal": ("neural_memory", "window"),
+    "slots": ("slot_memory", "window"),
+    "window": ("window",),
+    "hyena": ("hyena",),
+    "delta": ("gated_delta_net",),
+    "engine": ("state_engine",),
+    "levels": ("state_levels",),
+    "attention": ("hyena_short", "attention"),
 }
 """Stacks: four with a memory, the last of which is a bank of slots; attention over a window, modal Hyena, Gated
 DeltaNet, state engines of one level and of three, full attention. Full attention has a short convolution before it, as
@@ -60,20 +60,20 @@ def model_of(name: str, settings: Settings, vocab_size: int, mlp_dim: int) -> "B
     dim, heads = settings.dim, settings.heads
     memory: Any = {"chunk_size": settings.chunk, "packed": False}
     mixers = {
-        "C": MACConfig(dim, heads, **memory),
-        "J": MAGConfig(dim, heads, window=max(settings.window, settings.chunk), **memory),
-        "K": NeuralMemoryConfig(dim, heads, **memory),
-        "B": SlotMemoryConfig(dim, heads, interval=min(8, settings.window), packed=False),
-        "W": AttentionConfig(dim, heads, window=settings.window, packed=False),
-        "D": GatedDeltaNetConfig(dim, heads),
-        "T": StateEngineConfig(dim, heads, num_slots=sum(LEVELS)),
-        "U": StateEngineConfig(dim, heads, levels=LEVELS),
+        "mac": MACConfig(dim, heads, **memory),
+        "mag": MAGConfig(dim, heads, window=max(settings.window, settings.chunk), **memory),
+        "neural_memory": NeuralMemoryConfig(dim, heads, **memory),
+        "slot_memory": SlotMemoryConfig(dim, heads, interval=min(8, settings.window), packed=False),
+        "window": AttentionConfig(dim, heads, window=settings.window, packed=False),
+        "gated_delta_net": GatedDeltaNetConfig(dim, heads),
+        "state_engine": StateEngineConfig(dim, heads, num_slots=sum(LEVELS)),
+        "state_levels": StateEngineConfig(dim, heads, levels=LEVELS),
         # Leave out positions: rotary phases of gaps beyond training are new to it
-        "A": AttentionConfig(dim, heads, position="none", packed=False),
+        "attention": AttentionConfig(dim, heads, position="none", packed=False),
     }
     # Cut only to get sizes: `check_gaps` refuses to train with fewer layers
     pattern = PATTERNS[name][: settings.layers]
-    used = {letter: mixers[letter] for letter in pattern if letter in mixers}
+    used = {word: mixers[word] for word in pattern if word in mixers}
     stack = StackConfig(dim=dim, num_layers=settings.layers, pattern=pattern, mixers=used, mlp_dim=mlp_dim)
     return ByteLMConfig(stack=stack, vocab_size=vocab_size)
 

@@ -63,10 +63,12 @@ class Settings(Budget):
         from jaxblt.mixers import GatedDeltaNetConfig, NTMConfig
         from jaxblt.models import StackConfig
 
-        mixers: dict[str, Any] = {"N": NTMConfig(dim=self.dim, num_heads=1, slots=5 * self.symbols, width=32)}
+        mixers: dict[str, Any] = {
+            "ntm": NTMConfig(dim=self.dim, num_heads=1, slots=5 * self.symbols, width=32)
+        }
         if name == "parity":
             options: Any = {"allow_negative_eigenvalues": True, "gated": self.gated}
-            mixers = {"D": GatedDeltaNetConfig(dim=self.dim, num_heads=2, **options)}
+            mixers = {"gated_delta_net": GatedDeltaNetConfig(dim=self.dim, num_heads=2, **options)}
         (pattern,) = mixers
         return StackConfig(dim=self.dim, num_layers=self.layers, pattern=pattern, mixers=mixers, scan=False)
 

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 from jaxblt.adapters import AdapterConfig, AdapterLosses, ChunkMean, Prefix, RouterConfig
-from jaxblt.adapters.code.losses import correlation, imbalance, mean_entropy, mean_flip, mean_square_beside
+from jaxblt.adapters.code import losses
 from jaxblt.models import Stack, StackConfig
 from jaxblt.training.metrics import sown_losses
 from tests.adapters.routing import DOCUMENTS, params_of, sown
 from tests.parameters import drawn
 
+correlation, imbalance, mean_entropy, mean_flip, mean_square_beside = map(
+    jax.jit,
+    (losses.correlation, losses.imbalance, losses.mean_entropy, losses.mean_flip, losses.mean_square_beside),
+)
 ONE = jnp.ones((1, 4), jnp.float32)
 
 
@@ -20,7 +24,7 @@ def test_entropy_by_hand():
     counted = jnp.asarray([[1.0, 1.0, 1.0, 0.0]])
     quarter = -0.25 * np.log(0.25) - 0.75 * np.log(0.75)
     np.testing.assert_allclose(mean_entropy(shares, counted), (0 + np.log(2) + quarter) / 3, rtol=1e-6)
-    gradient = jax.grad(lambda s: mean_entropy(jax.nn.softmax(s), ONE))(jnp.asarray(shares) * 200)
+    gradient = jax.jit(jax.grad(lambda s: mean_entropy(jax.nn.softmax(s), ONE)))(jnp.asarray(shares) * 200)
     assert np.isfinite(gradient).all()
 
 

@@ -76,7 +76,7 @@ def held(model, adapters):
     return equal
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=28, group="codes and sites of adapters")
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_counted_is_what_caches_hold(name):
     adapter, step = CASES[name]

@@ -62,7 +62,7 @@ def naive_row(config: AttentionConfig, params: dict, x: np.ndarray, ids: np.ndar
     return out
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_loop(name: str) -> None:
     config = CASES[name]

@@ -35,7 +35,7 @@ def ids(seed: int) -> np.ndarray:
     return (documents * kind).astype(np.int32)
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize(
     ("window", "position", "dtype", "axes"),
     [

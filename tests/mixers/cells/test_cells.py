@@ -68,7 +68,7 @@ def by_flax(subject: Subject, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return outputs, np.asarray(carries)
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=14)
 @pytest.mark.parametrize("kind", [GRUConfig, LSTMConfig])
 def test_equals_flax_s_cell_in_documents_and_holes(kind: type) -> None:
     subject = subject_of(kind)

@@ -54,7 +54,7 @@ def hyena(name: str | None, dtype: Any = jnp.float32) -> Any:
     return jax.jit(lambda x: module.apply(drawn(module, x), x)[0])(x)
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("name", [entry.name for entry in TABLE if "mosaic_gpu" not in entry.name])
 def test_every_implementation_of_the_op_runs(name: str) -> None:
     assert_close(hyena(name), hyena(None), n=40 * 4)
@@ -198,7 +198,7 @@ def test_kernels_pass_what_the_mixers_suite_asks_in_bfloat16_on_a_gpu(monkeypatc
 
 
 IN_BFLOAT16 = [
-    pytest.param("monarch", 24, marks=pytest.mark.slow(weeks=26, group="further properties of mixers")),
+    pytest.param("monarch", 24, marks=pytest.mark.slow(days=28, group="further properties of mixers")),
     *(
         pytest.param(name, length, marks=pytest.mark.gpu)
         for name in ("mosaic_gpu_vjp", "mosaic_gpu_half")
@@ -220,7 +220,7 @@ def test_properties_of_the_mixers_suite_in_bfloat16(
 
 
 BY_NAME = [
-    pytest.param("monarch", marks=pytest.mark.slow(weeks=8)),
+    pytest.param("monarch", marks=pytest.mark.slow(days=28, group="properties of kernels")),
     *(pytest.param(name, marks=pytest.mark.gpu) for name in KERNELS),
 ]
 

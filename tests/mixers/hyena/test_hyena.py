@@ -71,7 +71,7 @@ def naive_row(config: HyenaConfig, params: dict, x: np.ndarray, ids: np.ndarray)
     return (gates[-1] * v) @ np.asarray(p["out"]["kernel"], np.float64)
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize("name", CASES)
 def test_equals_direct_convolution(name: str) -> None:
     config = CASES[name]
@@ -82,7 +82,7 @@ def test_equals_direct_convolution(name: str) -> None:
     assert_close(subject.run(ids=ids)[live], expected[live], jnp.float32, n=LENGTH * config.dim)
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize("order", [2, 3, 4])
 def test_order_is_the_number_of_gates(order: int) -> None:
     config = HyenaConfig(dim=4, order=order, filter=MODAL)

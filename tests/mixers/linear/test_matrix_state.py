@@ -112,7 +112,7 @@ def dual(w: Weights, x: np.ndarray) -> np.ndarray:
     return np.einsum("thk,hkd->td", o, w["out"]["kernel"])
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize(
     ("config", "loop"),
     [

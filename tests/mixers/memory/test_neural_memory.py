@@ -48,9 +48,9 @@ CONFIGS: dict[str, MixerConfig] = {
 }
 """Every one has several chunks a row."""
 
-EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
-TURNS = pytest.mark.slow(weeks=len(CONFIGS), group="properties of neural memories")
-"""One config a week: its properties share programs."""
+EVERY_DAY = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
+TURNS = pytest.mark.slow(days=28, group="properties of memories")
+"""One config a day: its properties share programs."""
 BY_TOKEN = ("memory_by_token", "mag_by_token", "mac_by_token", "mac_by_token_1_layer")
 CURVED = (pytest.mark.xfail(strict=True, reason="too curved for differences in fp32 at these steps"),)
 BEYOND = {
@@ -77,7 +77,7 @@ def cases() -> list[Any]:
     found = []
     for name, config in CONFIGS.items():
         for prop in PROPERTIES:
-            always = name == "memory" and prop.name in EVERY_WEEK
+            always = name == "memory" and prop.name in EVERY_DAY
             # A row has 24 tokens over four devices, and a halo of a window reaches one of them
             too_short = prop.name == "sequence" and isinstance(config, MAGConfig) and config.window > 6
             if prop.applies(config) and not too_short:
@@ -93,7 +93,7 @@ def test_property(name: str, prop: Property) -> None:
     prop.check(subject_of(name))
 
 
-@pytest.mark.slow(weeks=5, group="memories at length")
+@pytest.mark.slow(days=28, group="memories and states")
 def test_the_gates_limits_are_the_branches() -> None:
     subject = subject_of("mag")
     params, ids = subject.params["params"], jnp.asarray(subject.documents())
@@ -157,7 +157,7 @@ def test_chunks_of_holes_are_no_writes(config: Any) -> None:
         assert_close(holes[name][0].value, padded[name][0].value, n=64, what=name)
 
 
-@pytest.mark.slow(weeks=5, group="memories at length")
+@pytest.mark.slow(days=28, group="memories and states")
 @pytest.mark.parametrize("form", ["mag", "mal", "mac", "slots"])
 def test_four_layers_stay_finite_over_a_hundred_times_the_length(form: Any) -> None:
     """Of equal tokens, so that all keys are equal, and of drawn ones; theta, eta and 1 - alpha are 1.
@@ -256,7 +256,7 @@ def test_segments_may_be_longer_than_a_window_that_plays_no_part() -> None:
     assert titan("mac", dim=128, window=32, chunk_size=64).stack.mixers["C"].chunk_size == 64
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=21)
 @pytest.mark.parametrize(("form", "pattern"), [("mag", "J"), ("mal", "KW"), ("mac", "C")])
 def test_titans(form: Any, pattern: str) -> None:
     config = titan(form, dim=128, num_layers=4, window=32, chunk_size=16)
@@ -358,7 +358,7 @@ def test_mac_refuses_documents_that_start_inside_a_segment() -> None:
         jax.eval_shape(lambda x: module.init(jax.random.key(0), x, segment_ids=ids), x)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 @pytest.mark.parametrize("form", ["mal", "mag", "mac"])
 def test_2000_training_steps_stay_finite_and_learn(form: Any) -> None:
     """At chunks of 16, eight a row, and a rate that is high for the size; a row says four pairs again and again."""

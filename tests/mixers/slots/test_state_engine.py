@@ -30,7 +30,7 @@ PLAIN = StateEngineConfig(dim=DIM, num_heads=2, head_dim=4, num_slots=6, chunk_s
 COUNTED = dataclasses.replace(
     PLAIN, num_slots=None, levels=(5, 3), adaptive_count=True, top_k_states=3, num_heads=1
 )
-TURNS = pytest.mark.slow(weekly=1, group="variants of state engines")
+TURNS = pytest.mark.slow(days=28, group="memories and states")
 EDGES = dataclasses.replace(PLAIN, interval=INTERVAL, state_attention=True, state_routes=True)
 
 
@@ -139,7 +139,7 @@ def test_equals_the_loop(config: StateEngineConfig) -> None:
     assert_close(subject.run(ids=ids), expected, jnp.float32, n=subject.length * DIM)
 
 
-@pytest.mark.slow(weeks=5, group="memories at length")
+@pytest.mark.slow(days=28, group="memories and states")
 @pytest.mark.parametrize(("slots", "filled"), [(8, 20), (128, 250)])
 def test_norms_are_flat_to_2000_tokens(slots: int, filled: int) -> None:
     """A sum over tokens would grow a hundredfold. More slots take longer to be filled; outputs are level from 20 on."""

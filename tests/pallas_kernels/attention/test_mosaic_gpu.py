@@ -81,7 +81,7 @@ def check(run: Any, call: Call, joined: bool, lengths: Any = None) -> Partial:
     return found
 
 
-@pytest.mark.slow(weeks=2, every="gqa_into-")
+@pytest.mark.slow(days=28, group="properties of kernels", every="gqa_into-")
 @pytest.mark.parametrize(("call", "joined"), SMALL_CALLS, ids=lambda x: str(x) if isinstance(x, Call) else "")
 def test_simulated(call: Call, joined: bool, simulation: Any) -> None:
     check(partial(attention_with_lse, interpret=simulation), call, joined)
@@ -96,7 +96,7 @@ def check_cast_output(run: Any, call: Call) -> None:
     np.testing.assert_array_equal(same, lse)
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated_cast_output(simulation: Any) -> None:
     check_cast_output(partial(attention_with_lse, interpret=simulation), SMALL_CALLS[0][0])
 
@@ -109,13 +109,13 @@ def check_lengths(run: Any, call: Call, lengths: list[int]) -> None:
     assert not found.o[-1].any()
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated_lengths(simulation: Any) -> None:
     run = partial(attention_with_lse, interpret=simulation)
     check_lengths(run, Call(name="lengths", queries=140, **SMALL), [0, 130, 0])
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated_rows_that_share_keys(simulation: Any) -> None:
     call = Call(name="shared", queries=40, keys=136, causal=False, **SMALL)
     arrays, lengths = call.arrays(4), jnp.asarray([7, 0, 136, 130], jnp.int32)
@@ -147,7 +147,7 @@ def test_merged_into_another_implementation() -> None:
         partial_attention(*arrays.values(), accumulator=short, **options)
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_runs_of_queries_with_lengths_of_their_own() -> None:
     call = Call(name="runs", queries=60, keys=30, causal=False, heads=2, groups=1, head_dim=16)
     arrays, accumulator = call.arrays(), before(call, 2)

@@ -174,7 +174,7 @@ def emulate(monkeypatch, forward=ragged_kernel.Forward, backward=ragged_kernel.B
 OPTIONS = ({}, {"window": 5, "scale": 0.3}, {"causal": False, "lengths": jnp.asarray([35, 0, 20])})
 
 
-@pytest.mark.slow(weeks=2, every="plain")
+@pytest.mark.slow(days=28, group="properties of kernels", every="plain")
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "_".join(o) or "plain")
 def test_within_documents(monkeypatch, options):
     """With nothing else able to give the result."""
@@ -195,7 +195,7 @@ def test_within_documents(monkeypatch, options):
     op_suite.check_poison(case)
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("causal", [True, False])
 def test_partial_attention_with_its_log_sum_exp(monkeypatch, causal):
     """And its gradients where other keys are seen too, so that p sums up to less than 1."""

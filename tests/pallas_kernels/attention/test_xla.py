@@ -1,5 +1,6 @@
 """The blockwise form: the property suite, the log-sum-exp and its gradient, cost."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from pallas_kernels.attention import reference as dense
 from pallas_kernels.attention.masks import Interval
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.attention.cases import CALLS, Call
+from tests.sampled import thinned
 from tests.tolerances import assert_close, relative_error
 
 
@@ -24,29 +26,32 @@ SUITE = ["window_both_sides", "segments_window", "decode_7_alibi"]
 
 
 @pytest.mark.slow(
-    weeks=4, every=("causal", "bidirectional", "segments", "segments_window", "decode_7_alibi", "bf16")
+    days=28,
+    group="properties of kernels",
+    every=("causal", "bidirectional", "segments", "segments_window", "decode_7_alibi", "bf16"),
 )
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_values_and_gradients(call):
     op_suite.check_reference(call.case("xla"))
 
 
-@pytest.mark.slow(weeks=4, every="segments_window-*")
+@pytest.mark.slow(days=28, group="properties of kernels", every="segments_window-*")
 @pytest.mark.parametrize("check", sorted(set(op_suite.CHECKS) - {"reference"}))
 @pytest.mark.parametrize("name", SUITE)
 def test_properties(name, check):
     op_suite.CHECKS[check](_call(name).case("xla"))
 
 
-@pytest.mark.slow(weekly=1)
-@pytest.mark.parametrize("check", sorted(set(op_suite.CHECKS) - {"reference"}))
-@pytest.mark.parametrize("call", CALLS, ids=str)
-@pytest.mark.parametrize("implementation", ["xla", "reference"])
+MATRIX = list(itertools.product(CALLS, sorted(set(op_suite.CHECKS) - {"reference"}), ("xla", "reference")))
+
+
+@pytest.mark.slow(days=28, group="properties of kernels")
+@pytest.mark.parametrize(("call", "check", "implementation"), thinned(MATRIX, 28, tuple), ids=str)
 def test_every_property(call, check, implementation):
     op_suite.CHECKS[check](call.case(implementation))
 
 
-@pytest.mark.slow(weeks=4)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize(
     ("name", "size"), [("causal", 16), ("segments", 88), ("cross", 7), ("decode_7_alibi", 12)]
 )
@@ -64,7 +69,7 @@ def _with_lse(call: Call, attend) -> op_suite.Run:
     return run
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("name", ["causal_odd_gqa", "segments_window", "decode_7_alibi"])
 def test_log_sum_exp_and_its_gradient(name):
     call = _call(name)

@@ -1,5 +1,6 @@
 """blocked_conv: the suite over filter lengths and packings, Toeplitz matrices, reach, errors."""
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.pallas_kernels.short_conv.streams import (
     streams,
     suite,
 )
+from tests.sampled import thinned
 from tests.tolerances import assert_close
 
 
@@ -80,12 +82,19 @@ def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow(weekly=1)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("taps", [1, 2, 17, 127, 128, 129, 255, 300, 512])
-@pytest.mark.parametrize("length", [2, 16, 17, 127, 128, 129, 640, 1031])
-@pytest.mark.parametrize("packing", ["none", "ragged", "grid"])
-def test_full_matrix(length: int, taps: int, causal: bool, packing: str) -> None:
+MATRIX = list(
+    itertools.product(
+        [True, False],  # causal
+        [1, 2, 17, 127, 128, 129, 255, 300, 512],  # taps
+        [2, 16, 17, 127, 128, 129, 640, 1031],  # length
+        ["none", "ragged", "grid"],  # packing
+    )
+)
+
+
+@pytest.mark.slow(days=28, group="properties of kernels")
+@pytest.mark.parametrize(("causal", "taps", "length", "packing"), thinned(MATRIX, 28, tuple))
+def test_pairs_of_the_full_matrix(length: int, taps: int, causal: bool, packing: str) -> None:
     block = block_size(taps, 10**6)
     ids = {"none": None, "ragged": ragged(length), "grid": on_grid(length, block)}[packing]
     alignment = block if packing == "grid" else 1

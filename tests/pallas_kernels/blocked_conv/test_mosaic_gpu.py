@@ -71,13 +71,13 @@ def cases(run: Any) -> list[OpCase]:
     ]
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="one tile")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="one tile")
 @pytest.mark.parametrize("case", cases(partial(blocked_conv_mosaic_gpu, interpret=True)), ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize(
     ("length", "taps", "streams"),
@@ -101,20 +101,20 @@ def test_simulated_packed(
     op_suite.CHECKS[check](case("", length, taps, run, batch=2, streams=streams, ids=documents(length)))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_simulated_documents_keep_to_themselves() -> None:
     run = partial(blocked_conv_mosaic_gpu, interpret=True)
     arrays = case("", 1000, LONGEST, run, batch=2, ids=documents(1000)).arrays
     assert_documents_keep_to_themselves(run, dict(arrays))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_simulated_under_vmap() -> None:
     run = partial(blocked_conv_mosaic_gpu, interpret=True)
     op_suite.check_vmap(case("two rows", TILE, 70, run, batch=2))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few programs wanted, rows follow one another in one; nothing passes from a row to the next."""
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)
@@ -208,7 +208,7 @@ def test_cannot_be_asked_for_on_a_cpu() -> None:
         BlockedConvShape("tiny", 1, 2, TILE, 100),
         pytest.param(
             BlockedConvShape("packed", 1, 2, TILE, 100, documents=60),
-            marks=pytest.mark.slow(weeks=26, group="simulated convolutions"),
+            marks=pytest.mark.slow(days=28, group="simulated convolutions"),
         ),
     ],
     ids=lambda shape: shape.name,

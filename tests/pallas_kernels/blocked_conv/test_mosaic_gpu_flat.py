@@ -50,7 +50,7 @@ def test_streams_are_not_copied(length: int) -> None:
     assert not copies(traced(length), 64 * length)
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="the last chunk of all is cut")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="the last chunk of all is cut")
 @pytest.mark.parametrize(
     ("length", "batch", "streams"),
     [
@@ -67,7 +67,7 @@ def test_simulated(length: int, batch: int, streams: tuple[str, ...]) -> None:
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("length", [1000, TILE + 1])
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
 def test_simulated_rows_of_one_program(
@@ -87,14 +87,14 @@ def test_simulated_rows_of_one_program(
     op_suite.check_reference(case("", length, LONGEST, simulated, batch=3, streams=streams))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="1000")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="1000")
 @pytest.mark.parametrize("length", [1000, TILE + 1, 2 * TILE - 1])
 def test_a_row_knows_nothing_of_its_neighbours_in_memory(length: int) -> None:
     arrays = case("", length, LONGEST, simulated, batch=2).arrays
     assert_row_keeps_to_itself(simulated, dict(arrays), (1, 0))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_simulated_under_vmap() -> None:
     op_suite.check_vmap(case("", 1000, 70, simulated, batch=2))
 

@@ -242,7 +242,7 @@ def long_arrays(
     return streams | {"beta": beta, "log_gate": -jnp.exp(gates)}
 
 
-@pytest.mark.slow(weeks=4, group="long rows of states")
+@pytest.mark.slow(days=28, group="memories and states")
 def test_over_65_539_steps_in_bf16() -> None:
     """Values and gradients against other chunks in fp32, and the last steps against one step after another."""
     arrays = long_arrays(65_539)
@@ -253,12 +253,12 @@ def test_over_65_539_steps_in_bf16() -> None:
     assert relative_rms(o[:, -100:], expected[:, -100:]) <= 0.005
 
 
-@pytest.mark.slow(weeks=4, group="long rows of states")
+@pytest.mark.slow(days=28, group="memories and states")
 def test_over_4_096_steps_in_fp32() -> None:
     check_as_the_loop(partial(call, "xla", 32), partial(call, "reference", 32), long_arrays(4096))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 def test_values_and_gradients_are_finite_over_a_million_steps() -> None:
     """From hardly any decay to one that leaves e^-20, with beta up to 2 and keys of length 1."""
     check_finite(partial(call, "xla", 64), long_arrays(1 << 20, width=2, decay=(-14, 3), most=2.0))
@@ -332,7 +332,7 @@ def test_shapes_of_real_models_are_accepted(shape: DeltaRuleShape) -> None:
     assert (o.shape, o.dtype) == (arrays["v"].shape, jnp.bfloat16)
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     shape = DeltaRuleShape("tiny", 1, 16, 1, 1, 2, 2)
     assert set(check(bench.plan(shape, chunk_size=4), jax.random.key(0))) == {"plain", "xla"}

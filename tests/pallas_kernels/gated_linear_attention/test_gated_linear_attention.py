@@ -90,13 +90,13 @@ PAIRS = [
 ]
 
 
-@pytest.mark.slow(weeks=4, every=("*-reference", "*-shard_map", "*-poison"))
+@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "*-shard_map", "*-poison"))
 @pytest.mark.parametrize(("case", "check"), PAIRS, ids=lambda x: str(x).replace(", ", "-"))
 def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
 def test_strong_decay_is_exact_beside_weak_decay(gate: str, strong: float) -> None:
@@ -224,7 +224,7 @@ def long_arrays(
     return arrays | {gate: -jnp.exp(jnp.asarray(gates, jnp.float32))}
 
 
-@pytest.mark.slow(weeks=4, group="long rows of states")
+@pytest.mark.slow(days=28, group="memories and states")
 @pytest.mark.parametrize("gate", GATES)
 def test_over_131_075_steps_in_bf16(gate: str) -> None:
     """Values and gradients against other chunks in fp32, and the last steps against one step after another."""
@@ -236,14 +236,14 @@ def test_over_131_075_steps_in_bf16(gate: str) -> None:
     assert relative_rms(o[:, -100:], expected[:, -100:]) <= 0.005
 
 
-@pytest.mark.slow(weeks=4, group="long rows of states")
+@pytest.mark.slow(days=28, group="memories and states")
 @pytest.mark.parametrize("gate", GATES)
 def test_over_4_096_steps_in_fp32(gate: str) -> None:
     arrays = long_arrays(gate, 4096)
     check_as_the_loop(partial(call, "xla", 32), partial(call, "reference", 32), arrays)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 @pytest.mark.parametrize("gate", GATES)
 def test_values_and_gradients_are_finite_over_a_million_steps(gate: str) -> None:
     """From hardly any decay to one that leaves e^-20, in chunks of 64."""
@@ -311,13 +311,13 @@ def test_shapes_of_real_models_are_accepted(shape: LinearAttentionShape) -> None
     assert (o.shape, o.dtype) == (arrays["v"].shape, jnp.bfloat16)
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     shape = LinearAttentionShape("tiny", 1, 16, 1, 1, 2, 2, "head")
     assert set(check(bench.plan(shape, chunk_size=4), jax.random.key(0))) == {"plain", "xla"}
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_benchmark_of_one_step_passes_its_gate() -> None:
     plan = bench.plan(LinearAttentionShape("tiny", 2, 1, 2, 1, 2, 4, "key"))
     assert set(check(plan, jax.random.key(0))) == {"xla", "reference"}

@@ -65,7 +65,12 @@ CASES = {gate: case(gate, partial(adapter), heads(LENGTH)) for gate in (*KINDS, 
 
 
 @pytest.mark.parametrize(
-    "check", ["reference", "poison", pytest.param("shard_map", marks=pytest.mark.slow(weeks=2))]
+    "check",
+    [
+        "reference",
+        "poison",
+        pytest.param("shard_map", marks=pytest.mark.slow(days=28, group="properties of kernels")),
+    ],
 )
 @pytest.mark.parametrize("gate", KINDS)
 def test_documents_holes_and_padding(gate: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +94,7 @@ def test_its_plain_implementation_on_a_mesh(gate: str, monkeypatch: pytest.Monke
         op_suite.CHECKS["reference"](over_devices(CASES[gate], 2))
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("gate", KINDS)
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
 def test_strong_decay(gate: str, strong: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +186,10 @@ CUT = [
 
 @pytest.mark.parametrize(
     ("gate", "heads", "key_heads", "keys", "values", "given"),
-    [pytest.param(*cut, marks=pytest.mark.slow(weeks=2) if i % 2 else ()) for i, cut in enumerate(CUT)],
+    [
+        pytest.param(*cut, marks=pytest.mark.slow(days=28, group="properties of kernels") if i % 2 else ())
+        for i, cut in enumerate(CUT)
+    ],
 )
 def test_heads_are_cut_filled_up_and_repeated(
     gate: str,

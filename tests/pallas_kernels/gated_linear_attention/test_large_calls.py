@@ -79,7 +79,7 @@ def check_last_row(of: Any, run: Any, arrays: dict[str, Array]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 @pytest.mark.parametrize("of", [outputs, gradients], ids=["outputs", "gradients"])
 @pytest.mark.parametrize("large", LARGE, ids=str)
 def test_more_elements_than_an_integer_counts(large: Any, of: Any) -> None:
@@ -91,7 +91,7 @@ def test_more_elements_than_an_integer_counts(large: Any, of: Any) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 @pytest.mark.parametrize("keys", [64, 256])
 @pytest.mark.parametrize("gate", GATES)
 def test_more_rows_than_a_grid_has_heads(gate: str, keys: int) -> None:
@@ -101,7 +101,7 @@ def test_more_rows_than_a_grid_has_heads(gate: str, keys: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 @pytest.mark.parametrize("gate", GATES)
 def test_rows_of_as_many_chunks_as_a_grid_has(gate: str) -> None:
     """The last chunks are what they are by themselves, as their first step forgets all before it."""

@@ -118,26 +118,26 @@ def named(call: Any) -> str:
     return "_".join(map(str, call))
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 @pytest.mark.parametrize("call", SMALL, ids=named)
 def test_simulated(call: Any, simulation: Any) -> None:
     """Values and gradients."""
     check_reference(case(partial(gated_linear_attention_mosaic_gpu, interpret=simulation), *call))
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 @pytest.mark.parametrize("call", OTHERS, ids=named)
 def test_simulated_with_other_tiles(call: Any, simulation: Any) -> None:
     check_reference(case(partial(gated_linear_attention_mosaic_gpu, interpret=simulation), *call))
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 @pytest.mark.parametrize("call", [*WIDE, *NARROW], ids=named)
 def test_simulated_with_other_widths(call: Any, simulation: Any) -> None:
     check_reference(case(partial(gated_linear_attention_mosaic_gpu, interpret=simulation), *call))
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated_gradient_of_a_gate_in_bfloat16_over_wide_keys(simulation: Any) -> None:
     """It is a sum over value channels, which cancel: rounded to bfloat16 one by one they were .008 off."""
     call = case(

@@ -1,7 +1,7 @@
 """Rows cut into stretches: the suite by XLA, one simulated call of the Hopper kernels, and how many there are."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -43,7 +43,9 @@ def by_xla(count: int, arrays: dict[str, Any]) -> Any:
     )
 
 
+@cache
 def case(gate: str | None, count: int) -> OpCase:
+    """Return one case for all tests, which share its programs."""
     whole = test_gated_linear_attention.case(gate, LENGTH)
     return replace(whole, name=f"{gate}-{count}", run=partial(by_xla, count))
 
@@ -56,7 +58,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.slow(weeks=3, every=("*-reference", "*-poison"))
+@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "*-poison"))
 @pytest.mark.parametrize(("case", "check"), PAIRS, ids=str)
 def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
@@ -104,7 +106,7 @@ def test_strong_decay_is_exact_beside_weak_decay(strong: float) -> None:
             assert_close(got, want, n=given.grad_terms)
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated(simulation: Any) -> None:
     run = partial(gated_linear_attention_mosaic_gpu, interpret=simulation)
     test_mosaic_gpu.check_reference(
@@ -209,13 +211,14 @@ def test_arrays_that_differ_over_an_axis_that_others_do_not(name: str) -> None:
     """Inside `shard_map`: one array has rows of the device, the others are the same on all."""
     given = case("log_value_gate", 5)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    own = jnp.concatenate([given.arrays[name], given.arrays[name][::-1]])
+    halves = np.asarray(given.arrays[name]), np.asarray(given.arrays[name])[::-1]
+    own = np.concatenate(halves)
     rest = {n: x for n, x in given.arrays.items() if n != name}
     specs = (P("data"), jax.tree.map(lambda _: P(), rest))
 
+    @jax.jit
     def run(own: Any, rest: Any) -> Any:
         return given.run(rest | {name: own})[0]
 
     found = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P("data")))(own, rest)
-    expected = [run(z, rest) for z in jnp.split(own, 2)]
-    assert_close(found, jnp.concatenate(expected), n=given.terms)
+    assert_close(found, np.concatenate([run(half, rest) for half in halves]), n=given.terms)

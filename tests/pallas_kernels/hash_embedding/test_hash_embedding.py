@@ -108,7 +108,7 @@ def _case(dtype: Any) -> op_suite.OpCase:
 CASES = [_case(dtype) for dtype in (jnp.float32, jnp.bfloat16)]
 
 
-@pytest.mark.slow(weeks=4, every=("*-reference", "*-shard_map"))
+@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "*-shard_map"))
 @pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_properties(case: op_suite.OpCase, check: str) -> None:
@@ -159,7 +159,7 @@ def test_shapes_of_real_models_are_accepted(shape: HashShape) -> None:
     assert explain(table, rows).startswith("hash_embedding: xla on ")
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     errors = check(bench.plan(HashShape("tiny", 2, 64, 4, 11, (3, 4))), jax.random.key(0))
     assert set(errors) == {"plain", "xla"}

@@ -53,7 +53,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow(weeks=4, every=("*-reference", "*-shard_map"))
+@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "*-shard_map"))
 @pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_properties(case: op_suite.OpCase, check: str) -> None:
@@ -150,7 +150,7 @@ def test_shapes_of_real_models_are_accepted(shape: LinearScanShape) -> None:
     assert (found.shape, found.dtype) == (x.shape, jnp.float32)
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     errors = check(bench.plan(LinearScanShape("tiny", 2, 20, 4), interpret=True), jax.random.key(0))
     assert set(errors) == {"xla", "mosaic_gpu"}

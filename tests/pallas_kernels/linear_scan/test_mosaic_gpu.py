@@ -65,7 +65,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow(weeks=4, every="two tiles*")
+@pytest.mark.slow(days=28, group="properties of kernels", every="two tiles*")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)

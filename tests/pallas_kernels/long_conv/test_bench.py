@@ -14,7 +14,7 @@ from tests.pallas_kernels.short_conv.streams import CHANNELS, normal, streams
 from tests.tolerances import assert_close
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 @pytest.mark.parametrize("documents", [1, 3])
 def test_every_version_passes_the_gate(documents: int) -> None:
     shape = LongConvShape("tiny", 2, 8, 300, 300, documents=documents)

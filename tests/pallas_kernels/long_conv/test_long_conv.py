@@ -1,5 +1,6 @@
 """long_conv: the suite over lengths and packings, transform lengths, reach, causality, errors."""
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.pallas_kernels.short_conv.streams import (
     streams,
     suite,
 )
+from tests.sampled import thinned
 from tests.tolerances import assert_close
 
 
@@ -81,12 +83,19 @@ def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow(weekly=1)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("taps", [1, 2, 130, 700, 5000])
-@pytest.mark.parametrize("length", [2, 15, 16, 17, 255, 256, 257, 1543])
-@pytest.mark.parametrize("grid", [None, 1, 3, 16, 96, 256, 270])
-def test_full_matrix(length: int, taps: int, causal: bool, grid: int | None) -> None:
+MATRIX = list(
+    itertools.product(
+        [True, False],  # causal
+        [1, 2, 130, 700, 5000],  # taps
+        [2, 15, 16, 17, 255, 256, 257, 1543],  # length
+        [None, 1, 3, 16, 96, 256, 270],  # grid
+    )
+)
+
+
+@pytest.mark.slow(days=28, group="properties of kernels")
+@pytest.mark.parametrize(("causal", "taps", "length", "grid"), thinned(MATRIX, 28, tuple))
+def test_pairs_of_the_full_matrix(length: int, taps: int, causal: bool, grid: int | None) -> None:
     ids = None if grid is None else ragged(length) if grid == 1 else on_grid(length, grid)
     op_suite.CHECKS["reference"](case("", length, taps, causal=causal, ids=ids, alignment=grid or 1))
 

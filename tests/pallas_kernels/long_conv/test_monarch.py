@@ -55,7 +55,7 @@ def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow(weekly=1)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize(
     ("case", "check"), suite(MORE, thorough="on a grid of 144", poisoned="on a grid of 144")
 )
@@ -101,7 +101,7 @@ def errors(length: int, taps: int, causal: bool, size: float) -> dict[str, tuple
     return {name: (error(ours[name], name), error(rounded[name], name)) for name in truth}
 
 
-@pytest.mark.slow(weeks=8)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize(
     ("length", "taps", "causal", "size"),
     [

@@ -86,7 +86,7 @@ def assert_near_rounding(run: Any, arrays: dict[str, Any], causal: bool) -> None
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="four rows in a tile")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="four rows in a tile")
 @pytest.mark.parametrize(
     ("shape", "taps", "causal", "gates", "size"),
     [
@@ -110,7 +110,7 @@ def test_simulated(
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize(
     ("shape", "taps", "causal", "size"),
     [
@@ -126,7 +126,7 @@ def test_simulated_in_halves(shape: tuple[int, int, int], taps: int, causal: boo
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize(
     ("shape", "gates"),
     [
@@ -206,7 +206,7 @@ def cases(run: Any) -> list[OpCase]:
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("case", cases(simulated)[:3], ids=str)
 def test_simulated_values_and_gradients(case: OpCase) -> None:
     op_suite.check_reference(case)
@@ -226,7 +226,11 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-BY_XLA = pytest.param(partial(long_conv, implementation="xla"), id="xla", marks=pytest.mark.slow(weeks=8))
+BY_XLA = pytest.param(
+    partial(long_conv, implementation="xla"),
+    id="xla",
+    marks=pytest.mark.slow(days=28, group="properties of kernels"),
+)
 """On virtual devices of a CPU."""
 
 IN_SHARD_MAP = [BY_XLA, pytest.param(named, id="vjp", marks=pytest.mark.gpu(count=2))]
@@ -291,7 +295,7 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     assert explain(x, filter, device=HOPPER).startswith(f"long_conv: {first} on ")
 
 
-@pytest.mark.slow(weekly=3)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("length", [4096, 12_289, 40_000])
 @pytest.mark.parametrize("name", ["mosaic_gpu_vjp", "mosaic_gpu_half"])
 def test_backward_keeps_inputs_alone(name: Any, length: int) -> None:

@@ -41,7 +41,7 @@ def by_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize(
     ("shape", "taps", "causal", "gates", "size"),
     [
@@ -59,14 +59,14 @@ def test_simulated(
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_simulated_in_halves() -> None:
     arrays = drawn((2, 2, 9000), 9000, causal=False, gates=BOTH, size=1e4)
     assert_near_rounding(partial(simulated, dtype=jnp.float16), arrays, False)
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("batch", [1, 3])
 def test_simulated_channels_of_one_program(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With few programs wanted, channels follow one another in each warpgroup, an odd number of them."""
@@ -75,7 +75,7 @@ def test_simulated_channels_of_one_program(batch: int, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_a_row_of_zeros_bounds_no_sum() -> None:
     """The taps' gradient is scaled by the rows that there are."""
     arrays = drawn((2, 1, 5000), 5000, causal=True, gates=BOTH, size=1e-4)
@@ -83,7 +83,7 @@ def test_a_row_of_zeros_bounds_no_sum() -> None:
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_groups_of_channels_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = drawn((1, 4, 5000), 300, causal=True, gates=BOTH) | {"dy": normal(5, (1, 4, 5000), bf16)}
     whole = outputs(simulated, arrays, True)
@@ -94,7 +94,7 @@ def test_groups_of_channels_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("size", [1e-30, 1e15])
 def test_rows_of_any_size_stay_in_range(size: float) -> None:
     """Each row has a scale of its own, and a constant row puts all of it into one number."""
@@ -153,7 +153,7 @@ def cases(run: Any) -> list[OpCase]:
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="two classes, both ways")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="two classes, both ways")
 @pytest.mark.parametrize("case", cases(simulated), ids=str)
 def test_simulated_values_and_gradients(case: OpCase) -> None:
     op_suite.check_reference(case)

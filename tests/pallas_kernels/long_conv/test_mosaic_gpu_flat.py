@@ -134,7 +134,7 @@ CASES = [
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="two classes")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="two classes")
 @pytest.mark.parametrize(("shape", "taps", "causal", "gates", "size"), CASES)
 def test_simulated(
     shape: tuple[int, int, int], taps: int, causal: bool, gates: tuple[str, ...], size: float
@@ -143,7 +143,7 @@ def test_simulated(
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -177,7 +177,7 @@ def assert_rows_keep_to_themselves(run: Any, shape: tuple[int, int, int]) -> Non
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("length", [1023, 4095, 8191])
 def test_simulated_rows_keep_to_themselves(length: int) -> None:
     assert_rows_keep_to_themselves(simulated, (2, 3, length))

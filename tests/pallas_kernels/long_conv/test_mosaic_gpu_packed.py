@@ -124,7 +124,7 @@ def assert_the_same_bits_twice(case: OpCase) -> None:
 
 
 @pytest.mark.usefixtures("no_races", "no_remat")
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="holes in one document-reference")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="holes in one document-reference")
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize("case", cases(simulated), ids=str)
 def test_simulated(case: OpCase, check: str) -> None:
@@ -132,20 +132,20 @@ def test_simulated(case: OpCase, check: str) -> None:
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_simulated_documents_are_computed_as_if_apart() -> None:
     assert_packed_is_apart(in_bf16(simulated), of_many_sizes(1100), n=1100)
 
 
 @pytest.mark.usefixtures("no_races", "no_remat")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_simulated_gradients_are_those_of_documents_apart() -> None:
     """Cotangents are small where inputs are large."""
     assert_gradients_are_apart(in_bf16(simulated), of_many_sizes(600), n=1200, dy_size=1 / sizes(ragged(600)))
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_simulated_blocks_of_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tiles of 64 blocks follow one another, the last nearly empty."""
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)

@@ -1,5 +1,6 @@
 """modal_conv: the suite over lengths, packings and states; equality with its filter; streaming; errors."""
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.pallas_kernels.short_conv.streams import (
     streams,
     suite,
 )
+from tests.sampled import thinned
 from tests.tolerances import assert_close
 
 MODES = 4
@@ -90,12 +92,19 @@ def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow(weekly=1)
-@pytest.mark.parametrize("chunk_size", [16, 128])
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 100, 127, 128, 129, 1031])
-@pytest.mark.parametrize("packing", ["none", "ragged", "grid"])
-@pytest.mark.parametrize("state", [False, True])
-def test_full_matrix(length: int, packing: str, state: bool, chunk_size: int) -> None:
+MATRIX = list(
+    itertools.product(
+        [16, 128],  # chunk_size
+        [1, 2, 15, 16, 17, 100, 127, 128, 129, 1031],  # length
+        ["none", "ragged", "grid"],  # packing
+        [False, True],  # state
+    )
+)
+
+
+@pytest.mark.slow(days=28, group="properties of kernels")
+@pytest.mark.parametrize(("chunk_size", "length", "packing", "state"), thinned(MATRIX, 28, tuple))
+def test_pairs_of_the_full_matrix(length: int, packing: str, state: bool, chunk_size: int) -> None:
     packed = {"none": None, "ragged": ragged(max(length, 2))[:, :length], "grid": on_grid(length, chunk_size)}
     alignment = chunk_size if packing == "grid" else 1
     op_suite.CHECKS["reference"](

@@ -93,13 +93,13 @@ def cases(run: Any) -> list[OpCase]:
     ]
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("case", cases(partial(modal_conv_mosaic_gpu, interpret=True)), ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize(
     "case",
     [
@@ -132,7 +132,7 @@ def test_simulated_at_any_length(case: OpCase) -> None:
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="fills its tiles, against time")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="fills its tiles, against time")
 @pytest.mark.parametrize(
     ("length", "reverse"),
     [
@@ -167,7 +167,7 @@ def test_simulated_rows_masked_in_registers(
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize(
     ("length", "streams", "state"),
@@ -186,7 +186,7 @@ def test_simulated_packed(
     op_suite.CHECKS[check](case("", length, 3, run, batch=2, streams=streams, state=state, ids=ids))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
 def test_simulated_documents_keep_to_themselves(streams: tuple[str, ...]) -> None:
     run = partial(modal_conv_mosaic_gpu, interpret=True)
@@ -206,7 +206,7 @@ def shared_cases(run: Any) -> list[OpCase]:
     ]
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions", every="two rows in a tile")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="two rows in a tile")
 @pytest.mark.parametrize("case", shared_cases(partial(modal_conv_mosaic_gpu, interpret=True)), ids=str)
 def test_simulated_shared_tiles(case: OpCase, no_races: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program takes all rows of a channel, watched for races."""
@@ -217,20 +217,20 @@ def test_simulated_shared_tiles(case: OpCase, no_races: None, monkeypatch: pytes
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("length", [SHORTEST + 77, 2 * TILE - 1, SHORTEST])
 def test_a_row_knows_nothing_of_its_neighbours_in_memory(length: int) -> None:
     run = partial(modal_conv_mosaic_gpu, interpret=True)
     assert_row_keeps_to_itself(run, dict(case("", length, 2, run, batch=2).arrays), (1, 0))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_simulated_under_vmap() -> None:
     run = partial(modal_conv_mosaic_gpu, interpret=True)
     op_suite.check_vmap(case("two rows", TILE, 3, run, batch=2))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """With few programs wanted, rows follow one another in one; each row starts from its own state."""
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)
@@ -238,7 +238,7 @@ def test_a_stream_of_rows_in_one_program(monkeypatch: pytest.MonkeyPatch) -> Non
     op_suite.check_reference(case("three rows of full tiles", TILE, 4, run, batch=3, state=True))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_an_impulse_arrives_after_many_tiles_with_its_weight() -> None:
     """A mode of 32768 steps is carried from tile to tile in fp32: numbers of 8 bits would be off.
 
@@ -294,7 +294,7 @@ def check_norms(case: OpCase) -> None:
             assert np.all(off <= limit * (size + square**0.5)), f"{name}, norms over {axes}"
 
 
-@pytest.mark.slow(weeks=8)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("at", [None, (3, 1, 1000), (slice(None), 0, 4)], ids=str)
 def test_norms_tell_one_wrong_element_or_step(at: Any) -> None:
     def run(**arrays: Any) -> Any:
@@ -437,11 +437,11 @@ def test_cannot_be_asked_for_on_a_cpu() -> None:
     [
         pytest.param(
             ModalConvShape("tiny", 1, CHANNELS, 2 * TILE, 16),
-            marks=pytest.mark.slow(weeks=6, group="gates of benchmarks"),
+            marks=pytest.mark.slow(days=28, group="pages and gates of benchmarks"),
         ),
         pytest.param(
             ModalConvShape("packed", 1, CHANNELS, TILE, 16, documents=60),
-            marks=pytest.mark.slow(weeks=26, group="simulated convolutions"),
+            marks=pytest.mark.slow(days=28, group="simulated convolutions"),
         ),
     ],
     ids=lambda shape: shape.name,

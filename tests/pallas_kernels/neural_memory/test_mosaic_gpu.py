@@ -56,13 +56,13 @@ def case(run: Any, shape: NeuralMemoryShape, ids: Any = None) -> OpCase:
     )
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated(simulation: Any) -> None:
     """Values; three chunks, of which the last is cut short."""
     _check_values(case(partial(neural_memory_mosaic_gpu, interpret=simulation), SMALL))
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated_where_documents_start_anywhere(simulation: Any) -> None:
     run = partial(neural_memory_mosaic_gpu, interpret=simulation)
     _check_values(case(run, SMALL, packed(SMALL.length)[:1]))
@@ -96,7 +96,7 @@ def _reads(run: Any, length: int, width: int, hidden: int) -> OpCase:
     )
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels", every="64-128-256-values")
+@pytest.mark.slow(days=28, group="simulated kernels", every="64-128-256-values")
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(("length", "width", "hidden"), [(64, 128, 256), (300, 256, 128)])
 def test_simulated_reads(length: int, width: int, hidden: int, check: str, simulation: Any) -> None:
@@ -124,7 +124,7 @@ def _writes(run: Any, length: int, width: int, hidden: int) -> OpCase:
     )
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels", every="64-128-256-values")
+@pytest.mark.slow(days=28, group="simulated kernels", every="64-128-256-values")
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(("length", "width", "hidden"), [(64, 128, 256), (150, 256, 128)])
 def test_simulated_writes(length: int, width: int, hidden: int, check: str, simulation: Any) -> None:

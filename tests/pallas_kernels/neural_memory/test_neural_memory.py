@@ -101,7 +101,7 @@ def on_grid() -> Any:
 
 
 ANYWHERE = case("documents anywhere, in groups of windows", arrays(), packed(LENGTH), chunk_size=2)
-TURNS = pytest.mark.slow(weekly=1, group="calls of neural_memory")
+TURNS = pytest.mark.slow(days=28, group="memories and states")
 PAIRS = [
     *((ANYWHERE, check) for check in ("reference", "poison", "shard_map")),
     *(pytest.param(ANYWHERE, check, marks=TURNS) for check in ("vmap", "remat")),
@@ -278,7 +278,7 @@ def test_no_gates_make_a_memory_grow_without_end(depth: int) -> None:
     assert np.max(trace.weights) > 0.9 * most  # the bound is met
 
 
-@pytest.mark.slow
+@pytest.mark.slow(days=28, group="long")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_values_and_outer_gradients_are_finite_over_a_million_tokens(depth: int) -> None:
     """In chunks of 2,048, with a gradient from the last tokens to the first ones."""
@@ -403,7 +403,7 @@ def test_shapes_of_real_models_are_accepted(shape: NeuralMemoryShape) -> None:
     assert explain(*given[:6], given[6:], chunk_size=shape.chunk).startswith("neural_memory: xla on ")
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     shape = NeuralMemoryShape("tiny", 1, 16, 1, 4, 8, 4)
     assert set(check(bench.plan(shape), jax.random.key(0))) == {"plain", "xla"}

@@ -29,21 +29,21 @@ MORE = (
 )
 
 
-@pytest.mark.slow(weeks=2, every=("*-reference", "*-shard_map", "*-poison"))
+@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "*-shard_map", "*-poison"))
 @pytest.mark.parametrize("check", op_suite.CHECKS)
 @pytest.mark.parametrize("case", MAIN, ids=str)
 def test_properties(case, check):
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_values_and_gradients(case):
     op_suite.check_reference(case)
     op_suite.check_poison(case)
 
 
-@pytest.mark.slow(weekly=1)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("check", op_suite.CHECKS)
 @pytest.mark.parametrize("case", MORE, ids=str)
 def test_every_property(case, check):
@@ -85,7 +85,7 @@ def test_what_sees_nothing_is_zero_with_zero_gradient(implementation):
     assert not any(np.asarray(x).any() for x in (out, *grads.values()))
 
 
-@pytest.mark.slow(weeks=4)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("longest", [1, 8, 9, 64, 65, 700])
 @pytest.mark.parametrize(("combine", "empty"), [(jnp.add, 0.0), (jnp.maximum, -1e30)])
 def test_runs_of_any_length(longest, combine, empty):
@@ -128,7 +128,7 @@ def test_large_scores_stay_finite():
     assert all(np.isfinite(x).all() for x in (out, *grads.values()))
 
 
-@pytest.mark.slow(weeks=2)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("direction", ["pool", "lookup"])
 def test_memory_is_linear_in_length(direction):
     """Neither pass holds a byte-by-patch array: four times the bytes of a block take four times the memory."""

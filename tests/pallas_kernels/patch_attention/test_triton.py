@@ -45,14 +45,14 @@ ON_A_GPU = (
 )
 
 
-@pytest.mark.slow(weeks=10, group="interpreted patch_attention")
+@pytest.mark.slow(days=28, group="interpreted patch_attention")
 @pytest.mark.parametrize("case", INTERPRETED, ids=str)
 def test_interpreted(case: OpCase) -> None:
     op_suite.check_reference(case)
     op_suite.check_poison(case)
 
 
-@pytest.mark.slow(weeks=10, group="interpreted patch_attention")
+@pytest.mark.slow(days=28, group="interpreted patch_attention")
 @pytest.mark.parametrize("case", [INTERPRETED[0], INTERPRETED[3]], ids=str)
 def test_interpreted_under_vmap(case: OpCase) -> None:
     op_suite.check_vmap(case)
@@ -102,7 +102,7 @@ def test_cannot_be_asked_for_on_a_cpu() -> None:
     assert triton_why.why_not(HOPPER) is None
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 @pytest.mark.parametrize("direction", ["pool", "lookup"])
 def test_the_benchmark_passes_its_gate(direction: Any) -> None:
     shape = PatchShape("tiny", 1, 2, 96, 24, 2, 64, 3)

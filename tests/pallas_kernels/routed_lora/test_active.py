@@ -48,7 +48,7 @@ CASE = op_suite.OpCase(
 )
 
 
-@pytest.mark.slow(weeks=4, every="reference")
+@pytest.mark.slow(days=28, group="properties of kernels", every="reference")
 @pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
 def test_properties(check: str) -> None:
     op_suite.CHECKS[check](CASE)

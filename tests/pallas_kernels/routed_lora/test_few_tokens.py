@@ -65,7 +65,7 @@ def without(name: str, given: dict[str, Any]) -> tuple[Any, Any]:
     return _call(still), matrices(given)[0]
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize(
     "most",
     [{}, {"MERGED": 0}, {"COPIED": 0}],
@@ -82,7 +82,7 @@ def test_all_ways_are_the_reference(
     op_suite.check_reference(_case("bfloat16", given, channels_first=channels_first))
 
 
-@pytest.mark.slow(weeks=3)
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("most", [xla.COPIED, 0], ids=["small", "large"])
 @pytest.mark.parametrize(("site", "count"), [(1, 1), (1, 0), (2, 1)], ids=["narrow", "static", "wide"])
 @pytest.mark.parametrize("channels_first", [False, True], ids=["rows", "channels first"])

@@ -184,7 +184,7 @@ LARGE = (
 )
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels", every=("three_sites", "channels_first"))
+@pytest.mark.slow(days=28, group="simulated kernels", every=("three_sites", "channels_first"))
 @pytest.mark.parametrize("call", SMALL, ids=str)
 def test_simulated(call: Call, simulation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and gradients; each of two clusters has several tiles."""
@@ -193,12 +193,12 @@ def test_simulated(call: Call, simulation: Any, monkeypatch: pytest.MonkeyPatch)
     op_suite.check_reference(call.case(partial(routed_lora_mosaic_gpu, interpret=simulation)))
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated_with_a_cluster_a_tile(simulation: Any) -> None:
     op_suite.check_reference(THREE.case(partial(routed_lora_mosaic_gpu, interpret=simulation)))
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 @pytest.mark.parametrize(
     "call", [call for call in SMALL if call.name in ("by_chunk", "channels_first")], ids=str
 )
@@ -210,7 +210,7 @@ ROWS = Call(name="rows", length=260, inputs=64, sites=((64, 192),), chunk=260, b
 """Tiles of either row, and one of both."""
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated_under_vmap_with_blocks_that_are_not_active(simulation: Any) -> None:
     """Values alone, for speed."""
     x = ROWS.arrays()
@@ -220,7 +220,7 @@ def test_simulated_under_vmap_with_blocks_that_are_not_active(simulation: Any) -
     assert_close(found[0], expected[0], jnp.bfloat16, n=ROWS.inputs + 192)
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_simulated_skips(simulation: Any) -> None:
     _check_skips(ROWS, partial(routed_lora_mosaic_gpu, interpret=simulation))
 

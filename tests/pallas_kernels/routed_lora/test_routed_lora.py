@@ -70,7 +70,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow(weeks=4, every=("*-reference", "*-shard_map"))
+@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "*-shard_map"))
 @pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_properties(case: op_suite.OpCase, check: str) -> None:
@@ -231,14 +231,14 @@ def test_shapes_of_real_models_are_accepted(shape: RoutedLoraShape) -> None:
     assert explain(x, w, v, u, code, chunk=shape.chunk).startswith("routed_lora: xla on ")
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_benchmark_passes_its_gate() -> None:
     plan = bench.plan(RoutedLoraShape("tiny", 2, 8, 16, 12, 2, 4, 4, 2))
     assert set(check(plan, jax.random.key(0))) == {"plain", "xla"}
     assert [case.name for case in plan.bare] == ["matmul", "joined"]
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_benchmark_with_channels_first_passes_its_gate() -> None:
     plan = bench.plan(RoutedLoraShape("tiny", 2, 8, 16, 12, 2, 4, 4, 2, channels_first=True))
     assert set(check(plan, jax.random.key(0))) == {"plain", "xla", "transposed"}
@@ -248,7 +248,7 @@ def test_the_benchmark_with_channels_first_passes_its_gate() -> None:
 ROWS = RoutedLoraShape("tiny", 3, 256, 16, 12, 1, 8, 256, 4, 1)
 
 
-@pytest.mark.slow(weeks=13, group="simulated kernels")
+@pytest.mark.slow(days=28, group="simulated kernels")
 def test_the_benchmark_of_zeros_passes_its_gate() -> None:
     assert set(check(bench.plan(ROWS), jax.random.key(0))) == {"plain", "xla", "dense"}
 

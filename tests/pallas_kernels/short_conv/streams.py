@@ -83,10 +83,10 @@ def suite(cases: list[OpCase], *, thorough: str, poisoned: str) -> list[Any]:
     wanted = [(case, "reference") for case in cases]
     wanted += [(case, "poison") for case in cases if case.name == poisoned]
     wanted += [(case, check) for case in cases if case.name == thorough for check in rest]
-    weekly = {(thorough, "reference"), (thorough, "shard_map"), (poisoned, "poison")}
-    turns = pytest.mark.slow(weeks=4)
+    daily = {(thorough, "reference"), (thorough, "shard_map"), (poisoned, "poison")}
+    turns = pytest.mark.slow(days=28, group="properties of kernels")
     return [
-        pytest.param(case, check, id=f"{case}-{check}", marks=() if (case.name, check) in weekly else turns)
+        pytest.param(case, check, id=f"{case}-{check}", marks=() if (case.name, check) in daily else turns)
         for case, check in wanted
     ]
 

@@ -53,18 +53,18 @@ def cases(run: Any) -> list[OpCase]:
     ]
 
 
-@pytest.mark.slow(weeks=3, every="one tile")
+@pytest.mark.slow(days=28, group="properties of kernels", every="one tile")
 @pytest.mark.parametrize("case", cases(SIMULATED), ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_simulated_under_vmap() -> None:
     op_suite.check_vmap(case("two rows", STEPS, 3, SIMULATED, batch=2))
 
 
-@pytest.mark.slow(weeks=26, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 def test_rows_of_one_program_do_not_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)
     op_suite.check_reference(case("three rows of full tiles", STEPS, 4, SIMULATED, batch=3))
@@ -113,7 +113,7 @@ def test_takes_the_shapes_of_real_models(shape: Any) -> None:
     assert why_not(HOPPER, x, taps, pre_gate=x, post_gate=x) is None
 
 
-@pytest.mark.slow(weeks=6, group="gates of benchmarks")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("documents", [1, 3])
 def test_the_benchmark_passes_its_gate(gated: bool, documents: int) -> None:

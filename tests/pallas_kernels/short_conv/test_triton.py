@@ -120,7 +120,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     del sys.modules[name]
 
 
-@pytest.mark.slow(weeks=3, every="packed, history")
+@pytest.mark.slow(days=28, group="properties of kernels", every="packed, history")
 @needs_triton
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("case", cases(short_conv_triton), ids=str)
@@ -128,7 +128,7 @@ def test_interpreted(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(weeks=3, every="poison")
+@pytest.mark.slow(days=28, group="properties of kernels", every="poison")
 @needs_triton
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"reference"}))

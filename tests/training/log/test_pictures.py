@@ -24,7 +24,7 @@ def entropy_run(tmp_path_factory):
     return str(run_dir)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs", turn="a picture")
+@pytest.mark.slow(days=28, group="whole runs", turn="a picture")
 def test_the_event_file_holds_one_picture(entropy_run, tmp_path):
     recipe = patched_recipe(entropy_run, steps=8, eval_every=4)
     fitted = fit(recipe, tmp_path, source=Letters())
@@ -43,7 +43,7 @@ def test_the_event_file_holds_one_picture(entropy_run, tmp_path):
     np.testing.assert_array_equal(closed, above | edges)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs", turn="a picture")
+@pytest.mark.slow(days=28, group="whole runs", turn="a picture")
 def test_without_matplotlib_one_line_says_what_to_install(entropy_run, tmp_path, monkeypatch, capsys):
     found, imported = importlib.util.find_spec, builtins.__import__
 

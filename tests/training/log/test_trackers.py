@@ -151,7 +151,7 @@ def test_a_run_logs_to_the_trackers_that_it_names_and_to_given_ones(fake, tmp_pa
 SMALL = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern=("recurrence",)))
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_events_hold_curves_hyperparameters_and_generated_text(tmp_path):
     recipe = tiny_recipe(model=SMALL, steps=6, eval_every=3, eval_batches=1, sample_bytes=8, ema=0.9)
     fit(recipe, tmp_path, source=Letters())

@@ -36,8 +36,8 @@ def scores(potentials, there):
 
 def test_sums_and_best_rows_are_those_of_brute_force():
     potentials = potentials_of()
-    total = log_partition(jnp.asarray(potentials), jnp.asarray(THERE))
-    best = np.asarray(viterbi(jnp.asarray(potentials), jnp.asarray(THERE)))
+    total = jax.jit(log_partition)(potentials, THERE)
+    best = np.asarray(jax.jit(viterbi)(potentials, THERE))
     for b, there in enumerate(THERE):
         every = dict(scores(potentials[b], there))
         assert float(total[b]) == pytest.approx(logsumexp(list(every.values())), abs=1e-5)
@@ -45,18 +45,19 @@ def test_sums_and_best_rows_are_those_of_brute_force():
 
 
 def test_probabilities_of_all_rows_sum_to_one():
-    potentials, there = jnp.asarray(potentials_of(1)[1:2]), jnp.asarray(THERE[1:2])
+    potentials, there = jax.device_put((potentials_of(1)[1:2], THERE[1:2]))
     rows = np.array([[9, i, 9, j, 9] for i, j in product(range(KINDS), repeat=2)], np.int32)
-    score = jax.vmap(lambda row: path_score(potentials, row[None], there)[0])(jnp.asarray(rows))
-    assert float(jnp.sum(jnp.exp(score - log_partition(potentials, there)))) == pytest.approx(1, abs=1e-5)
+    score = jax.jit(jax.vmap(lambda row: path_score(potentials, row[None], there)[0]))(rows)
+    total = np.exp(np.asarray(score) - np.asarray(jax.jit(log_partition)(potentials, there))).sum()
+    assert total == pytest.approx(1, abs=1e-5)
     every = dict(scores(np.asarray(potentials[0]), THERE[1]))
     assert np.asarray(score) == pytest.approx(list(every.values()), abs=1e-5)
 
 
 def test_gradients_are_the_chance_of_each_pair():
     """d log Z / d φ[t, i, j] = P(y_{t-1} = i, y_t = j), so they sum to 1 at each position that is there."""
-    potentials, there = jnp.asarray(potentials_of(2)), jnp.asarray(THERE)
-    chances = np.asarray(jax.grad(lambda x: log_partition(x, there).sum())(potentials))
+    chances = jax.jit(jax.grad(lambda x, there: log_partition(x, there).sum()))(potentials_of(2), THERE)
+    chances = np.asarray(chances)
     assert chances.sum((2, 3)) == pytest.approx(THERE.astype(float), abs=1e-5)
     assert (chances[0, 1, :KINDS] == 0).all()
     assert (chances[0, 2, KINDS] == 0).all()
@@ -64,10 +65,10 @@ def test_gradients_are_the_chance_of_each_pair():
 
 def test_figures_of_a_chain_are_of_its_best_rows():
     potentials, labels = potentials_of(3), np.where(THERE, 1, -1).astype(np.int32)
-    segments = jnp.ones(THERE.shape, jnp.int32)
-    batch = Batch(segments, segments, segments, segments, segments, labels=jnp.asarray(labels))
+    segments = jax.device_put(np.ones(THERE.shape, np.int32))
+    batch = Batch(segments, segments, segments, segments, segments, labels=jax.device_put(labels))
     objective = ClassifyChain()
-    found = objective.figures(objective.sums(jnp.asarray(potentials), batch))
+    found = objective.figures(jax.jit(objective.sums)(potentials, batch))
     chances, hits = 0.0, 0
     for b, there in enumerate(THERE):
         every = dict(scores(potentials[b], there))

@@ -47,7 +47,7 @@ def test_the_divergence_by_hand():
     np.testing.assert_allclose(divergence(*given, batch), np.sum(p * np.log(p / q)), rtol=1e-5)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_step_compares_every_nth_row_of_each_micro_batch():
     """The reported divergence is that of rows 0 and 1 of four, which are the first of two micro-batches."""
     batch, model = rows_of(), MODEL.build()
@@ -91,7 +91,7 @@ def teacher(tmp_path_factory):
     return run_dir
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 @TURNS
 def test_a_run_imitates_another_and_goes_on_bit_by_bit(teacher, tmp_path):
     reference = ReferenceConfig(run=str(teacher), weight=2.0, every=2)
@@ -130,7 +130,7 @@ def test_the_base_is_a_reference_without_its_adapters():
     assert make_task(tiny_recipe(model=MODEL)).reference is None
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_the_divergence_from_the_base_is_0_at_first_alone():
     """The adapter begins as the base, and moves away with its first step."""
     plain = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=8))

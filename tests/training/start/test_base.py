@@ -86,7 +86,7 @@ def test_the_trained_part_alone_has_slots_and_moves(run, base_run):
     assert np.abs(paths["embedding/bytes"] - base.params["embedding"]["bytes"]).max() > 0
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_run_that_was_killed_ends_bit_by_bit_as_one_that_was_not(run, base_run, tmp_path, capsys):
     fitted, run_dir = run
     shutil.copytree(run_dir, tmp_path / "run")
@@ -145,7 +145,7 @@ def test_ranks_by_depth_go_over_a_base_that_was_scanned(base_run, axes):
     assert len({shard.index for shard in down.addressable_shards}) == (4 if axes else 1)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_base_is_stored_as_the_model_reads_it():
     """Kernels and tables in the compute dtype; what is read in fp32 stays so, recurrent matrices of a GRU too."""
     config = ByteLMConfig(stack=StackConfig(dim=16, num_layers=3, pattern=("H", "A", "gru"), mlp_dim=16))
@@ -197,7 +197,7 @@ def test_what_cannot_be_a_base(run, base_run, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.slow(weeks=3, group="examples of pages")
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_guide_runs(run, base_run, monkeypatch, tmp_path):
     """Its training is that of the run above."""
 

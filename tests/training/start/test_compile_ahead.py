@@ -47,7 +47,7 @@ def test_parts_are_those_of_the_state():
     assert found.temporaries > 4 * count
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_devices_share_batch_and_parameters_and_exchange():
     alone, shared = planned(tiny_recipe()), planned(tiny_recipe(mesh={"data": 1, "fsdp": 4}), 4)
     assert shared.arguments["batch"] == alone.arguments["batch"] // 4
@@ -56,7 +56,7 @@ def test_devices_share_batch_and_parameters_and_exchange():
     assert {"all-gather", "all-reduce"} & set(shared.exchanged)
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_rows_of_the_same_bytes_take_the_same_batch_and_remat_takes_less():
     recipe = tiny_recipe(model=ByteLMConfig(stack=STACK))
     short, long = (planned(at_context(recipe, n, MeshConfig(data=1))) for n in (64, 256))
@@ -126,7 +126,7 @@ def test_meshes_are_parsed():
         parse_mesh("seq=4,seq=2")
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_the_report_names_the_policy_and_the_context_that_fit(capsys):
     recipe = at_context(tiny_recipe(model=ByteLMConfig(stack=STACK)), 256, MeshConfig(data=1))
     mesh = recipe.mesh.build(jax.devices()[:1])

@@ -239,7 +239,7 @@ def damage(file: Path, how: str) -> None:
 
 
 # Orbax leaves coroutines behind when a read fails half way.
-@pytest.mark.slow(weeks=8)
+@pytest.mark.slow(days=28)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("how", ["delete", "empty", "halve", "flip"])
@@ -338,7 +338,7 @@ with Checkpointer(sys.argv[1]) as checkpoints:
 """
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_killed_while_saving_it_resumes_from_a_whole_step(tmp_path: Path) -> None:
     known = 0
     for kill_after in (1, 3):

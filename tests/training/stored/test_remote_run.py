@@ -54,7 +54,7 @@ def finished_steps(objects: dict[str, bytes], folder: str = "bucket/runs/a/check
     return {int(step) for step, *rest in names if rest == ["files.json"]}
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_a_run_goes_on_in_an_object_store(store: Store, temporary: Path, tmp_path: Path) -> None:
     whole = train(tmp_path / "local")
     first = train(URL, source=stop_at(60))

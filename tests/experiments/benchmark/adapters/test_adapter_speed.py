@@ -23,7 +23,7 @@ TINY = Setting(
 )
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_it_leaves_its_figures_and_goes_on(tmp_path: Path) -> None:
     out = str(tmp_path / "speed.json")
     first = adapter_speed(out, ("none", "static"), TINY)

@@ -10,7 +10,7 @@ from experiments.benchmark.adapters import paired_arms
 DOCUMENTS, TRIALS = 40, 200
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize(
     "noise",
     [lambda rng: rng.normal(size=DOCUMENTS), lambda rng: rng.exponential(size=DOCUMENTS) - 1],
@@ -29,7 +29,7 @@ def test_intervals_cover_the_true_difference(
     assert 0.896 <= held / TRIALS < 1
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 def test_false_discoveries_under_the_null_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six arms without a difference: some q below 5 % in at most 5 % of trials, and 3.5 standard deviations."""
     monkeypatch.setattr(paired_arms, "RESAMPLES", 10)

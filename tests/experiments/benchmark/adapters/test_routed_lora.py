@@ -231,7 +231,7 @@ def measured(folder: Path, arms: tuple[str, ...], seeds: int, settings: Settings
     return json.loads((folder / "figures.json").read_text())
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_figures_of_an_adapter(tmp_path: Path) -> None:
     found = measured(tmp_path, ("static",), 2)
     base, static = found["base"], found["arms"]["static"]
@@ -242,7 +242,7 @@ def test_figures_of_an_adapter(tmp_path: Path) -> None:
     assert found["compared"]["less_than_static"]["base"]["high"] < 0
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_a_second_call_goes_on_with_the_file_of_the_first(tmp_path: Path) -> None:
     """What the file has stays bit by bit."""
     settings = replace(TINY, steps=4)
@@ -261,7 +261,7 @@ def test_a_second_call_goes_on_with_the_file_of_the_first(tmp_path: Path) -> Non
         measured(tmp_path, ("chunk",), 2, settings)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_an_imitated_bank_has_few_parameters_more() -> None:
     params = drawn(MODEL.build(), jnp.zeros((1, 16), jnp.int32))["params"]
     mix = conflict_mix(TEXT, 3)
@@ -302,7 +302,7 @@ def test_shares_of_a_free_code_are_of_the_means_of_its_groups() -> None:
     np.testing.assert_allclose(group_shares(code, 2), [[[0.25, 0.75], [0.5, 0.5]]], rtol=1e-6)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_labels_reach_the_router_of_a_free_code(tmp_path: Path) -> None:
     """A weight that outweighs the text's changes what is trained, as the code is the only way."""
     arms, settings = ("token_traces", "token_imitated"), replace(TINY, steps=20, rate=0.02, imitation=100.0)
@@ -311,7 +311,7 @@ def test_labels_reach_the_router_of_a_free_code(tmp_path: Path) -> None:
     assert found["token_traces"]["bits_per_byte"] < found["token_imitated"]["bits_per_byte"]
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_a_router_in_each_block_has_few_parameters_more(tmp_path: Path) -> None:
     found = measured(tmp_path, ("static", "chunk_block", "bank_block"), 1, replace(TINY, steps=4))
     counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
@@ -319,7 +319,7 @@ def test_a_router_in_each_block_has_few_parameters_more(tmp_path: Path) -> None:
     assert "purity" not in found["arms"]["bank_block"]["seeds"][0]
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_figures_of_routed_adapters(tmp_path: Path) -> None:
     arms = ("static", "levels", "imitated", "oracle")
     found = measured(tmp_path, arms, 1, replace(TINY, steps=4))

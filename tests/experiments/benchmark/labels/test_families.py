@@ -85,7 +85,7 @@ def test_seeds_are_added_to_a_file(tmp_path: Path) -> None:
         earlier_runs(str(out), {"settings": {}}, range(1, 2))
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_family_figures(tmp_path: Path) -> None:
     out, work = tmp_path / "figures.json", str(tmp_path / "work")
     file = str(write_domains(tmp_path, 40))

@@ -77,7 +77,7 @@ def test_baselines_need_no_run(tmp_path: Path) -> None:
     assert [run["model"] for run in found["runs"]] == ["markov", "nearest", "kmers", "start"] * 2
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_promoter_figures(tmp_path: Path) -> None:
     write_base(tmp_path / "base")
     write_files(tmp_path)

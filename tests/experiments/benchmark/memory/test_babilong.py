@@ -64,7 +64,7 @@ def test_windows_alone_are_as_large() -> None:
     assert max(sizes) < 1.02 * min(sizes)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_figures_of_two_lengths(recipe: Recipe, tmp_path: Path) -> None:
     fit(recipe, tmp_path / "run")
     out = tmp_path / "babilong.json"

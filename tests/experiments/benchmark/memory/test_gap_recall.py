@@ -68,7 +68,7 @@ def test_wilson_intervals() -> None:
     assert wilson(0, 10) == pytest.approx((0.0, 0.278), abs=5e-4)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_models_are_of_one_size() -> None:
     settings, sizes = Settings(layers=1), []
     for model in equal_models(("mac", "hyena", "attention"), settings, settings.task.vocab_size).values():
@@ -77,7 +77,7 @@ def test_models_are_of_one_size() -> None:
     assert max(sizes) < 1.02 * min(sizes)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 @pytest.mark.parametrize("name", MEMORIES)
 def test_off_is_blind_beyond_the_windows(name: str) -> None:
     """A token beyond the reach of windows changes the last logits only if reads are not held at zero."""
@@ -110,7 +110,7 @@ def test_memories_that_are_off_and_windows_are_at_chance_in_every_published_file
     assert min(seen.values()) > 9
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_figures(tmp_path: Path) -> None:
     out = tmp_path / "gap_recall.json"
     gap_recall(str(out), models=("mag",), seeds=1, settings=replace(TINY, test_rows=128))
@@ -128,7 +128,7 @@ def test_figures(tmp_path: Path) -> None:
         assert len(run["accuracy_by_call"]) == 1
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_a_warm_stage_has_its_own_chunks_and_gaps(tmp_path: Path) -> None:
     settings = replace(TINY, warm=(2,), warm_chunk=2, steps=2 * STEPS_A_CALL)
     assert [tuple(stage) for stage in settings.stages] == [(2, 4, 2), (1, 1, 4)]
@@ -140,7 +140,7 @@ def test_a_warm_stage_has_its_own_chunks_and_gaps(tmp_path: Path) -> None:
     assert len(run["tokens_per_second"]) == 2
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_full_attention_is_a_ceiling() -> None:
     """At gaps of training and at four times them; with rotary phases and without a convolution: 49 and 25 %."""
     sizes: Any = {"symbols": 8, "fillers": 4, "pairs": 4, "dim": 32, "window": 8, "chunk": 8, "test_rows": 64}
@@ -194,7 +194,7 @@ def test_a_model_out_of_time_is_tested_as_it_is() -> None:
             ("attention",),
             (),
             {"layers": 1},
-            "attention is layers of hyena_short and A in turn: raise --settings.layers to 2",
+            "attention is layers of hyena_short and attention in turn: raise --settings.layers to 2",
         ),
     ],
 )

@@ -19,7 +19,7 @@ from experiments.benchmark.memory.paired_books import over_seeds, over_windows
 from jaxblt.training.flops import count_params
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_models_are_of_one_size() -> None:
     sizes = {}
     for name, model in script.models_of(script.Settings()).items():
@@ -29,7 +29,7 @@ def test_models_are_of_one_size() -> None:
     assert max(sizes.values()) < 1.02 * min(sizes.values()), sizes
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("train", "validation", "test"):
         (tmp_path / part).mkdir()

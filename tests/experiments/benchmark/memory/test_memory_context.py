@@ -97,7 +97,7 @@ def test_lengths_and_models_are_checked(changes: dict[str, Any], says: str, tmp_
         memory_context(str(tmp_path / "no"), **changes)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 @pytest.mark.parametrize("name", ALL)
 def test_a_step_is_compiled_for_this_device(name: Any) -> None:
     short, long = (step_bytes(model(name, **SHAPE), length, target(None)) for length in (32, 256))

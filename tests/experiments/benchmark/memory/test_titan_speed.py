@@ -44,7 +44,7 @@ def test_the_model_has_150_million_parameters() -> None:
     )
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_speed_figures(tmp_path: Path) -> None:
     out = tmp_path / "speed.json"
     sizes = ["--shape.dim=16", "--shape.num-layers=1", "--shape.num-heads=2", "--shape.window=8"]

@@ -22,7 +22,7 @@ def entropy_run(tmp_path_factory):
     return str(run_dir)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_a_row_of_the_cpu_table(entropy_run):
     found = cpu_row.measure_step(patched_recipe(entropy_run), source=Letters())
     assert (found["seq_len"], found["batch_size"]) == (32, 8)

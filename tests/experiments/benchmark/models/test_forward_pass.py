@@ -69,7 +69,7 @@ def test_flops_of_a_byte_are_those_of_the_matmuls_and_of_the_keys_it_sees(params
     assert matrices == pytest.approx(counted - 4 * 2 * 16 * length)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_entropy_figures(params, ceilings):
     found = entropy.cut(CONFIG, params, PATCHER, entropy.random_bytes(2, 64), ceilings, trials=20)
     seconds = found["seconds"]
@@ -86,7 +86,7 @@ def test_a_shape_that_is_none():
         entropy.parse_shape("64by8192")
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_stack_figures(ceilings):
     config = stack.stack_config(layers=2, dim=16)
     params = stack.parameters(config)

@@ -39,7 +39,7 @@ def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patching, "PatcherConfig", SmallBlocks)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_it_leaves_its_figures(devices: int, tmp_path: Path) -> None:
     out = tmp_path / "generation.json"
@@ -51,7 +51,7 @@ def test_it_leaves_its_figures(devices: int, tmp_path: Path) -> None:
     assert found["seconds_a_byte_written"] == found["write_seconds"]["median"] / 6
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_logits_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(generation, "WITHIN", 0.0)
     with pytest.raises(

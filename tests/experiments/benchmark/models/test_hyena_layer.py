@@ -15,7 +15,7 @@ def test_nothing_to_time_is_refused(given: Any, tmp_path: Path) -> None:
         script.hyena_layer(str(tmp_path / "layer.json"), **given)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 @pytest.mark.parametrize("kind", ["implicit", "modal"])
 def test_layer_figures(kind: script.Kind, tmp_path: Path) -> None:
     out = tmp_path / "layer.json"

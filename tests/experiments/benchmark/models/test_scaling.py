@@ -158,7 +158,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
         scaling.fits(profiling.Case("one", failing))
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_programs, "block", one_layer)
     monkeypatch.setitem(PEAK_FLOPS, "cpu", 1e12)

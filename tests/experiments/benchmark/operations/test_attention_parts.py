@@ -10,7 +10,7 @@ from experiments.benchmark.operations.attention_parts import PartialShape, atten
 TINY = (PartialShape(64, 64, 4, 2, 8, True, False), PartialShape(32, 48, 2, 2, 8, False, True))
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 @pytest.mark.parametrize("shape", TINY, ids=["causal", "accumulate"])
 def test_it_leaves_its_figures(shape: PartialShape, tmp_path: Path) -> None:
     out = tmp_path / "parts.json"

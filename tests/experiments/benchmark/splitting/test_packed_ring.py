@@ -11,7 +11,7 @@ from experiments.benchmark.splitting import packed_ring
 TINY: Any = {"length": 128, "heads": 2, "groups": 1, "head_dim": 8, "implementations": ("xla", "reference")}
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_it_leaves_its_figures(two_devices: None, tmp_path: Path) -> None:
     out = tmp_path / "packed.json"
     (row,) = packed_ring.packed_ring(out=str(out), documents=(3,), **TINY)["rows"]
@@ -23,7 +23,7 @@ def test_it_leaves_its_figures(two_devices: None, tmp_path: Path) -> None:
             assert taken["median"] > 0
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_errors_are_held_to_the_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(packed_ring, "WITHIN", 0.1)
     monkeypatch.setattr(packed_ring, "measure_all", None)

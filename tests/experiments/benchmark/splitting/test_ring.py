@@ -50,7 +50,7 @@ def test_errors_are_held_to_others(error: float, passes: bool) -> None:
         hold("new", {"o": 1.0, "dq": error}, "old", {"o": 1.0, "dq": 1.0}, 2.0)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_it_leaves_its_figures(tmp_path) -> None:
     out = tmp_path / "ring.json"
     figures = ring.ring(out=str(out), **TINY)
@@ -70,7 +70,7 @@ def test_it_leaves_its_figures(tmp_path) -> None:
     assert saved["versions"]["jax"]
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_the_gate_is_before_the_timing_and_of_the_kernel_asked_for(two_devices, monkeypatch) -> None:
     monkeypatch.setattr(ring, "WITHIN", 0.0)
     monkeypatch.setattr(ring, "measure_all", None)

@@ -35,7 +35,7 @@ def tiny(pattern: str) -> StackConfig:
     return StackConfig(dim=8, num_layers=1, pattern=pattern, mlp_dim=0, mixers=mixers, scan=False)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 @pytest.mark.parametrize(
     "shape", [("modal", 2048, 8), ("gated_delta_net", 4096, 8)], ids=lambda shape: shape[0]
 )
@@ -54,7 +54,7 @@ def test_a_layer_on_one_device_and_on_two(tmp_path, shape):
     assert written["versions"]["jax"]
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 @pytest.mark.parametrize("kind", get_args(Op))
 def test_a_bare_op_on_one_device_and_on_two(tmp_path, kind):
     nothing = {"layers": (), "step_bytes": (), "forward_bytes": ()}
@@ -69,7 +69,7 @@ def test_a_bare_op_on_one_device_and_on_two(tmp_path, kind):
     assert json.loads(out.read_text())["ops"] == found["ops"]
 
 
-@pytest.mark.slow(weeks=13)
+@pytest.mark.slow(days=28, group="rings and splits")
 @pytest.mark.parametrize("kind", get_args(Op))
 def test_a_split_op_gives_what_it_gives_alone(kind):
     given = split_operations.streams(kind, 256, 1, jax.random.key(0))
@@ -94,7 +94,7 @@ def test_every_layer_has_a_mixer_of_its_width(kind):
     assert shape is None or shape.values == (64 if kind == "mamba2" else 128)
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_a_step_checks_its_loss_against_one_device():
     config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
     found = split_books.compared(config, split_books.step(config, 128, devices=2, trials=20), trials=20)
@@ -106,7 +106,7 @@ def test_a_step_checks_its_loss_against_one_device():
     assert found["efficiency"] == pytest.approx(times[0] / times[1])
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_the_loss_without_gradients_is_that_of_a_step():
     config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
     found = split_books.forward(config, 128, devices=2, trials=20, dtype=np.float32)
@@ -117,7 +117,7 @@ def test_the_loss_without_gradients_is_that_of_a_step():
     assert found["bytes_per_second"] == 128 / found["all"]["seconds"]["median"]
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_one_device_is_timed_and_compared_with_none(tmp_path, monkeypatch):
     config = BLTConfig(encoder=tiny("R"), latent=tiny("H"), decoder=tiny("R"), hash=None, bridge_heads=2)
     monkeypatch.setattr(sequence_parallel, "split_model", lambda *_: config)

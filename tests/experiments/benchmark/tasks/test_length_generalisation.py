@@ -42,7 +42,7 @@ def test_a_row_with_one_wrong_answer_is_not_exact() -> None:
     assert float(exact) == 0.5
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 @pytest.mark.parametrize("name", ["copy", "parity"])
 def test_length_figures(name: benchmark.Name, tmp_path: Path) -> None:
     out = tmp_path / "lengths.json"

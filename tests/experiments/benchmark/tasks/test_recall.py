@@ -88,7 +88,7 @@ def test_what_trains_no_model_is_refused(tmp_path: Path) -> None:
         recall(out, pairs=(4, 4), mixers=("A",))
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_recall_figures(tmp_path: Path) -> None:
     settings = Settings(symbols=16, dim=8, layers=2, heads=1, tokens=128, steps=CHUNK, dtype="float32")
     out = tmp_path / "recall.json"

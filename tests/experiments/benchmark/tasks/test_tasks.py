@@ -59,7 +59,7 @@ def test_drawn_examples_have_no_tokens_to_count() -> None:
     assert script.tokens_read(run) == {"positions": 3 * 8 * 12, "tokens": None}
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_figures_of_two_runs(recipe: Recipe, tmp_path: Path) -> None:
     folders = [str(tmp_path / name) for name in ("one", "two")]
     for folder in folders:

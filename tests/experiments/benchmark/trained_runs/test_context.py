@@ -44,7 +44,7 @@ def test_every_context_ends_with_the_same_targets(loaded):
     assert rows_of(loaded, 8).num_rows == rows_of(loaded, 32).num_rows == 12
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_figures_are_those_of_the_model_on_each_context(loaded):
     found = script.figures_of(*script.document_nats(loaded, (32, 8, 16), targets=6, source=Letters()))
     nats = {}
@@ -70,7 +70,7 @@ def test_figures_are_those_of_the_model_on_each_context(loaded):
         )
 
 
-@pytest.mark.slow(weeks=26, group="scripts leave their figures")
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_a_uniform_model_is_as_perplexed_as_there_are_ids(loaded):
     state = replace(loaded.state, params=jax.tree.map(jnp.zeros_like, loaded.params))
     run = SimpleNamespace(recipe=loaded.recipe, task=loaded.task, state=state)

@@ -40,9 +40,9 @@ CONFIGS: dict[str, MixerConfig] = {
 }
 """Every one has several intervals a row."""
 
-EVERY_WEEK = ("output", "causal", "mixes", "packed", "holes")
-TURNS = pytest.mark.slow(weeks=len(CONFIGS), group="properties of slot memories")
-"""One config a week: its properties share programs."""
+EVERY_DAY = ("output", "causal", "mixes", "packed", "holes")
+TURNS = pytest.mark.slow(days=28, group="properties of memories")
+"""One config a day: its properties share programs."""
 BEYOND = {
     ("slots_by_token", "every_parameter"): (
         pytest.mark.xfail(strict=True, reason="of one token latents have nothing to choose from"),
@@ -68,7 +68,7 @@ def cases() -> list[Any]:
     found = []
     for name, config in CONFIGS.items():
         for prop in PROPERTIES:
-            always = name == "slots" and prop.name in EVERY_WEEK
+            always = name == "slots" and prop.name in EVERY_DAY
             if prop.applies(config):
                 marks = (
                     () if always else (TURNS, pytest.mark.slow(turn=name), *BEYOND.get((name, prop.name), ()))
@@ -326,7 +326,7 @@ def test_the_error_of_compression_falls_with_the_ratio() -> None:
     assert 1 > found[0] > found[1] + 0.05 > found[2] + 0.1 > 0.1
 
 
-@pytest.mark.slow(weeks=5, group="memories at length")
+@pytest.mark.slow(days=28, group="memories and states")
 def test_a_titan_with_slots() -> None:
     config = titan("slots", dim=128, num_layers=4, window=32)
     assert config.stack.pattern == "BW"

@@ -1,0 +1,32 @@
+"""Runs that earlier commits wrote load today, with the figures that those commits found.
+
+Each archive holds a run of two steps on `Letters`, without TensorBoard's events, and `figures.json`: the commit that
+wrote it, its loss of a batch, and the bytes that it generated greedily.
+"""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import jaxblt
+from jaxblt.inference import SamplingConfig, generate
+from tests.training.tiny import Letters
+
+ARCHIVES = sorted((Path(__file__).parent / "runs").glob("*.zip"))
+
+
+@pytest.mark.slow(days=3)
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.stem)
+def test_loss_and_generated_bytes_are_those_of_the_commit_that_wrote_it(
+    archive: Path, tmp_path: Path
+) -> None:
+    zipfile.ZipFile(archive).extractall(tmp_path)
+    figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    run = jaxblt.load(tmp_path)
+    found = run.evaluate("validation", source=Letters(), max_batches=1)
+    assert found["bits_per_byte"] == pytest.approx(figures["bits_per_byte"], rel=1e-5)
+    greedy = SamplingConfig(temperature=0.0)
+    (text,) = generate(run.decoder, run.decoder_params, [b"ACGTAC"], max_new_bytes=8, sampling=greedy)
+    assert text.hex() == figures["generated"]
