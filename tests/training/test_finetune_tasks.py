@@ -106,7 +106,7 @@ def test_two_tasks_are_learned_at_once(capsys, tmp_path):
     assert read == best.recipe
 
 
-@pytest.mark.slow(weeks=26, group="whole runs")
+@pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize("weighting", ["gradnorm", "dwa"])
 def test_weights_follow_gradients_or_losses_and_go_on(weighting, monkeypatch):
     """They are stored with the parameters, and sum to the number of tasks."""

@@ -77,7 +77,7 @@ def test_bytes_are_the_same_whatever_the_load(name, engines, alone):
 
 @pytest.mark.parametrize(
     "name",
-    ["transformer", pytest.param("patches", marks=pytest.mark.slow(weeks=3, group="prompts and caches"))],
+    ["transformer", pytest.param("patches", marks=pytest.mark.slow(days=21, group="prompts and caches"))],
 )
 def test_bytes_are_those_of_generate(name, runs, alone):
     """With a seed for each prompt; penalties are the engine's own."""
