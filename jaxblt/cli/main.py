@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "new": ("jaxblt.cli.new", "write a recipe file of your own to start from"),
     "data": ("jaxblt.cli.data", "fetch the data of the built-in recipes"),
     "demo": ("jaxblt.cli.demo", "train and show everything in small, on an embedded book"),
+    "conformance": ("jaxblt.cli.conformance", "check what a layer of your own promises"),
     "doctor": ("jaxblt.doctor", "what this machine has, and what will run on it"),
 }
 """Module and description of each command."""
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> Any:
 
 def usage() -> str:
     """Return the table of commands."""
-    rows = [f"  {name:10} {about}" for name, (_, about) in COMMANDS.items()]
+    rows = [f"  {name:11} {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: jaxblt COMMAND [options]",

@@ -1,0 +1,139 @@
+"""What each layer promises and what was found, as JSON.
+
+    python -m experiments.benchmark.peers.conformance.measure FILE ROOM [ROOM ...]
+
+A room is a module of bridges beside this one, such as `fla_ops`. Each subject has a process of its own, and some run
+beside each other. The script of each finding is run twice more, in clean processes.
+"""
+
+import importlib
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = __name__.rpartition(".")[0] if __name__ != "__main__" else "experiments.benchmark.peers.conformance"
+JOBS = max(1, (os.cpu_count() or 1) - 1)
+"""The subjects that are checked at a time."""
+TIMES = 2
+"""The clean processes that a script of a finding is run in."""
+
+
+def measure(out: str, rooms: list[str], only: str = "") -> None:
+    """Check the subjects of some rooms whose name contains `only`, and write what was found."""
+    chosen = [
+        (room, at)
+        for room in rooms
+        for at, subject in enumerate(importlib.import_module(f"{HERE}.{room}").subjects)
+        if only in subject.name
+    ]
+    subjects: list[dict[str, Any]] = []
+    origin = _origin()
+    with ThreadPoolExecutor(JOBS) as pool:
+        for found in pool.map(_measure_apart, chosen):
+            subjects.append(found)
+            Path(out).write_text(
+                json.dumps({"subjects": subjects, **origin}, indent=1) + "\n", encoding="utf-8"
+            )
+    found = sum("script" in outcome for each in subjects for outcome in each["outcomes"].values())
+    print(f"wrote {out}: subjects: {len(subjects)}, findings: {found}")
+
+
+def _measure_apart(chosen: tuple[str, int]) -> dict[str, Any]:
+    """Check a subject in a process of its own: one that ends the process, as on a GPU, takes no other with it."""
+    began, (room, at) = time.perf_counter(), chosen
+    # Let processes share a GPU: JAX would take most of its memory for itself.
+    env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder, "subject.json")
+        argv = [sys.executable, "-m", f"{HERE}.measure", "--one", room, str(at), str(part)]
+        done = subprocess.run(argv, capture_output=True, text=True, env=env)
+        if not part.exists():
+            raise RuntimeError(f"{room}, subject {at}: {done.stderr[-2000:]}")
+        found = json.loads(part.read_text(encoding="utf-8"))
+    failed = [name for name, outcome in found["outcomes"].items() if "script" in outcome]
+    said = found.get("not_run") or ", ".join(failed)
+    print(f"{found['name']}: {time.perf_counter() - began:.0f} s: {said}", flush=True)
+    return found
+
+
+def measure_one(room: str, at: int, part: Path) -> None:
+    """Check one subject of a room, and write what was found; first that it was begun."""
+    subject = importlib.import_module(f"{HERE}.{room}").subjects[at]
+    begun = {"name": subject.name, "called": subject.called, "outcomes": {}, "not_run": "its process ended"}
+    part.write_text(json.dumps(begun), encoding="utf-8")
+    part.write_text(json.dumps(describe(subject)), encoding="utf-8")
+
+
+def describe(subject: Any) -> dict[str, Any]:
+    """Return what a subject is, what it promises and its outcomes; or why it could not be made."""
+    from jaxblt.testing.conformance import check
+
+    told: dict[str, Any] = {"name": subject.name, "called": subject.called, "dtype": subject.dtype}
+    told["promises"] = sorted(subject.promises)
+    try:
+        told["version"] = None if subject.peer is None else f"{subject.peer} {subject.version}"
+        outcomes = check(subject)
+    except Exception as error:
+        return told | {
+            "outcomes": {},
+            "not_run": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+        }
+    return told | {"outcomes": {each.name: _outcome(each) for each in outcomes if each.promised}}
+
+
+def _outcome(outcome: Any) -> dict[str, Any]:
+    found = outcome.finding
+    told = {"error": _number(outcome.error), "limit": outcome.limit}
+    if found is None:
+        return told
+    shown = [reproduce(found.script, found.most) for _ in range(TIMES)]
+    more = {"length": found.length, "cut": found.cut, "says": found.says, "script": found.script}
+    return told | more | {"reproduced": sum(shown)}
+
+
+def _number(error: float) -> float | None:
+    """Return an error, or None if it is infinite."""
+    return error if math.isfinite(error) else None
+
+
+def reproduce(script: str, most: float | None) -> bool:
+    """Return whether a script alone shows an error beyond `most`, or fails itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "finding.py")
+        file.write_text(script, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, str(file)], capture_output=True, text=True, timeout=300, cwd=folder, env=_clean()
+        )
+    if most is None:
+        return True if done.returncode else len(set(done.stdout.split())) > 1
+    shown = re.findall(r"^[-+.\w]+$", done.stdout, re.MULTILINE)
+    return bool(shown) and not float(shown[-1]) <= most
+
+
+def _clean() -> dict[str, str]:
+    """Return the environment without the path of this repository."""
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    root = str(Path(__file__).resolve().parents[4])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path and path != root)}
+
+
+def _origin() -> dict[str, Any]:
+    from jaxblt.profiling.provenance import provenance
+
+    told = provenance()
+    return {name: told[name] for name in ("time", "python", "cpu", "versions", "git", "devices")}
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--one":
+        measure_one(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        measure(sys.argv[1], sys.argv[2:])
