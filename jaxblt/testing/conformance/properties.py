@@ -50,6 +50,12 @@ def batch(call: Any, x: np.ndarray) -> tuple[Any, Any]:
     return call(x)[0][1:], call(x[1:])[0]
 
 
+def packed_first(call: Any, x: np.ndarray, cut: int) -> tuple[Any, Any]:
+    """Read a document before another one in a row, and alone."""
+    documents = 1 + (np.arange(x.shape[1]) >= cut)[None]
+    return call(x, documents)[0][:, :cut], call(x[:, :cut])[0]
+
+
 def packed(call: Any, x: np.ndarray, cut: int) -> tuple[Any, Any]:
     """Read a document behind another one in a row, and alone."""
     documents = 1 + (np.arange(x.shape[1]) >= cut)[None]
@@ -135,11 +141,20 @@ def document_in_second_call(call: Any, start: Any, x: np.ndarray, cut: int) -> t
     return call(x[:, cut:], documents[:, cut:], state)[0], call(x[:, cut:])[0]
 
 
+def padding_before_a_call(call: Any, start: Any, x: np.ndarray, cut: int) -> tuple[Any, Any]:
+    """Put padding behind the tokens of a call: the next call goes on from the tokens."""
+    documents = 1 * (np.arange(x.shape[1]) < cut)[None]
+    filled = np.where(documents[..., None], x, np.float32(100))
+    _, state = call(filled, documents, start(len(x)))
+    token = x[:, cut : cut + 1]
+    return call(token, np.ones((1, 1), int), state)[0], call(x[:, : cut + 1])[0][:, cut:]
+
+
 def large_decays(call: Any, x: np.ndarray, decays: slice) -> tuple[Any, Any]:
-    """Make all decays exp(-30): the last token gives what it gives alone."""
+    """Make all decays exp(-30): each token gives what it gives in a row of its own."""
     strong = x.copy()
     strong[..., decays] = 30
-    return call(strong)[0][:, -1:], call(strong[:, -1:])[0]
+    return call(strong)[0][0], call(strong.reshape(-1, 1, x.shape[2]))[0][:, 0]
 
 
 def one_large_decay(call: Any, x: np.ndarray, cut: int, decays: slice) -> tuple[Any, Any]:
@@ -201,6 +216,7 @@ PROPERTIES: dict[str, Property] = {
         _of(future, "causal"),
         _of(shorter, "causal lengths"),
         _of(batch, "batch", rows=2),
+        _of(packed_first, "documents"),
         _of(packed, "documents"),
         _of(packed_gradients, "documents gradients"),
         _of(padding, "padding"),
@@ -211,6 +227,7 @@ PROPERTIES: dict[str, Property] = {
         _of(prefill, "state"),
         _of(split, "any_split"),
         _of(document_in_second_call, "documents_in_calls"),
+        _of(padding_before_a_call, "documents_in_calls padding"),
         _of(reused_state, "pure_state"),
         _of(steady_state, "steady_state"),
         _of(large_decays, "decays"),

@@ -48,8 +48,14 @@ def _last(bench: Bench, measured: Measured) -> str:
 
 
 def _bridge(make: Callable[[], Layer] | str, given: dict[str, Any]) -> list[str]:
-    """Return the lines of a bridge, without the functions that a property does not use."""
-    lines = make.splitlines() if isinstance(make, str) else _body(make)[0]
+    """Return the lines of a bridge, without the functions that a property does not use.
+
+    What was typed into an interpreter has none to show.
+    """
+    try:
+        lines = make.splitlines() if isinstance(make, str) else _body(make)[0]
+    except OSError:
+        return [f"# the lines of {make} are not in a file: put them here"]
     unused = {
         line
         for node in ast.parse("\n".join(lines)).body

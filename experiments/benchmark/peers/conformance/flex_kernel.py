@@ -37,7 +37,7 @@ subjects = (
         width=192,
         promises=frozenset(["causal", "lengths", "batch", "documents", "gradients", "dtype", "values"]),
         dtype="bfloat16",
-        lengths=(17, 130),
+        lengths=(130,),
         peer="torch",
         called="torch.compile(flex_attention)(q, k, v, block_mask=create_block_mask(documents))",
         gpu=True,

@@ -4,6 +4,9 @@
 
 A room is a module of bridges beside this one, such as `fla_ops`. Each subject has a process of its own, and some run
 beside each other. The script of each finding is run twice more, in clean processes.
+
+CONFORMANCE_JOBS sets how many subjects run at a time, CONFORMANCE_TIMES how often scripts are run again. With
+CONFORMANCE_UNTUNED=1 kernels in Triton take their first configuration: trying all of them takes minutes.
 """
 
 import importlib
@@ -15,78 +18,102 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 HERE = __name__.rpartition(".")[0] if __name__ != "__main__" else "experiments.benchmark.peers.conformance"
-JOBS = max(1, (os.cpu_count() or 1) - 1)
+JOBS = int(os.environ.get("CONFORMANCE_JOBS", max(1, (os.cpu_count() or 1) - 1)))
 """The subjects that are checked at a time."""
-TIMES = 2
+SECONDS = 3
+"""The time between two writes of what was found so far."""
+TIMES = int(os.environ.get("CONFORMANCE_TIMES", 2))
 """The clean processes that a script of a finding is run in."""
 
 
 def measure(out: str, rooms: list[str], only: str = "") -> None:
-    """Check the subjects of some rooms whose name contains `only`, and write what was found."""
+    """Check the subjects of some rooms whose name contains `only`, and write every few seconds what was found."""
     chosen = [
         (room, at)
         for room in rooms
         for at, subject in enumerate(importlib.import_module(f"{HERE}.{room}").subjects)
         if only in subject.name
     ]
-    subjects: list[dict[str, Any]] = []
     origin = _origin()
-    with ThreadPoolExecutor(JOBS) as pool:
-        for found in pool.map(_measure_apart, chosen):
-            subjects.append(found)
-            Path(out).write_text(
-                json.dumps({"subjects": subjects, **origin}, indent=1) + "\n", encoding="utf-8"
-            )
-    found = sum("script" in outcome for each in subjects for outcome in each["outcomes"].values())
-    print(f"wrote {out}: subjects: {len(subjects)}, findings: {found}")
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(JOBS) as pool:
+        waiting = [pool.submit(_measure_apart, room, at, _part(folder, room, at)) for room, at in chosen]
+        while waiting:
+            done, waiting = wait(waiting, timeout=SECONDS)
+            for each in done:
+                each.result()
+            _write(out, [_part(folder, room, at) for room, at in chosen], origin)
 
 
-def _measure_apart(chosen: tuple[str, int]) -> dict[str, Any]:
+def _part(folder: str, room: str, at: int) -> Path:
+    return Path(folder, f"{room}_{at}.json")
+
+
+def _write(out: str, parts: list[Path], origin: dict[str, Any]) -> None:
+    """Write what subjects have found so far; a call that is cut off leaves a whole file."""
+    subjects = [json.loads(part.read_text(encoding="utf-8")) for part in parts if part.exists()]
+    _replace(Path(out), json.dumps({"subjects": subjects, **origin}, indent=1) + "\n")
+
+
+def _replace(file: Path, text: str) -> None:
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
+
+
+def _measure_apart(room: str, at: int, part: Path) -> None:
     """Check a subject in a process of its own: one that ends the process, as on a GPU, takes no other with it."""
-    began, (room, at) = time.perf_counter(), chosen
+    began = time.perf_counter()
     # Let processes share a GPU: JAX would take most of its memory for itself.
     env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
-    with tempfile.TemporaryDirectory() as folder:
-        part = Path(folder, "subject.json")
-        argv = [sys.executable, "-m", f"{HERE}.measure", "--one", room, str(at), str(part)]
-        done = subprocess.run(argv, capture_output=True, text=True, env=env)
-        if not part.exists():
-            raise RuntimeError(f"{room}, subject {at}: {done.stderr[-2000:]}")
-        found = json.loads(part.read_text(encoding="utf-8"))
+    argv = [sys.executable, "-m", f"{HERE}.measure", "--one", room, str(at), str(part)]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env)
+    if not part.exists():
+        raise RuntimeError(f"{room}, subject {at}: {done.stderr[-2000:]}")
+    found = json.loads(part.read_text(encoding="utf-8"))
     failed = [name for name, outcome in found["outcomes"].items() if "script" in outcome]
     said = found.get("not_run") or ", ".join(failed)
     print(f"{found['name']}: {time.perf_counter() - began:.0f} s: {said}", flush=True)
-    return found
 
 
 def measure_one(room: str, at: int, part: Path) -> None:
-    """Check one subject of a room, and write what was found; first that it was begun."""
+    """Check one subject of a room, and write what is found after each property."""
+    from jaxblt.testing.conformance import check_each
+
+    if os.environ.get("CONFORMANCE_UNTUNED"):
+        take_first_configurations()
     subject = importlib.import_module(f"{HERE}.{room}").subjects[at]
-    begun = {"name": subject.name, "called": subject.called, "outcomes": {}, "not_run": "its process ended"}
-    part.write_text(json.dumps(begun), encoding="utf-8")
-    part.write_text(json.dumps(describe(subject)), encoding="utf-8")
-
-
-def describe(subject: Any) -> dict[str, Any]:
-    """Return what a subject is, what it promises and its outcomes; or why it could not be made."""
-    from jaxblt.testing.conformance import check
-
     told: dict[str, Any] = {"name": subject.name, "called": subject.called, "dtype": subject.dtype}
-    told["promises"] = sorted(subject.promises)
+    told |= {"promises": sorted(subject.promises), "outcomes": {}, "not_run": "its process ended"}
+    _replace(part, json.dumps(told))
     try:
         told["version"] = None if subject.peer is None else f"{subject.peer} {subject.version}"
-        outcomes = check(subject)
+        for outcome in check_each(subject):
+            if outcome.promised:
+                told["outcomes"][outcome.name] = _outcome(outcome)
+                _replace(part, json.dumps(told))
     except Exception as error:
-        return told | {
-            "outcomes": {},
-            "not_run": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
-        }
-    return told | {"outcomes": {each.name: _outcome(each) for each in outcomes if each.promised}}
+        told["not_run"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    else:
+        del told["not_run"]
+    _replace(part, json.dumps(told))
+
+
+def take_first_configurations() -> None:
+    """Let kernels in Triton take the first of their configurations."""
+    from triton.runtime import autotuner
+
+    run = autotuner.Autotuner.run
+
+    def run_first(self: Any, *args: Any, **options: Any) -> Any:
+        self.configs = self.configs[:1]
+        return run(self, *args, **options)
+
+    autotuner.Autotuner.run = run_first
 
 
 def _outcome(outcome: Any) -> dict[str, Any]:
