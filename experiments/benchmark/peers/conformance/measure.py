@@ -5,8 +5,9 @@
 A room is a module of bridges beside this one, such as `fla_ops`. Each subject has a process of its own, and some run
 beside each other. The script of each finding is run twice more, in clean processes.
 
-CONFORMANCE_JOBS sets how many subjects run at a time, CONFORMANCE_TIMES how often scripts are run again. With
-CONFORMANCE_UNTUNED=1 kernels in Triton take their first configuration: trying all of them takes minutes.
+CONFORMANCE_ONLY is a pattern of names. CONFORMANCE_JOBS sets how many subjects run at a time, and CONFORMANCE_TIMES how
+often scripts are run again. With CONFORMANCE_UNTUNED=1 kernels in Triton take their first configuration: trying all of
+them takes minutes.
 """
 
 import importlib
@@ -32,12 +33,12 @@ TIMES = int(os.environ.get("CONFORMANCE_TIMES", 2))
 
 
 def measure(out: str, rooms: list[str], only: str = "") -> None:
-    """Check the subjects of some rooms whose name contains `only`, and write every few seconds what was found."""
+    """Check subjects of some rooms, whose name has the pattern `only`, and write every few seconds what was found."""
     chosen = [
         (room, at)
         for room in rooms
         for at, subject in enumerate(importlib.import_module(f"{HERE}.{room}").subjects)
-        if only in subject.name
+        if re.search(only, subject.name)
     ]
     origin = _origin()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(JOBS) as pool:
@@ -163,4 +164,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--one":
         measure_one(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
     else:
-        measure(sys.argv[1], sys.argv[2:])
+        measure(sys.argv[1], sys.argv[2:], os.environ.get("CONFORMANCE_ONLY", ""))
