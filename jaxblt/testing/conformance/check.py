@@ -81,7 +81,7 @@ def check_each(subject: Subject, *, only: Sequence[str] | None = None) -> Iterat
 
 
 def _outcome(prop: Property, bench: Bench) -> Outcome:
-    if not prop.needs <= bench.subject.promises:
+    if not prop.needs.issubset(bench.subject.promises):
         return Outcome(prop.name, promised=False)
     largest = Measured(0.0, 0.0)
     for before, length in pairwise((0, *bench.subject.lengths)):

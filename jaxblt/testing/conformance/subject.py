@@ -1,7 +1,7 @@
 """A layer under test: how it is called, and what it promises."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import metadata
 from typing import Any, Literal
 
@@ -72,7 +72,7 @@ class Subject:
     name: str
     make: Callable[[], Layer] | str
     width: int
-    promises: frozenset[str]
+    promises: Collection[str]
     dtype: Literal["float32", "bfloat16"] = "float32"
     decays: slice | None = None
     lengths: tuple[int, ...] = (1, 2, 3, 8, 17, 65, 130)
