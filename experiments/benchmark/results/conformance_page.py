@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmark.results.conformance_notes import NOTES
 from experiments.benchmark.results.conformance_picture import draw_table
 from experiments.benchmark.results.files import Figures, read_folder
 from experiments.benchmark.results.table import fill, markdown
@@ -14,8 +15,8 @@ from experiments.benchmark.results.table import fill, markdown
 RECORD = "experiments/results/conformance"
 PAGE, PICTURE = "docs/conformance.md", "docs/conformance.svg"
 HERE = Path(__file__).parent
-ORDER = ("torch", "jax", "gpu", "ours")
-"""The files, in the order of their rows."""
+OURS = "jaxblt"
+"""The names of the last rows begin with it."""
 
 
 def conformance_page(root: str = ".") -> None:
@@ -34,10 +35,15 @@ def conformance_page(root: str = ".") -> None:
 
 def pages(root: Path) -> dict[str, str]:
     """Return page and picture by path."""
-    record = read_folder(root / RECORD)
-    files = [record[name] for name in ORDER if name in record]
-    subjects = [each for file in files for each in file["subjects"]]
+    files = list(read_folder(root / RECORD).values())
+    subjects = in_order(files)
     return {PAGE: page(files, subjects), PICTURE: draw_table([each for each in subjects if each["outcomes"]])}
+
+
+def in_order(files: list[Figures]) -> list[Figures]:
+    """Return the subjects of files by name, ours last."""
+    subjects = [each for file in files for each in file["subjects"]]
+    return sorted(subjects, key=lambda each: (each["name"].startswith(OURS), each["name"].lower()))
 
 
 def page(files: list[Figures], subjects: list[Figures]) -> str:
@@ -83,7 +89,7 @@ def _section(subject: Figures) -> str:
     heads = ("property", "smallest input", "error", "tolerance", "shown again by its script")
     first = next(iter(found))
     parts = [f"### {subject['name']}", markdown(heads, rows)]
-    if noted := subject.get("note"):
+    if noted := NOTES.get(subject["name"]):
         parts.append(fill(noted))
     return "\n\n".join([*parts, f"`{first}`:", f"```py\n{found[first]['script'].strip()}\n```"])
 

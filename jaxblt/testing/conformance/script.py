@@ -59,10 +59,17 @@ def _bridge(make: Callable[[], Layer] | str, given: dict[str, Any]) -> list[str]
     unused = {
         line
         for node in ast.parse("\n".join(lines)).body
-        if isinstance(node, ast.FunctionDef) and node.name in {"start", "reference"} - given.keys()
+        if _defined(node) in {"start", "reference"} - given.keys()
         for line in range(node.lineno - 1, node.end_lineno or node.lineno)
     }
     return [_plain(line) for at, line in enumerate(lines) if at not in unused and line.strip()]
+
+
+def _defined(node: ast.stmt) -> str:
+    """Return the name that a function or an assignment defines, or nothing."""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id
+    return node.name if isinstance(node, ast.FunctionDef) else ""
 
 
 def _plain(line: str) -> str:

@@ -127,9 +127,9 @@ def byte_latent_transformer() -> Layer:
     return Layer(call, start=start)
 
 
-def _merged(config: str, options: str) -> Subject:
+def _merged(config: str, options: str, title: str) -> Subject:
     return Subject(
-        name=f"peft: merged {config}",
+        name=f"peft: merged {title}",
         make=MERGED.substitute(config=config, options=options),
         width=16,
         promises=frozenset(("values", "batch", "dtype")),
@@ -197,10 +197,10 @@ subjects = (
         peer="h-net-dynamic-chunking",
         called="DynamicSequenceChunker(16)(tokens)",
     ),
-    _merged("Lora", "r=4"),
-    _merged("Lora", "r=4, use_dora=True"),
-    _merged("LoHa", "r=4"),
-    _merged("LoKr", "r=4"),
-    _merged("OFT", "oft_block_size=4"),
-    _merged("IA3", "feedforward_modules=[]"),
+    _merged("Lora", "r=4", "LoRA"),
+    _merged("Lora", "r=4, use_dora=True", "DoRA"),
+    _merged("LoHa", "r=4", "LoHa"),
+    _merged("LoKr", "r=4", "LoKr"),
+    _merged("OFT", "oft_block_size=4", "OFT"),
+    _merged("IA3", "feedforward_modules=[]", "IA3"),
 )

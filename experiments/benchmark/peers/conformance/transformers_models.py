@@ -15,11 +15,10 @@ torch.manual_seed(0)
 config = transformers.${name}Config(${options})
 model = transformers.${name}Model(config).eval()
 def call(x, documents=None, state=None):
-    mask = None if documents is None else torch.tensor(documents)
-    found = model(inputs_embeds=torch.as_tensor(x), attention_mask=mask, cache=state, use_cache=state is not None)
+    given = {} if documents is None else {"attention_mask": torch.tensor(documents)}
+    found = model(inputs_embeds=torch.as_tensor(x), cache=state, use_cache=state is not None, **given)
     return found.last_hidden_state, state
-def start(rows):
-    return ${start}
+start = lambda rows: ${start}
 """)
 """The lines of a bridge to a model that counts positions itself, or has none."""
 
@@ -34,8 +33,7 @@ def call(x, documents=None, state=None):
     given["position_ids"] = torch.tensor(seen + (ones if documents is None else documents).cumsum(-1) - 1).clamp(0)
     found = model(inputs_embeds=torch.as_tensor(x), cache=cache, use_cache=cache is not None, **given)
     return found.last_hidden_state, (cache, seen + x.shape[1])
-def start(rows):
-    return ${start}, 0
+start = lambda rows: (${start}, 0)
 """)
 """The lines of a bridge that gives positions as `generate` does."""
 

@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from experiments.benchmark.results.conformance_page import ORDER, PAGE, PICTURE, RECORD, pages, properties
+from experiments.benchmark.results.conformance_page import (
+    NOTES,
+    OURS,
+    PAGE,
+    PICTURE,
+    RECORD,
+    in_order,
+    pages,
+    properties,
+)
 from experiments.benchmark.results.conformance_picture import state_of
 from experiments.benchmark.results.files import Figures, read_folder
 
@@ -14,9 +23,7 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture(scope="module")
 def subjects() -> list[Figures]:
-    record = read_folder(ROOT / RECORD)
-    assert {*record} <= {*ORDER}
-    return [each for name in ORDER if name in record for each in record[name]["subjects"]]
+    return in_order(list(read_folder(ROOT / RECORD).values()))
 
 
 def test_page_and_picture_are_what_the_record_says() -> None:
@@ -46,5 +53,6 @@ def test_each_finding_was_shown_by_its_script_and_ours_have_none(subjects: list[
         if state_of(outcome) == "fails"
     ]
     assert not [name for name, outcome in found if outcome["reproduced"] < 2]
-    assert not [name for name, _ in found if name.startswith("jaxblt")]
+    assert not [name for name, _ in found if name.startswith(OURS)]
+    assert {*NOTES} <= {name for name, _ in found}
     assert all("jaxblt" not in outcome["script"] for _, outcome in found)
