@@ -90,15 +90,28 @@ class Bench:
         if actual.shape != expected.shape:
             says = f"shape {actual.shape} where {expected.shape} was expected"
             return Measured(float("inf"), 0.0, says=says)
-        unit = float(np.sqrt(np.mean(expected**2))) or 1.0
-        return Measured(self.distance(actual, expected), self.limit(prop), unit)
+        unit = self.unit(prop, case, expected)
+        if self.subject.dtype == "float32":
+            return Measured(worst(actual, expected), self.limit(prop), unit)
+        return Measured(typical(actual, expected) * _size(expected) / unit, self.limit(prop), unit)
 
-    def distance(self, actual: np.ndarray, expected: np.ndarray) -> float:
-        """Return the largest difference in fp32; in bf16, whose roundings are large, the root mean square."""
-        return (worst if self.subject.dtype == "float32" else typical)(actual, expected)
+    def unit(self, prop: Property, case: Case, expected: np.ndarray) -> float:
+        """Return the unit of errors: the root mean square of what was expected.
+
+        In bf16, which rounds within a row, it is that of the row's outputs if this is larger: the products of a token
+        whose output nearly vanishes are rounded like the others.
+        """
+        if self.subject.dtype == "float32" or "gradient" in inspect.signature(prop.check).parameters:
+            return _size(expected)
+        return max(_size(expected), _size(helpers.host(self.layer.call(case.inputs())[0])))
 
     def limit(self, prop: Property) -> float:
         """Return the tolerance of a property: its longest sum is over the numbers of the longest row."""
         if prop.differenced and self.subject.dtype == "float32":
             return DIFFERENCED
         return bound(self.subject.dtype, max(self.subject.lengths) * self.subject.width)
+
+
+def _size(numbers: np.ndarray) -> float:
+    """Return the root mean square of some numbers, or 1 if it is zero."""
+    return float(np.sqrt(np.mean(numbers**2))) or 1.0

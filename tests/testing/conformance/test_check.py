@@ -130,6 +130,19 @@ def test_a_failure_is_made_as_short_as_it_can_be_and_its_script_shows_it() -> No
     assert float(said.stdout) > found.most
 
 
+ROUNDED = """\
+def call(x, documents=None, state=None):
+    small = np.where(np.arange(x.shape[1]) == 0, 1e-3, 1.0)[:, None]
+    return (x * small + 1e-4 * x[:, -1:]).astype("float32"), None
+"""
+
+
+def test_in_bf16_an_output_that_nearly_vanishes_is_rounded_like_its_row() -> None:
+    for dtype, fails in (("bfloat16", False), ("float32", True)):
+        (outcome,) = check(lines_subject(ROUNDED, dtype=dtype, lengths=(3,)), only=["future"])
+        assert bool(outcome.finding) == fails
+
+
 def test_what_a_layer_raises_is_a_finding() -> None:
     (outcome,) = check(lines_subject('def call(x):\n    raise TypeError("no")\n'), only=["future"])
     assert outcome.finding is not None
