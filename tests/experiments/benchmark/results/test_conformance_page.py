@@ -1,5 +1,6 @@
 """The page of conformance is what its record says, and our layers have no finding."""
 
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ def test_each_layer_is_on_the_page_and_in_the_picture_once(subjects: list[Figure
     assert len(names) == len(set(names))
     page, picture = ((ROOT / name).read_text("utf-8") for name in (PAGE, PICTURE))
     assert not [name for name in names if f"| {name} |" not in page]
-    assert not [each["name"] for each in subjects if each["outcomes"] and f">{each['name']}<" not in picture]
+    assert not [
+        each["name"] for each in subjects if each["outcomes"] and f">{escape(each['name'])}<" not in picture
+    ]
 
 
 def test_properties_are_those_of_today(subjects: list[Figures]) -> None:
@@ -54,5 +57,4 @@ def test_each_finding_was_shown_by_its_script_and_ours_have_none(subjects: list[
     ]
     assert not [name for name, outcome in found if outcome["reproduced"] < 2]
     assert not [name for name, _ in found if name.startswith(OURS)]
-    assert {*NOTES} <= {name for name, _ in found}
     assert all("jaxblt" not in outcome["script"] for _, outcome in found)
