@@ -70,7 +70,7 @@ def _row(subject: Figures) -> tuple[str, ...]:
         return subject["name"], subject.get("version") or "", "", f"not run: {subject['not_run']}", "", ""
     failed = [name.replace("_", " ") for name, found in outcomes.items() if "script" in found]
     usual = max(found["limit"] for name, found in outcomes.items() if name != "gradients")
-    checked = f"{len(outcomes)} of {len(properties())}"
+    checked = f"{len(outcomes)} of {len(properties())}" + (", not finished" if "not_run" in subject else "")
     said = f"**{', '.join(failed)}**" if failed else "nothing"
     return subject["name"], subject["version"], subject["dtype"], checked, f"{usual:.1e}", said
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from experiments.benchmark.results.conformance_page import (
-    NOTES,
     OURS,
     PAGE,
     PICTURE,
