@@ -81,7 +81,8 @@ def rule(title: str, op: str, gate: str, *, delta: bool = False, keys: int = 4) 
         name=f"jaxblt: {title}",
         make=RULE.substitute(op=op, cuts=cuts, gates=gates, delta=delta),
         width=3 * keys + wide + delta,
-        promises=(CAUSAL - {"documents_in_calls"}) | {"decays", "values"},
+        # The gate of the bridge, not the operation, has a gradient of NaN where x is NaN.
+        promises=(CAUSAL - {"documents_in_calls", "nan"}) | {"decays", "values"},
         decays=slice(3 * keys, 3 * keys + wide),
         lengths=(1, 9),
         peer="jaxblt",
