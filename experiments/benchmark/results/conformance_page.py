@@ -91,7 +91,7 @@ def _section(subject: Figures) -> str:
     parts = [f"### {subject['name']}", markdown(heads, rows)]
     if noted := NOTES.get(subject["name"]):
         parts.append(fill(noted))
-    return "\n\n".join([*parts, f"`{first}`:", f"```py\n{found[first]['script'].strip()}\n```"])
+    return "\n\n".join([*parts, f"`{first}`:", f"```text\n{found[first]['script'].strip()}\n```"])
 
 
 def _finding(name: str, found: Figures) -> tuple[str, ...]:
