@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "new": ("jaxblt.cli.new", "write a recipe file of your own to start from"),
     "data": ("jaxblt.cli.data", "fetch the data of the built-in recipes"),
     "demo": ("jaxblt.cli.demo", "train and show everything in small, on an embedded book"),
+    "conformance": ("jaxblt.cli.conformance", "check what a layer of your own promises"),
     "doctor": ("jaxblt.doctor", "what this machine has, and what will run on it"),
 }
 """Module and description of each command."""

@@ -19,6 +19,7 @@ from configs import RECIPES
 from jaxblt.data import DocumentSource
 from jaxblt.inference.requests import lay_out
 from jaxblt.models.mixer_table import WORDS
+from jaxblt.testing.conformance import PROMISES
 from jaxblt.training.log.report import _adapters
 from jaxblt.training.start.base import trained_part
 from jaxblt.training.start.setup import Setup, make_task
@@ -198,3 +199,12 @@ def test_adapters_md_says_what_a_run_prints_first():
     names |= {"find_sites": jaxblt.adapters.find_sites, "replace": replace}
     exec(python[python.index("base = ") : python.index("fit(")], names)
     assert said_first(names["recipe"]) in blocks(GUIDES / "adapters.md", "")
+
+
+def test_conformance_md_finds_the_fault_of_its_layer(capsys):
+    page, names = GUIDES / "conformance.md", {}
+    for text in blocks(page, "python"):
+        exec(compile(text, "conformance.md", "exec"), names)
+    assert capsys.readouterr().out == "".join(blocks(page, "text"))
+    known = set(re.findall(r'^- `"(\w+)"', page.read_text(encoding="utf-8"), re.MULTILINE))
+    assert known <= set(PROMISES)
