@@ -129,7 +129,7 @@ def test_the_folder_of_a_faster_process_is_kept(cache, monkeypatch):
 
 def test_commands_list_runs_and_write_cards(cache, tmp_path, capsys):
     main(["models"])
-    assert "english  English prose" in capsys.readouterr().out
+    assert "english   English prose" in capsys.readouterr().out
     main(["card", "english", "--out", str(tmp_path / "card.md")])
     text = (tmp_path / "card.md").read_text(encoding="utf-8")
     about = json.loads((boxed.HERE / "boxed.json").read_text(encoding="utf-8"))["english"]

@@ -28,6 +28,14 @@ def count(items: list[Any]) -> int:
     return len(items)
 
 
+def mean_accuracy(row: Row) -> dict[str, float]:
+    """Return the mean over seeds of the share of test records that each model of labels answers right."""
+    found: dict[str, list[float]] = {}
+    for run in row["runs"]:
+        found.setdefault(run["model"], []).append(run["accuracy"])
+    return {model: sum(values) / len(values) for model, values in found.items()}
+
+
 def folder_name(row: Row) -> str:
     """Return the last part of a run's folder."""
     return Path(row["run"]).name
