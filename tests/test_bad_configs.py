@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jaxblt.data.kmers import KmerVocab
 from jaxblt.inference import Decoder
+from jaxblt.inference.engine import Request, Sampling
 from jaxblt.models import StackConfig
 from jaxblt.training.stored.names import NAMES
 from jaxblt.training.stored.serialize import from_json, to_json
@@ -22,7 +23,7 @@ from tests.config_tables.good import BYTES, GOOD
 from tests.config_tables.together import BAD_TOGETHER, MEANT
 
 LIBRARY = Path(__file__).parent.parent / "jaxblt"
-NEVER_STORED = (Decoder, KmerVocab)
+NEVER_STORED = (Decoder, KmerVocab, Request, Sampling)
 """They hold a dtype and bytes; no recipe holds them."""
 NEVER_MEANT = (NAN, INF, -INF, 1e39, 1e-39)
 """Numbers that no field takes: fp32 makes the last two infinite, and 0."""

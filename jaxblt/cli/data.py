@@ -28,8 +28,11 @@ def _listops(folder: Path) -> None:
 
 MADE: dict[str, Callable[[Path], None]] = {"listops": _listops}
 """Data sets that are drawn: what writes them into a folder."""
+_GENES = "what `python -m experiments.genes markers.fasta` writes: the marker genes of MetaPhlAn 2 and their proteins"
 BROUGHT = {
     "english": "folders train, validation and test of .txt files, such as those of `jaxblt data fetch books`",
+    "genes": _GENES,
+    "proteins": _GENES,
     "imdb": "train*.tsv and test*.tsv of label, tab and text, or the folders train and test of its release",
 }
 """Data sets that have no address to fetch them from: what to put into their folder."""

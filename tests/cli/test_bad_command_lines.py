@@ -31,7 +31,11 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     ((*TRAIN, "extra"), 2, "Unrecognized options: extra"),
     ((*TRAIN, "--optimizer.clip-norm", "x"), 2, "--optimizer.clip-norm: expected None or FLOAT, got 'x'"),
     ((*TRAIN, "--optimizer.learning-rate", "fast"), 2, "learning-rate: expected a number, got 'fast'"),
-    ((*TRAIN, "--train.dtype", "f16"), 2, "--train.dtype: expected one of 'bfloat16', 'float32', got 'f16'"),
+    (
+        (*TRAIN, "--train.dtype", "f16"),
+        2,
+        "--train.dtype: expected one of 'bfloat16', 'float16', 'float32', got 'f16'",
+    ),
     ((*TRAIN, "--data.eos", "maybe"), 2, "--data.eos: expected one of .*got 'maybe'"),
     ((*TRAIN, "--train.profile-steps", "1"), 2, "--train.profile-steps: expected None or .INT INT., got '1'"),
     ((*TRAIN, "--train.steps", "-1"), 2, "--train: TrainConfig.steps must be at least 1, got -1"),

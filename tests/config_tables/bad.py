@@ -38,6 +38,7 @@ from jaxblt.data.tasks import (
     TextPairs,
 )
 from jaxblt.inference import Decoder, SamplingConfig
+from jaxblt.inference.engine import EngineConfig, Lane, Request, Sampling
 from jaxblt.mixers import (
     AttentionConfig,
     DualDecayConfig,
@@ -293,6 +294,30 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     MeshConfig: {"data": (0, -2), "fsdp": (0, 1.5), "seq": (2.5, True), "tensor": ("2",)},
     SequenceLayout: {"kind": ("spiral",)},
     SamplingConfig: {"temperature": (-1, NAN, INF), "top_k": (-1, 2.5), "top_p": (0.0, 1.5, NAN)},
+    EngineConfig: {
+        "lanes": ((), (8,)),
+        "max_waiting": (0, 2.5),
+        "piece_bytes": (0, 2.5),
+        "prefix_bytes": (-1, 2.5),
+    },
+    Lane: {"slots": (0, 2.5, 10**6), "capacity": (1, 2.5)},
+    Request: {
+        "prompt": ("text", None),
+        "max_new_bytes": (0, 2.5),
+        "deadline_s": (0, -1.0, NAN, INF),
+        "max_unread": (0, 2.5),
+        "sampling": (None,),
+    },
+    Sampling: {
+        "temperature": (-1, NAN, INF),
+        "top_k": (-1, 2.5),
+        "top_p": (0.0, 1.5, NAN),
+        "seed": (-1, 2.5, 2**70),
+        "stop": ((b"",), ("text",)),
+        "alphabet": (b"", "text"),
+        "frequency_penalty": (NAN, INF, 1e6),
+        "presence_penalty": (NAN, INF, -1e6),
+    },
     Decoder: {"model": (None, "books"), "patcher": ("space",)},
     HashConfig: {
         "sizes": ((), (1,), (3.5,), [3], (10**6,)),

@@ -42,6 +42,7 @@ from jaxblt.data.tasks import (
     TextPairs,
 )
 from jaxblt.inference import Decoder, SamplingConfig
+from jaxblt.inference.engine import EngineConfig, Lane, Request, Sampling
 from jaxblt.mixers import (
     AttentionConfig,
     DualDecayConfig,
@@ -139,6 +140,10 @@ GOOD: dict[type, dict[str, Any]] = {
     MeshConfig: {},
     SequenceLayout: {},
     SamplingConfig: {},
+    EngineConfig: {},
+    Lane: {},
+    Request: {"prompt": b""},
+    Sampling: {},
     Decoder: {"model": BYTES},
     HashConfig: {},
     EmbeddingConfig: {},

@@ -12,6 +12,7 @@ from jaxblt.adapters import (
 )
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.inference import SamplingConfig
+from jaxblt.inference.engine import Sampling
 from jaxblt.mixers import (
     AttentionConfig,
     ImplicitFilter,
@@ -159,6 +160,7 @@ MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
     TaskLoss: {"weight": (0.0,)},
     PatcherConfig: {"threshold": (0.0, -1.0), "threshold_add": (0.0, -1.0), "margin": (0.0,)},
     SamplingConfig: {"temperature": (0.0,)},
+    Sampling: {"temperature": (0.0,), "frequency_penalty": (-1.0,), "presence_penalty": (-1.0,)},
     PositionConfig: {"offset_periods": ((),), "periods": ((),)},
     StackConfig: {"mlp_dim": (0,)},
     StateEngineConfig: {"balance_weight": (0.0,)},

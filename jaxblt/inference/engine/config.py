@@ -57,7 +57,7 @@ class EngineConfig:
         check_bounds(self, "max_waiting", "piece_bytes", least=1)
         check_bounds(self, "prefix_bytes", least=0, most=2**53)
         if not self.lanes:
-            raise ValueError("EngineConfig.lanes is empty: give at least one Lane(slots, capacity)")
+            raise ValueError("EngineConfig.lanes must hold at least one Lane(slots, capacity), got ()")
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ def test_generate_waits_for_room(runs, alone):
             lambda: Sampling(presence_penalty=101.0),
             "Sampling.presence_penalty must lie in -100.0..100.0, got 101.0",
         ),
-        (lambda: EngineConfig(lanes=()), "EngineConfig.lanes is empty"),
+        (lambda: EngineConfig(lanes=()), "EngineConfig.lanes must hold at least one Lane"),
         (lambda: Lane(slots=0), "Lane.slots must lie in 1..65536, got 0"),
     ],
 )
