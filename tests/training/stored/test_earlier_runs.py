@@ -14,7 +14,7 @@ import jaxblt
 from jaxblt.inference import SamplingConfig, generate
 from tests.training.tiny import Letters
 
-ARCHIVES = sorted((Path(__file__).parent / "runs").glob("*.zip"))
+ARCHIVES = sorted((Path(__file__).parent / "earlier").glob("*.zip"))
 
 
 @pytest.mark.slow(days=3)
@@ -30,3 +30,7 @@ def test_loss_and_generated_bytes_are_those_of_the_commit_that_wrote_it(
     greedy = SamplingConfig(temperature=0.0)
     (text,) = generate(run.decoder, run.decoder_params, [b"ACGTAC"], max_new_bytes=8, sampling=greedy)
     assert text.hex() == figures["generated"]
+
+
+def test_runs_of_three_commits_are_there() -> None:
+    assert [path.stem for path in ARCHIVES] == ["adapter_over_a_base", "byte_lm", "byte_patched"]
