@@ -73,7 +73,7 @@ class Bench:
 
     @functools.cached_property
     def gradient(self) -> Any:
-        """The function that takes gradients in the layer's framework."""
+        """Return the function that takes gradients in the layer's framework."""
         y = self.layer.call(Case(1, max(self.subject.lengths), self.subject.width, None).inputs())[0]
         return helpers.torch_gradient if hasattr(y, "new_tensor") else helpers.jax_gradient
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.benchmark.peers.conformance.common import STREAMED
 from jaxblt.testing.conformance import Layer, Subject
 
 
@@ -54,19 +55,7 @@ subjects = (
         name="mamba2-jax: Mamba2Model",
         make=mamba2,
         width=16,
-        promises=frozenset(
-            [
-                "causal",
-                "lengths",
-                "batch",
-                "state",
-                "any_split",
-                "pure_state",
-                "steady_state",
-                "gradients",
-                "dtype",
-            ]
-        ),
+        promises=STREAMED,
         lengths=(1, 2, 3, 8, 17, 33),
         peer="mamba2-jax",
         called="Mamba2Model(config)(inputs_embeds, cache)",

@@ -6,9 +6,11 @@ Each is called as README's quick start says, with the implementation that `impl=
 import string
 from typing import Literal
 
+from experiments.benchmark.peers.conformance.common import MATRIX_STATE, STREAMED
 from jaxblt.testing.conformance import Subject
 
-TEMPLATE = string.Template("""\
+TEMPLATE = string.Template(
+    """\
 import jax, jax.numpy as jnp
 from jla import ops
 def streams(x, xp):
@@ -27,14 +29,9 @@ def reference(x):
     q, k, v, gates = streams(x, np)
     q, k = (z / np.sqrt((z * z).sum(-1, keepdims=True) + 1e-6) if ${delta} else z for z in (q, k))
     decay = np.exp(gates["g"] if gates["g"].ndim == 4 else gates["g"][..., None])[..., None]
-    s, y = 0 * k[:, 0, ..., None] * v[:, 0, :, None], []
-    for t in range(x.shape[1]):
-        s = s * decay[:, t]
-        new = gates["beta"][:, t, :, None] * (v[:, t] - (k[:, t, ..., None] * s).sum(-2)) if ${delta} else v[:, t]
-        s = s + k[:, t, ..., None] * new[:, :, None]
-        y.append((q[:, t, ..., None] * s).sum(-2) / k.shape[-1] ** 0.5)
-    return np.stack(y, 1)
-""")
+"""
+    + MATRIX_STATE
+)
 """The lines of a bridge. `streams` works on arrays of JAX and, for the reference in f64, of NumPy."""
 
 ATTENTION = string.Template("""\
@@ -52,12 +49,7 @@ def reference(x):
 """)
 """The lines of a bridge to softmax attention."""
 
-PROMISES = frozenset(
-    [
-        *("causal", "lengths", "batch", "documents", "state", "any_split", "pure_state", "steady_state"),
-        *("gradients", "dtype", "values"),
-    ]
-)
+PROMISES = STREAMED | {"documents", "values"}
 LENGTHS = {"float32": (1, 2, 3, 17), "bfloat16": (130,)}
 
 Dtype = Literal["float32", "bfloat16"]

@@ -2,6 +2,7 @@
 
 import string
 
+from experiments.benchmark.peers.conformance.common import MATRIX_STATE, STREAMED
 from jaxblt.testing.conformance import Subject
 
 MIXER = string.Template("""\
@@ -21,7 +22,8 @@ def start(rows):
 """)
 """The lines of a bridge to a mixer."""
 
-RULE = string.Template("""\
+RULE = string.Template(
+    """\
 import jax, jax.numpy as jnp
 from pallas_kernels.${op} import ${op} as op
 def streams(x, xp):
@@ -40,22 +42,12 @@ def reference(x):
     q, k, v, gates = streams(x, np)
     log = gates.get("log_gate", gates.get("log_key_gate"))
     decay = np.exp(log if log.ndim == 4 else log[..., None])[..., None]
-    s, y = 0 * k[:, 0, ..., None] * v[:, 0, :, None], []
-    for t in range(x.shape[1]):
-        s = s * decay[:, t]
-        new = gates["beta"][:, t, :, None] * (v[:, t] - (k[:, t, ..., None] * s).sum(-2)) if ${delta} else v[:, t]
-        s = s + k[:, t, ..., None] * new[:, :, None]
-        y.append((q[:, t, ..., None] * s).sum(-2) / k.shape[-1] ** 0.5)
-    return np.stack(y, 1)
-""")
+"""
+    + MATRIX_STATE
+)
 """The lines of a bridge to an operation with a matrix of state."""
 
-CAUSAL = frozenset(
-    [
-        *("causal", "lengths", "batch", "documents", "padding", "left_padding", "nan", "state", "any_split"),
-        *("pure_state", "steady_state", "documents_in_calls", "gradients", "dtype"),
-    ]
-)
+CAUSAL = STREAMED | {"documents", "documents_in_calls", "padding", "left_padding", "nan"}
 WIDTH = 8
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.benchmark.peers.conformance.common import STREAMED
 from jaxblt.testing.conformance import Layer, Subject
 
 MERGED = string.Template("""\
@@ -144,21 +145,7 @@ subjects = (
         name="transformers: Qwen3-Next's gated delta rule",
         make=chunked_delta_rule,
         width=14,
-        promises=frozenset(
-            [
-                "causal",
-                "lengths",
-                "batch",
-                "state",
-                "any_split",
-                "pure_state",
-                "steady_state",
-                "decays",
-                "gradients",
-                "dtype",
-                "values",
-            ]
-        ),
+        promises=STREAMED | {"decays", "values"},
         decays=slice(12, 13),
         peer="transformers",
         called="torch_chunk_gated_delta_rule(use_qk_l2norm_in_kernel=True)",
