@@ -111,9 +111,9 @@ def _together[T](read: Callable[[], T]) -> T:
     What another attempt or an older step cannot cure (another state, no memory) is raised as it is.
     """
     error, value = None, None
+    silence_leftovers()
     try:
-        with silence_leftovers():
-            value = read()
+        value = read()
     except (integrity.StateMismatch, jax.errors.JaxRuntimeError):
         raise
     except Exception as caught:

@@ -1,27 +1,21 @@
 """Silence of what a failed read leaves behind: Orbax closes its event loop under reads that still go on."""
 
-import gc
+import functools
 import logging
 import sys
-import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
 from types import CoroutineType
 from typing import Any
 
-READS = "orbax/checkpoint/_src/serialization"
-"""Where Orbax reads arrays, many at once."""
-WAIT_S = 5.0
-"""The longest wait for reads that nobody needs any more."""
-QUIET_S = 0.3
-"""The wait behind the last of them: TensorStore tells the closed loop when its bytes arrive."""
 
+@functools.cache
+def silence_leftovers() -> None:
+    """Keep reads that go on behind a failed one from printing a page each, from the first call on.
 
-@contextmanager
-def silence_leftovers() -> Iterator[None]:
-    """Raise what a block raises, and keep reads that go on behind it from printing a page each."""
-    printed, ignored, tasks = sys.excepthook, sys.unraisablehook, logging.getLogger("asyncio")
+    On a busy machine the last of them ends long after the error was handled. All else is printed as before.
+    """
+    printed, ignored = sys.excepthook, sys.unraisablehook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if not _is_closed_loop(error):
@@ -32,48 +26,28 @@ def silence_leftovers() -> Iterator[None]:
             ignored(found)
 
     sys.excepthook, sys.unraisablehook = excepthook, unraisablehook
-    tasks.addFilter(_is_retrieved)
-    try:
-        yield
-    except Exception as error:
-        _outlast(error)
-        raise
-    finally:
-        sys.excepthook, sys.unraisablehook = printed, ignored
-        tasks.removeFilter(_is_retrieved)
-
-
-def _outlast(error: Exception) -> None:
-    """Release the reads that the frames of an error of arrays hold, and wait for their end."""
-    causes = list(_list_causes(error))
-    if not any(
-        READS in frame.filename for one in causes for frame in traceback.extract_tb(one.__traceback__)
-    ):
-        return
-    for one in causes:
-        traceback.clear_frames(one.__traceback__)
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
-        gc.collect()
-        if not any(_is_of_orbax(found) and found.cr_frame is not None for found in gc.get_objects()):
-            break
-        time.sleep(0.02)
-    time.sleep(QUIET_S)
-
-
-def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    logging.getLogger("asyncio").addFilter(_is_of_others)
+    warnings.filterwarnings("ignore", "coroutine '_read_.*' was never awaited", RuntimeWarning)
 
 
 def _is_closed_loop(error: Any) -> bool:
-    return isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    """Tell whether a loop was told of bytes after its end: only the loop's own frames lead there."""
+    return (
+        isinstance(error, RuntimeError)
+        and str(error) == "Event loop is closed"
+        and all(_is_of_loops(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    )
+
+
+def _is_of_loops(file: str) -> bool:
+    return "asyncio" in file or "uvloop" in file
 
 
 def _is_of_orbax(found: Any) -> bool:
     return isinstance(found, CoroutineType) and "orbax" in found.cr_code.co_filename
 
 
-def _is_retrieved(record: logging.LogRecord) -> bool:
-    return "exception was never retrieved" not in record.getMessage()
+def _is_of_others(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    left = "exception was never retrieved" in message or "was destroyed but it is pending" in message
+    return not (left and any(word in message for word in ("orbax", "TensorStore", "OCDBT")))
