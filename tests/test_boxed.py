@@ -31,6 +31,13 @@ def test_english_knows_english(cache):
     assert bits[0] < 2.5 < 4 < bits[1]
 
 
+def test_a_misspelt_name_is_answered_with_the_nearest():
+    with pytest.raises(
+        FileNotFoundError, match=r"englsh holds no run: .* did you mean 'english', which comes with"
+    ):
+        jaxblt.load("englsh")
+
+
 def test_genes_and_proteins_know_their_letters(cache):
     """A reading frame is likelier than the same codons with one base moved to the end, a protein than its mirror."""
     protein = b"MSKIIGIDLGTTNSCVAVMEGGEPKVIENAEGARTTPSVVAFTKDGERLVGQPAKRQAVTNPENTIFSVKRLIGR"

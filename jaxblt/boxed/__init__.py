@@ -5,6 +5,7 @@ is unpacked once into the user's cache, under the archive's hash.
 """
 
 import contextlib
+import difflib
 import hashlib
 import json
 import os
@@ -29,6 +30,12 @@ def boxed() -> dict[str, dict[str, Any]]:
 def is_boxed(run_dir: str | os.PathLike[str]) -> bool:
     """Return whether a run is named that comes with jaxblt. A folder of that name goes first."""
     return str(run_dir) in boxed() and not Path(run_dir).exists()
+
+
+def suggestion(run_dir: str | os.PathLike[str]) -> str:
+    """Return a few words on a run in the box that a folder's name is close to, or nothing."""
+    near = difflib.get_close_matches(str(run_dir), boxed(), n=1)
+    return f"; did you mean {near[0]!r}, which comes with jaxblt?" if near else ""
 
 
 def unpacked(name: str) -> Path:

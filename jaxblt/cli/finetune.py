@@ -162,7 +162,7 @@ def main(argv: Sequence[str]) -> None:
     if not Path(run_dir).is_dir():
         return
     data = recipe.data
-    is_asked = options.baselines and fitted.finished and jax.process_count() == 1
+    is_asked = options.baselines and (fitted.finished or fitted.timed_out) and jax.process_count() == 1
     if is_asked and isinstance(data, LabelledDataConfig) and is_comparable(data) and read_parts(data)["test"]:
         run = jaxblt.load(run_dir, step="best" if recipe.train.keep_best else None)
         print("\n".join(compare(data, run.evaluate("test")).lines))

@@ -36,20 +36,17 @@ class WordsConfig:
       both_strands: of DNA, count the words of the other strand as well, so that both strands have one answer.
       places: the first places of a record whose letters are features too, each letter at each place: for records that
         are aligned, such as mutants of one sequence or windows around one kind of site.
-      dropout: share of the rows whose words are left out in training, so that the states learn to answer alone.
     """
 
     letters: Literal["dna", "protein"] = "dna"
     longest: int = 6
     both_strands: bool = False
     places: int = 0
-    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "longest", least=1)
         check_bounds(self, "places", least=0)
-        check_bounds(self, "dropout", least=0, below=1, why=": it is a share")
         if self.both_strands and self.letters != "dna":
             raise ValueError(
                 f"WordsConfig.both_strands is of DNA, and letters = {self.letters!r}: set it to False"
@@ -166,8 +163,4 @@ class WordLogits(nn.Module):
         x = weigh_words(count_words(ids, there, config), jax.lax.stop_gradient(rarity), config)
         zeros = nn.initializers.zeros
         sizes, names = {"c": self.outputs}, (None, None)
-        logits = Linear("bw,wc->bc", sizes, names, bias=zeros, kernel_init=zeros, name="outputs")(x)
-        if not config.dropout or not self.has_rng("dropout"):
-            return logits
-        kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - config.dropout, (len(ids), 1))
-        return jnp.where(kept, logits, 0)
+        return Linear("bw,wc->bc", sizes, names, bias=zeros, kernel_init=zeros, name="outputs")(x)

@@ -31,6 +31,13 @@ def followed(recipe: Any) -> tuple[str, bool]:
     return figure, is_better_higher(figure)
 
 
+def standing_of(recipe: Any, meta: Mapping[str, Any]) -> "Standing":
+    """Return how the run's evaluations compare so far, from what an earlier process stored."""
+    train, (figure, higher) = recipe.train, followed(recipe)
+    meta = {"best_by": recipe.objective.headline} | dict(meta)  # Earlier versions compared nothing else
+    return Standing(train.keep_best, train.patience, higher=higher, meta=meta, figure=figure)
+
+
 def check_followed(recipe: Any) -> None:
     """Raise ValueError unless the objective has the figure `train.best_by`."""
     figure, names = recipe.train.best_by, recipe.objective.figure_names

@@ -472,7 +472,6 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "longest": (0, 2.5),
         "both_strands": (1,),
         "places": (-1, 2.5),
-        "dropout": (-0.1, 1.0),
     },
     LabelHeadConfig: {
         "target": ("text",),

@@ -99,18 +99,6 @@ def test_a_head_without_states_is_the_regression_and_states_add_to_it():
     assert_close(moved, jnp.sum(jnp.mean(states[:, 1:16], 1), -1, keepdims=True) * jnp.ones((1, 3)), n=WIDTH)
 
 
-def test_words_are_dropped_by_whole_rows():
-    config = LabelHeadConfig(words=WordsConfig(longest=1, dropout=0.5))
-    head, (ids, segments) = LabelHead(config, causal=False), rows_of([b"ACGT"] * 64)
-    states = jnp.zeros((64, WIDTH, DIM))
-    params = head.init(jax.random.key(0), states, ids, segments)
-    params, apply = jax.tree.map(jnp.ones_like, params), jax.jit(head.apply)
-    found = apply(params, states, ids, segments, rngs={"dropout": jax.random.key(1)})
-    whole = apply(params, states, ids, segments)[0, 0]
-    assert set(np.unique(np.asarray(found))) == {1.0, float(whole)}
-    assert 16 < np.sum(np.asarray(found)[:, 0] == 1) < 48
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import jaxblt
-from jaxblt.training import loop
+from jaxblt.training import trainer
 from jaxblt.training.best import Standing
 from jaxblt.training.loop import fit
 from jaxblt.training.stored.checkpoint import list_steps
@@ -50,7 +50,7 @@ def test_what_is_stored_goes_on_where_it_was() -> None:
 def _figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations that come to `FIGURES`, one after the other."""
     found = iter(FIGURES)
-    monkeypatch.setattr(loop.Validation, "__call__", lambda self, state: {"bits_per_byte": next(found)})
+    monkeypatch.setattr(trainer.Validation, "__call__", lambda self, state: {"bits_per_byte": next(found)})
 
 
 @pytest.mark.slow(days=28, group="whole runs")

@@ -16,7 +16,6 @@ from experiments.benchmark.labels.labelled_runs import (
     seeds_of,
     train,
     train_config,
-    with_trained_words,
     word_parameters,
 )
 
@@ -211,4 +210,4 @@ def networks(base_run: str, data: "LabelledDataConfig", *, steps: int) -> dict[s
     model = equal_size(count_params(base.params)[1] + word_parameters(tuned), 1)
     model = replace(model, causal=base.recipe.model.causal)
     plain = Recipe("cnn", model, data, tuned.objective, rates["cnn"], **options)
-    return {"finetuned": tuned, "trained_words": with_trained_words(tuned), "cnn": plain}
+    return {"finetuned": tuned, "cnn": plain}

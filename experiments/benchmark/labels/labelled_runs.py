@@ -108,17 +108,6 @@ def score_start(data: "LabelledDataConfig") -> dict[str, Any]:
     }
 
 
-def with_trained_words(recipe: "Recipe", *, rate: float = 0.1, dropout: float = 0.5) -> "Recipe":
-    """Return a fine-tuning recipe whose fitted words are trained too, and left out of a share of the rows."""
-    from jaxblt.models.labeller import HEAD
-
-    head = replace(recipe.model.head, words=replace(recipe.model.head.words, dropout=dropout))
-    kept = tuple(pair for pair in recipe.optimizer.rates if not pair[0].startswith(f"{HEAD}/*words"))
-    optimizer = replace(recipe.optimizer, rates=(*kept, (f"{HEAD}/*words/outputs/*", rate)))
-    model = replace(recipe.model, head=head)
-    return replace(recipe, name="trained_words", model=model, optimizer=optimizer)
-
-
 def word_parameters(recipe: "Recipe") -> int:
     """Return how many parameters a fine-tuned head has for words."""
     head = recipe.model.head

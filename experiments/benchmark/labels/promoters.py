@@ -15,7 +15,6 @@ from experiments.benchmark.labels.labelled_runs import (
     seeds_of,
     train,
     train_config,
-    with_trained_words,
     word_parameters,
     write_records,
 )
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 FIGURES = ("accuracy", "mcc", "f1", "auroc", "auprc")
 RATES = {"finetuned": 3e-4, "probe": 1e-2, "cnn": 1e-3}
 """Peak learning rates."""
-MODELS = ("markov", "nearest", "kmers", "start", "finetuned", "trained_words", "probe", "cnn")
+MODELS = ("markov", "nearest", "kmers", "start", "finetuned", "probe", "cnn")
 SHARE = 0.001
 """One common 21-mer links two sequences: they are stretches of one genome, and many overlap."""
 LONGEST = (3, 4, 5, 6)
@@ -154,4 +153,4 @@ def networks(
         optimizer=optimizers["cnn"],
         train=train,
     )
-    return {"finetuned": tuned, "trained_words": with_trained_words(tuned), "probe": probe, "cnn": cnn}
+    return {"finetuned": tuned, "probe": probe, "cnn": cnn}

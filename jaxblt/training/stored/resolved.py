@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxblt.boxed import suggestion
 from jaxblt.profiling.provenance import provenance
 from jaxblt.show import show
 from jaxblt.training.packing import forget_promises
@@ -108,7 +109,7 @@ def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
 def _read(run_dir: Path) -> Resolved:
     file = run_dir / FILE
     if not file.exists():
-        raise FileNotFoundError(f"{run_dir} holds no run: {file} does not exist")
+        raise FileNotFoundError(f"{run_dir} holds no run: {file} does not exist{suggestion(run_dir)}")
     try:
         content = read_json(file, run_dir, most=MAX_BYTES)
         found, frozen = content["recipe"], _frozen_hashes(content)

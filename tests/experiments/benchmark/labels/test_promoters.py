@@ -42,10 +42,10 @@ def test_a_sequence_stands_once_in_the_table(tmp_path: Path) -> None:
 def test_a_win_is_over_all_others() -> None:
     def runs(seed: int, finetuned: float) -> list[dict]:
         mcc = {"markov": 0.3, "nearest": 0.2, "kmers": 0.5, "start": 0.5}
-        mcc |= {"finetuned": finetuned, "trained_words": 0.1, "probe": 0.4, "cnn": 0.6}
+        mcc |= {"finetuned": finetuned, "probe": 0.4, "cnn": 0.6}
         return [{"seed": seed, "model": name, "mcc": value} for name, value in mcc.items()]
 
-    found = [*runs(0, 0.7), *runs(1, 0.55), *runs(2, 0.9)[:6]]
+    found = [*runs(0, 0.7), *runs(1, 0.55), *runs(2, 0.9)[:5]]
     assert count_wins(found, "finetuned", MODELS, "mcc") == 1
 
 
