@@ -30,6 +30,7 @@ from jaxblt.interchange.tensors import (
     write_tensors,
 )
 from jaxblt.seals import check_seal
+from jaxblt.training.experimental.hybrid import without_weights
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.frozen import param_shapes
 from jaxblt.training.start.setup import boxed_params, make_task
@@ -66,8 +67,8 @@ def alone(recipe: Recipe) -> Recipe:
     with, or weighed.
     """
     started = {"also_train": (), "experts": (), "fresh": (), "freeze": ()}
-    learned = {"train": replace(recipe.train, ema=None), "reference": None, "hybrid": None}
-    return replace(recipe, base_run=None, **started, **learned)
+    learned = {"train": replace(recipe.train, ema=None), "reference": None}
+    return replace(recipe, base_run=None, objective=without_weights(recipe.objective), **started, **learned)
 
 
 def write_run(

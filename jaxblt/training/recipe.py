@@ -1,7 +1,7 @@
 """A recipe: everything that defines a training run, as one frozen dataclass."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +15,6 @@ from jaxblt.training.objectives.objectives import NextByte, Objective
 from jaxblt.training.objectives.reference import ReferenceConfig
 from jaxblt.training.optimisers.by_optax import AdamWConfig, Optimizer
 from jaxblt.training.packing import align, take_back_promises
-from jaxblt.training.routing.hybrid import HybridConfig
 from jaxblt.training.train_config import TrainConfig
 from jaxblt.validation import check_bounds, check_buildable, check_fields
 
@@ -50,8 +49,6 @@ class Recipe:
       experts: folders of static adapters over the same base, runs or PEFT files, that the experts of the model's
         banks start as; () to draw them.
       reference: a second model whose predictions are held close to; None for none.
-      hybrid: weights of the loss's parts by step, with imitation of labels and reinforcement of routers; None for the
-        objective's loss.
     """
 
     name: str
@@ -72,9 +69,18 @@ class Recipe:
     also_train: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
     reference: ReferenceConfig | None = None
-    hybrid: HybridConfig | None = None
 
     __repr__ = show
+
+    @classmethod
+    def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        """Turn what older versions stored into today's fields: weights of a loss stood beside the objective."""
+        hybrid = stored.pop("hybrid", None)
+        if hybrid is not None:
+            plain = stored.get("objective", NextByte())
+            smoothing, accuracy = plain.label_smoothing, plain.accuracy
+            stored["objective"] = replace(hybrid, label_smoothing=smoothing, accuracy=accuracy)
+        return stored
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -32,6 +32,7 @@ from jaxblt.precision.sites import in_fp8, next_amax
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
 from jaxblt.side_outputs import SIDE_OUTPUTS
+from jaxblt.training.experimental.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
 from jaxblt.training.metrics import (
     Metrics,
     patch_counts,
@@ -41,7 +42,6 @@ from jaxblt.training.metrics import (
 )
 from jaxblt.training.objectives.objectives import NextByte, Objective
 from jaxblt.training.objectives.reference import Reference, divergence, every_nth
-from jaxblt.training.routing.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
 from pallas_kernels.runtime import current_device
 
@@ -386,7 +386,7 @@ def _next_scaling(
 def _runner(
     task: Task, frozen: Mapping[str, Frozen], rows: Batch, always: dict[str, PRNGKeyArray], amax: Any
 ) -> Any:
-    """Make passes of a batch's rows, see `jaxblt.training.routing.hybrid.Run`; all of them have the rngs `always`."""
+    """Make passes of a batch's rows (`experimental.hybrid.Run`); all of them have the rngs `always`."""
 
     def run(
         params: Any,

@@ -77,6 +77,7 @@ from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
+from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
     Masked,
@@ -89,7 +90,6 @@ from jaxblt.training.objectives.objectives import (
 from jaxblt.training.objectives.reference import ReferenceConfig
 from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.routing.policy import PolicyConfig
 from jaxblt.training.train_config import TrainConfig
 
 NAN, INF = float("nan"), float("inf")

@@ -81,6 +81,8 @@ from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
+from jaxblt.training.experimental.hybrid import HybridNextByte
+from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
     ClassifyChain,
@@ -97,8 +99,6 @@ from jaxblt.training.objectives.reference import ReferenceConfig
 from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.optimisers.schedule import ScheduleConfig
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.routing.hybrid import HybridConfig
-from jaxblt.training.routing.policy import PolicyConfig
 from jaxblt.training.train_config import TrainConfig
 
 BYTES = ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern=("recurrence",)))
@@ -181,7 +181,7 @@ GOOD: dict[type, dict[str, Any]] = {
     ScheduleConfig: {},
     ClassifyPositions: {},
     ClassifyChain: {},
-    HybridConfig: {},
+    HybridNextByte: {},
     PolicyConfig: {},
     ReferenceConfig: {},
     AdapterConfig: {},

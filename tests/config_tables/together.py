@@ -28,6 +28,8 @@ from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
+from jaxblt.training.experimental.hybrid import HybridNextByte
+from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.objectives.objectives import (
     Masked,
     Regress,
@@ -36,8 +38,6 @@ from jaxblt.training.objectives.objectives import (
 from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
 from jaxblt.training.optimisers.schedule import ScheduleConfig
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.routing.hybrid import HybridConfig
-from jaxblt.training.routing.policy import PolicyConfig
 from jaxblt.training.train_config import TrainConfig
 
 BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
@@ -115,10 +115,10 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
     Masked: (
         ({"hidden": 0.0, "swapped": 0.0}, "hidden + swapped must be above 0 and at most 1, got 0.0 + 0.0"),
     ),
-    HybridConfig: (
+    HybridNextByte: (
         (
             {"policy": PolicyConfig(discount=0.1)},
-            "HybridConfig.policy = PolicyConfig(method='reinforce', discount=0.1",
+            "HybridNextByte.policy = PolicyConfig(method='reinforce', discount=0.1",
         ),
     ),
     AdapterConfig: (
@@ -138,8 +138,8 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     Recipe: (
         (
-            {"hybrid": HybridConfig(reference=((0, 2.0),))},
-            "HybridConfig.reference = ((0, 2.0),) is read with Recipe.ref",
+            {"objective": HybridNextByte(reference=((0, 2.0),))},
+            "HybridNextByte.reference = ((0, 2.0),) is read with Recipe.ref",
         ),
     ),
 }

@@ -20,8 +20,8 @@ from jaxblt.interchange.runs import alone
 from jaxblt.interchange.tensors import write_tensors
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.seals import HASH, MARK, UnsealedWarning, seal
+from jaxblt.training.experimental.hybrid import HybridNextByte
 from jaxblt.training.objectives.reference import ReferenceConfig
-from jaxblt.training.routing.hybrid import HybridConfig
 from jaxblt.training.stored.checkpoint import restore
 from tests.flipped import flips
 from tests.interchange.clean import NAMES, logits_of
@@ -226,7 +226,7 @@ def test_a_file_stands_without_what_its_run_was_trained_with():
         base_run="runs/base",
         experts=("runs/lora",),
         reference=ReferenceConfig(),
-        hybrid=HybridConfig(reference=((0, 1.0), (10, 0.0))),
+        objective=HybridNextByte(reference=((0, 1.0), (10, 0.0))),
     )
     wanted = tiny_recipe(model=model)
     assert alone(trained) == wanted

@@ -16,8 +16,8 @@ from experiments.benchmark.adapters.mixed_text import Mix, Rows, draw_rows
 from experiments.benchmark.adapters.scored import Scored, count_picks
 from jaxblt.adapters import attach, join_params, split_params
 from jaxblt.adapters.code.override import is_router, override_codes
+from jaxblt.training.experimental.policy import is_routers
 from jaxblt.training.flops import count_params
-from jaxblt.training.routing.policy import is_routers
 
 WARM_UP = 0.05
 """Share of the training in which the rate rises."""

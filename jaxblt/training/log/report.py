@@ -16,6 +16,7 @@ from jaxblt.parallel.distributed import process_table
 from jaxblt.parallel.folded import short_table
 from jaxblt.parallel.mesh import off_mesh
 from jaxblt.patching import PatcherConfig
+from jaxblt.training.experimental.hybrid import without_weights
 from jaxblt.training.flops import count_params, countable_device, matmul_flops, peak_flops
 from jaxblt.training.log.meter import Cost
 from jaxblt.training.start.setup import Setup, make_task
@@ -59,8 +60,8 @@ def _cost(setup: Setup, length: int) -> Cost:
     cost = model_cost(setup.task, params, length)
     if recipe.base_run is None:
         return cost
-    # Leave out the hybrid too: it asks for a bank, which the base does not have.
-    bare = make_task(replace(recipe, model=detach(recipe.model), hybrid=None))
+    # Leave out what trains routers too: it asks for a bank, which the base does not have.
+    bare = make_task(replace(recipe, model=detach(recipe.model), objective=without_weights(recipe.objective)))
     base = model_cost(bare, split_params(params)[0], length)
     return Cost(cost.byte - base.byte / 3, cost.patch - base.patch / 3)
 

@@ -28,6 +28,8 @@ from jaxblt.precision.scaling import AMAX, LOSS
 from jaxblt.precision.sites import find_sites, first_amax
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
+from jaxblt.training.experimental.acting import keep_routers
+from jaxblt.training.experimental.hybrid import Hybrid, HybridNextByte
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.objectives.balance import balanced
 from jaxblt.training.objectives.reference import Reference
@@ -35,8 +37,6 @@ from jaxblt.training.optimisers.adamw import make_optimizer
 from jaxblt.training.optimisers.schedule import for_rows, make_schedule
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.routing.acting import keep_routers
-from jaxblt.training.routing.hybrid import Hybrid
 from jaxblt.training.start.base import at_start, trained_part
 from jaxblt.training.start.draw_params import draw
 from jaxblt.training.state import BASE, ENTROPY, REFERENCE, Frozen, TrainState, start
@@ -131,10 +131,10 @@ def _reference(recipe: Recipe) -> Reference | None:
 
 def _hybrid(recipe: Recipe) -> Hybrid | None:
     """Make the weights of the loss's parts, with the model that rewards are measured from."""
-    if recipe.hybrid is None:
+    if not isinstance(recipe.objective, HybridNextByte):
         return None
     base = promise_rows(detach(recipe.model), recipe.data, recipe.patcher)
-    return Hybrid(recipe.hybrid, base.build(dtype=recipe.train.compute_dtype, patcher=recipe.patcher))
+    return Hybrid(recipe.objective, base.build(dtype=recipe.train.compute_dtype, patcher=recipe.patcher))
 
 
 def make_setup(
@@ -166,8 +166,8 @@ def make_setup(
     balance = getattr(getattr(recipe.model, "head", None), "balance", None)
     if balance is not None:
         optimizer = balanced(optimizer, balance)
-    if recipe.hybrid is not None and recipe.hybrid.draws_older:
-        optimizer = keep_routers(optimizer, recipe.hybrid.policy.refresh)
+    if task.hybrid is not None and task.hybrid.config.draws_older:
+        optimizer = keep_routers(optimizer, task.hybrid.config.policy.refresh)
     schedule = make_schedule(rates, recipe.train.steps)
     shapes = jax.eval_shape(
         lambda p, f: start(

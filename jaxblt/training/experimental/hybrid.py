@@ -1,7 +1,7 @@
 """What trains routers beside the language model's loss, each part with a weight that follows a schedule."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,11 +14,11 @@ from jaxblt.adapters.code.draw import POLICY, Draw, choices
 from jaxblt.adapters.code.router import SHARES
 from jaxblt.adapters.update.attach import stacks_of
 from jaxblt.data.batch import Batch
+from jaxblt.training.experimental.acting import acting_params
+from jaxblt.training.experimental.policy import PolicyConfig, only_routers, surrogate
 from jaxblt.training.metrics import cross_entropy
-from jaxblt.training.objectives.objectives import NextByte
-from jaxblt.training.routing.acting import acting_params
-from jaxblt.training.routing.policy import PolicyConfig, only_routers, surrogate
-from jaxblt.validation import check_fields, check_read
+from jaxblt.training.objectives.objectives import NextByte, Objective
+from jaxblt.validation import check_read
 
 Points = tuple[tuple[int, float], ...]
 """(step, weight) pairs with rising steps: a weight is linear between them, and constant before and behind them."""
@@ -34,19 +34,19 @@ MEANS = {
 
 
 @dataclass(frozen=True)
-class HybridConfig:
-    """Weights of the parts of a loss by step, sum_i w_i(step) L_i, each part in nats a scored byte.
+class HybridNextByte(NextByte):
+    """Predict each byte, by a loss whose parts have weights by step, sum_i w_i(step) L_i in nats a scored byte.
 
     With language 0 throughout and no reference, only routers have a gradient. Weight decay moves U and V all the same:
     name them in `Recipe.freeze` to keep them.
 
     Attributes:
-      language: of the objective's loss. With a policy it is that of the experts that were drawn.
+      language: of the loss of `NextByte`. With a policy it is that of the experts that were drawn.
       reference: of `Recipe.reference`, times the weight that it has there: imitation of another run's outputs.
       labels: of -log p[label] with p the shares of each bank before the transforms of its code, and labels those of
         `Batch.labels`, the number of an expert for each byte or row: imitation of known codes. A negative label is for
         none, one above the last expert makes the loss NaN. Where each block has a router, it is summed over blocks.
-      reinforcement: of the loss of a policy, see `jaxblt.training.routing.policy`; the bank's code has `Draw`.
+      reinforcement: of the loss of a policy, see `jaxblt.training.experimental.policy`; the bank's code has `Draw`.
       policy: how it learns.
     """
 
@@ -57,35 +57,30 @@ class HybridConfig:
     policy: PolicyConfig = PolicyConfig()
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         for name in PARTS:
             points = getattr(self, name)
             steps = [step for step, _ in points]
             if not steps or steps[0] < 0 or any(low >= high for low, high in pairwise(steps)):
                 raise ValueError(
-                    f"HybridConfig.{name} must be (step, weight) pairs with rising steps from 0 on, got {points}"
+                    f"HybridNextByte.{name} must be (step, weight) pairs with rising steps from 0 on, got {points}"
                 )
             if any(weight < 0 for _, weight in points):
-                raise ValueError(f"HybridConfig.{name} must hold weights of at least 0, got {points}")
+                raise ValueError(f"HybridNextByte.{name} must hold weights of at least 0, got {points}")
         check_read(self, "policy", needed="weights of reinforcement above 0", is_read=self.draws)
         if not any(self.has(name) for name in PARTS):
-            raise ValueError("HybridConfig weighs every part by 0 at all steps: nothing would be trained")
+            raise ValueError("HybridNextByte weighs every part by 0 at all steps: nothing would be trained")
 
     def check(self, recipe: Any) -> None:
-        """Check that a recipe has routers of banks to train, bytes in order, and the next byte to predict."""
+        """Check that a recipe has routers of banks to train, and bytes in order."""
         weighed = recipe.reference is not None or not self.has("reference")
         check_read(self, "reference", needed="Recipe.reference", is_read=weighed)
-        if not isinstance(recipe.objective, NextByte):
-            kind = type(recipe.objective).__name__
-            raise ValueError(
-                f"hybrid weighs losses of the next byte, and the objective is {kind}: use NextByte"
-            )
         if not (self.draws or self.has("labels")):
             return
         self._check_banks(recipe)
         if recipe.patcher is not None or recipe.mesh.seq != 1:
             raise ValueError(
-                f"hybrid credits bytes to choices in whole rows of bytes, and patcher is {recipe.patcher} with "
+                f"HybridNextByte credits bytes to choices in whole rows of bytes, and patcher is {recipe.patcher} with "
                 f"mesh.seq = {recipe.mesh.seq}: use a model without patches and mesh.seq = 1"
             )
 
@@ -95,17 +90,19 @@ class HybridConfig:
         banks = [stack.adapter for stack in stacks if stack.adapter is not None and stack.adapter.blocks]
         if not banks:
             raise ValueError(
-                "hybrid trains routers of banks, and no stack of the model has one: attach an AdapterConfig with blocks"
+                "HybridNextByte trains routers of banks, and no stack of the model has one: attach an AdapterConfig "
+                "with blocks"
             )
         classes, fewest = getattr(recipe.data, "num_classes", None), min(bank.blocks for bank in banks)
         if self.has("labels") and classes is not None and classes > fewest:
             raise ValueError(
-                f"hybrid.labels may be of {classes} classes, and a bank has {fewest} experts: set "
+                f"HybridNextByte.labels may be of {classes} classes, and a bank has {fewest} experts: set "
                 f"AdapterConfig.blocks = {classes}"
             )
         if self.draws and not any(isinstance(part, Draw) for bank in banks for part in bank.code):
             raise ValueError(
-                "hybrid.reinforcement needs a policy, and no bank draws its experts: set AdapterConfig.code = (Draw(),)"
+                "HybridNextByte.reinforcement needs a policy, and no bank draws its experts: set AdapterConfig.code = "
+                "(Draw(),)"
             )
 
     def has(self, part: str) -> bool:
@@ -122,12 +119,12 @@ class HybridConfig:
         """Whether experts are drawn by routers of earlier updates."""
         return self.draws and self.policy.method == "ppo"
 
-    def weight(self, part: str, step: Int[Array, ""]) -> Float[Array, ""]:
+    def weight_of(self, part: str, step: Int[Array, ""]) -> Float[Array, ""]:
         """Return the weight of a part at a step."""
         return jnp.asarray(make_weight(getattr(self, part))(step), jnp.float32)
 
 
-PARTS = tuple(field.name for field in fields(HybridConfig) if field.name != "policy")
+PARTS = ("language", "reference", "labels", "reinforcement")
 """Names of what is weighed."""
 
 
@@ -142,16 +139,23 @@ def make_weight(points: Points) -> optax.Schedule:
     return lambda count: schedule(jnp.asarray(count, jnp.float32))
 
 
+def without_weights(objective: Objective) -> Objective:
+    """Return an objective without what trains routers beside it."""
+    if not isinstance(objective, HybridNextByte):
+        return objective
+    return NextByte(objective.label_smoothing, objective.accuracy)
+
+
 @dataclass(frozen=True)
 class Hybrid:
-    """A recipe's `HybridConfig` as a step knows it.
+    """A recipe's `HybridNextByte` as a step knows it.
 
     Attributes:
       config: the weights.
       base: the model without its adapters, whose nats rewards are measured from.
     """
 
-    config: HybridConfig
+    config: HybridNextByte
     base: Any
 
 
@@ -222,7 +226,7 @@ def label_nats(side: Any, batch: Batch) -> Float[Array, ""]:
     labels = batch.labels
     if not isinstance(labels, jax.Array) or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise ValueError(
-            "HybridConfig.labels imitates Batch.labels by banks, and the batch has no classes of one task: use data "
+            "HybridNextByte.labels imitates Batch.labels by banks, and the batch has no classes of one task: use data "
             "with such labels"
         )
     found = [
@@ -251,7 +255,7 @@ def combined(
     if hybrid is None:
         return sum(parts.values(), jnp.float32(0))
     live = {name: part for name, part in parts.items() if hybrid.config.has(name)}
-    return sum((hybrid.config.weight(name, step) * part for name, part in live.items()), jnp.float32(0))
+    return sum((hybrid.config.weight_of(name, step) * part for name, part in live.items()), jnp.float32(0))
 
 
 def hybrid_figures(sums: Any) -> dict[str, Float[Array, ""]]:

@@ -18,22 +18,22 @@ from jaxblt.data import TaskDataConfig, make_dataset
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.tasks import ListOpsFiles
 from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.training.experimental.acting import Acting, acting_params, keep_routers
+from jaxblt.training.experimental.hybrid import Hybrid, HybridNextByte, combined, label_nats, make_weight
+from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.log.report import costs_by_length, model_cost
 from jaxblt.training.loop import fit
 from jaxblt.training.metrics import cross_entropy
-from jaxblt.training.objectives.objectives import Masked
+from jaxblt.training.objectives.objectives import NextByte
 from jaxblt.training.optimisers.adamw import AdamWConfig
-from jaxblt.training.routing.acting import Acting, acting_params, keep_routers
-from jaxblt.training.routing.hybrid import Hybrid, HybridConfig, combined, label_nats, make_weight
-from jaxblt.training.routing.policy import PolicyConfig
 from jaxblt.training.start.setup import Setup, make_task
 from jaxblt.training.state import BASE, freeze, start
 from jaxblt.training.step import Task, make_train_step
 from jaxblt.training.stored.resolved import Resolved, write_resolved
-from jaxblt.training.stored.serialize import from_json, to_json
+from jaxblt.training.stored.serialize import decode, encode, from_json, to_json
 from tests.adapters.routing import TURNS
 from tests.parameters import drawn
-from tests.training.tiny import Letters, TinyConfig, random_batch, tiny_recipe
+from tests.training.tiny import Letters, random_batch, tiny_recipe
 
 BANK = AdapterConfig(
     sites=("mlp/down",),
@@ -45,7 +45,7 @@ BANK = AdapterConfig(
 PLAIN = ByteLMConfig(stack=StackConfig(dim=8, num_layers=1, pattern=("recurrence",), mlp_dim=8))
 MODEL = attach(PLAIN, BANK)
 ALONE = {"language": ((0, 0.0),), "reinforcement": ((0, 1.0),)}
-PPO = HybridConfig(**ALONE, policy=PolicyConfig("ppo", flip_price=0.1, refresh=2))
+PPO = HybridNextByte(**ALONE, policy=PolicyConfig("ppo", flip_price=0.1, refresh=2))
 SHORT = {"steps": 4, "eval_every": 0, "checkpoint_every": 2, "checkpoint_every_s": None, "log_every": 1} | {
     "optimizer": AdamWConfig(learning_rate=1e-2, warmup_steps=0)
 }
@@ -60,7 +60,7 @@ def test_weights_by_hand():
 
 
 def test_parts_are_weighed_by_hand():
-    config = HybridConfig(
+    config = HybridNextByte(
         language=((0, 1.0), (10, 0.0)), labels=((0, 0.5),), reinforcement=((5, 0.0), (10, 2.0))
     )
     parts = {"language": 3.0, "reference": 5.0, "labels": 7.0, "reinforcement": 11.0}
@@ -108,7 +108,7 @@ def test_routers_imitate_the_labels_of_a_batch(per):
     base, trained = split_params(
         drawn(model, batch.inputs, seed=8)["params"]
     )  # a router that is mostly wrong
-    optimizer, told = optax.sgd(0.3), HybridConfig(language=((0, 0.0),), labels=((0, 1.0),))
+    optimizer, told = optax.sgd(0.3), HybridNextByte(language=((0, 0.0),), labels=((0, 1.0),))
     step = make_train_step(Task(model, hybrid=Hybrid(told, None)), optimizer)
     state, nats = start(jax.tree.map(jnp.copy, trained), optimizer, {BASE: freeze(base)}), []
     for _ in range(40):
@@ -187,7 +187,7 @@ def test_a_run_reinforces_frozen_experts_and_goes_on_bit_by_bit(adapted_run, tmp
         model=MODEL,
         init_from=str(adapted_run),
         freeze=("embedding/*", "stack/periods/*", "head/*"),
-        hybrid=PPO,
+        objective=PPO,
         **SHORT,
     )
     train = lambda folder: fit(recipe, tmp_path / folder, source=Letters(), devices=jax.devices()[:1])  # noqa: E731
@@ -201,20 +201,27 @@ def test_a_run_reinforces_frozen_experts_and_goes_on_bit_by_bit(adapted_run, tmp
 
 
 def test_a_hybrid_is_named_in_recipes_and_on_the_command_line(tmp_path):
-    recipe = tiny_recipe(model=MODEL, hybrid=replace(PPO, language=((0, 1.0), (100, 0.0))))
+    recipe = tiny_recipe(model=MODEL, objective=replace(PPO, language=((0, 1.0), (100, 0.0))))
     assert from_json(to_json(recipe)) == recipe
-    write_resolved(tmp_path, Resolved(tiny_recipe(model=MODEL), {}))
-    words = "--hybrid.labels 0 1.0 50 0.0 --hybrid.reinforcement 50 0.0 100 1.0 --hybrid.policy.method ppo"
+    write_resolved(tmp_path, Resolved(tiny_recipe(model=MODEL, objective=HybridNextByte()), {}))
+    words = "--objective.labels 0 1.0 50 0.0 --objective.reinforcement 50 0.0 100 1.0 --objective.policy.method ppo"
     found, _ = parse_recipe([str(tmp_path), *words.split()], prog="jaxblt train", about="")
-    wanted = HybridConfig(
+    wanted = HybridNextByte(
         labels=((0, 1.0), (50, 0.0)), reinforcement=((50, 0.0), (100, 1.0)), policy=PolicyConfig("ppo")
     )
-    assert found.hybrid == wanted
+    assert found.objective == wanted
+
+
+def test_weights_that_stood_beside_an_objective_are_read_as_part_of_it():
+    old = encode(tiny_recipe(model=MODEL, objective=NextByte(label_smoothing=0.1)))
+    found = decode(old | {"hybrid": {"class": "hybrid", "labels": [[0, 1.0]]}})
+    assert found.objective == HybridNextByte(label_smoothing=0.1, labels=((0, 1.0),))
+    assert decode(old | {"hybrid": None}).objective == NextByte(label_smoothing=0.1)
 
 
 def test_a_hybrid_over_a_frozen_base_is_counted():
     """Its bare base has no bank, which a hybrid asks for."""
-    recipe = tiny_recipe(model=MODEL, base_run="runs/base", hybrid=PPO)
+    recipe = tiny_recipe(model=MODEL, base_run="runs/base", objective=PPO)
     task = make_task(recipe)
     whole = jax.eval_shape(task.model.init, jax.random.key(0), jnp.zeros((1, 16), jnp.int32))["params"]
     setup = Setup(
@@ -236,41 +243,40 @@ def test_a_hybrid_over_a_frozen_base_is_counted():
     ("build", "words"),
     [
         (
-            lambda: HybridConfig(language=()),
+            lambda: HybridNextByte(language=()),
             r"must be \(step, weight\) pairs with rising steps from 0 on, got \(\)",
         ),
-        (lambda: HybridConfig(labels=((5, 1.0), (5, 2.0))), "HybridConfig.labels must be .* rising steps"),
-        (lambda: HybridConfig(language=((0, -1.0),)), "must hold weights of at least 0"),
-        (lambda: HybridConfig(language=((0, 0.0),), reference=((0, 0.0),)), "nothing would be trained"),
+        (
+            lambda: HybridNextByte(labels=((5, 1.0), (5, 2.0))),
+            "HybridNextByte.labels must be .* rising steps",
+        ),
+        (lambda: HybridNextByte(language=((0, -1.0),)), "must hold weights of at least 0"),
+        (lambda: HybridNextByte(language=((0, 0.0),), reference=((0, 0.0),)), "nothing would be trained"),
         (lambda: PolicyConfig(clip=0.0), "PolicyConfig.clip must be > 0"),
         (
-            lambda: tiny_recipe(hybrid=PPO),
+            lambda: tiny_recipe(objective=PPO),
             "no stack of the model has one: attach an AdapterConfig with blocks",
         ),
         (
-            lambda: tiny_recipe(model=attach(PLAIN, replace(BANK, code=())), hybrid=PPO),
+            lambda: tiny_recipe(model=attach(PLAIN, replace(BANK, code=())), objective=PPO),
             r"no bank draws its experts: set AdapterConfig.code = \(Draw\(\),\)",
         ),
         (
             lambda: replace(
-                tiny_recipe(model=MODEL, hybrid=HybridConfig(labels=((0, 1.0),))),
+                tiny_recipe(model=MODEL, objective=HybridNextByte(labels=((0, 1.0),))),
                 data=LabelledDataConfig(paths=("a.tsv",), classes=("a", "b", "c")),
             ),
-            r"hybrid.labels may be of 3 classes, and a bank has 2 experts: set AdapterConfig.blocks = 3",
+            r"HybridNextByte.labels may be of 3 classes, and a bank has 2 experts: set AdapterConfig.blocks = 3",
         ),
         (
             lambda: replace(
-                tiny_recipe(model=MODEL, hybrid=HybridConfig(labels=((0, 1.0),))),
+                tiny_recipe(model=MODEL, objective=HybridNextByte(labels=((0, 1.0),))),
                 data=TaskDataConfig(task=ListOpsFiles(path="a"), seq_len=2002, labels="symbol"),
             ),
-            r"hybrid.labels may be of 10 classes, and a bank has 2 experts: set AdapterConfig.blocks = 10",
+            r"HybridNextByte.labels may be of 10 classes, and a bank has 2 experts: set AdapterConfig.blocks = 10",
         ),
         (
-            lambda: tiny_recipe(model=TinyConfig(causal=False), objective=Masked(), hybrid=HybridConfig()),
-            "hybrid weighs losses of the next byte, and the objective is Masked: use NextByte",
-        ),
-        (
-            lambda: tiny_recipe(model=MODEL, hybrid=PPO, mesh={"seq": 2}),
+            lambda: tiny_recipe(model=MODEL, objective=PPO, mesh={"seq": 2}),
             "use a model without patches and mesh.seq = 1",
         ),
     ],

@@ -12,8 +12,15 @@ import pytest
 from jaxblt.adapters import AdapterConfig, ChunkMean, Draw, RouterConfig
 from jaxblt.adapters.code.draw import POLICY, Choice, choices
 from jaxblt.adapters.code.router import Router
-from jaxblt.training.routing.acting import acting_params, keep_routers
-from jaxblt.training.routing.policy import PolicyConfig, advantages, clipped, find_flips, returns, surrogate
+from jaxblt.training.experimental.acting import acting_params, keep_routers
+from jaxblt.training.experimental.policy import (
+    PolicyConfig,
+    advantages,
+    clipped,
+    find_flips,
+    returns,
+    surrogate,
+)
 
 IDS = jnp.asarray([[1] * 5 + [2] * 3 + [0], [1] * 9], jnp.int32)
 MADE = jnp.asarray([[0, 1, 0, 1, 0, 1, 0, 1, 0], [0, 0, 0, 0, 1, 0, 0, 0, 1]], bool)
