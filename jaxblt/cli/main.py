@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),
     "models": ("jaxblt.cli.models", "list the trained runs that come with jaxblt"),
     "card": ("jaxblt.cli.card", "write what a run is, what it was trained on and how good it is"),
+    "push": ("jaxblt.cli.push", "upload a run and its card to the Hugging Face hub"),
     "export": ("jaxblt.cli.export", "write a run to one file for other programs"),
     "import": (
         "jaxblt.cli.import_run",
