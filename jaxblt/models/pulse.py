@@ -24,7 +24,7 @@ def SimplePulse(
     """Return the config of a stack of state engines.
 
     `build()` makes the module, and a `Recipe` takes it as its model. Its engines have no edges, levels or adaptive
-    count; replace `stack.mixers["T"]` for those.
+    count; replace `stack.mixers["state_engine"]` for those.
 
     Args:
       vocab_size: ids, at least the 260 of bytes.
@@ -54,8 +54,8 @@ def SimplePulse(
     stack = StackConfig(
         dim=d_model,
         num_layers=num_layers,
-        pattern="T",
-        mixers={"T": engine},
+        pattern=("state_engine",),
+        mixers={"state_engine": engine},
         remat="full" if use_checkpoint else "none",
     )
     if num_classes is None:

@@ -42,7 +42,7 @@ def test_the_signature_is_the_documented_one() -> None:
     }
     model = SimplePulse(sparse_routing=True, use_checkpoint=True)
     assert isinstance(model, ByteLMConfig)
-    engine: Any = model.stack.mixer("T")
+    engine: Any = model.stack.mixer("state_engine")
     assert (model.vocab_size, model.stack.remat) == (10_000, "full")
     assert (engine.slots, engine.top_k_states, engine.num_heads) == (128, 16, 8)
     assert isinstance(SimplePulse(num_classes=3), ByteClassifierConfig)

@@ -274,7 +274,7 @@ def test_slots_run_in_kernels_where_they_fill_tiles(monkeypatch: pytest.MonkeyPa
         "pallas_kernels._linear_state.jla.why_not_package", lambda device: "it is not installed"
     )
     default = StateEngineConfig(dim=512)
-    pulse = SimplePulse().stack.mixers["T"]
+    pulse = SimplePulse().stack.mixers["state_engine"]
     assert isinstance(pulse, StateEngineConfig)
     assert chosen(pulse) == ["gated_linear_attention: mosaic_gpu"]
     assert chosen(default) == ["gated_linear_attention: mosaic_gpu"]
