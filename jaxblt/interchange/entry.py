@@ -15,7 +15,11 @@ from jaxblt.interchange.runs import write_run_folder
 from jaxblt.interchange.tensors import Shapes, check_entries, read_header, read_tensors
 from jaxblt.interchange.torch_file import open_torch
 from jaxblt.interchange.weight_files import weight_files
+from jaxblt.training.flops import countable_device
 from jaxblt.training.recipe import Recipe
+
+BESIDE = 1 << 16
+"""Bytes that the writer may hold at a time besides the largest array: it takes none that fills its room."""
 
 
 class Entry(NamedTuple):
@@ -92,7 +96,10 @@ def _floats(shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
 def write_entries(
     run_dir: str | os.PathLike[str], recipe: Recipe, where: str, opened: Source, known: Mapping[str, Entry]
 ) -> None:
-    """Make a run folder of a checkpoint, tensor by tensor: each goes to a file beside the folder before the next.
+    """Make a run folder of a checkpoint, tensor by tensor.
+
+    Each goes to a file beside the folder before the next is read, and the checkpoint is written from these files. So
+    host memory is about twice the largest tensor, in fp32.
 
     Raises:
       FileExistsError: the folder holds something.
@@ -101,10 +108,11 @@ def write_entries(
     with tempfile.TemporaryDirectory(dir=_beside(run_dir)) as scratch:
         params = {}
         for key, entry in known.items():
-            made = _converted(f"{where}: {key}", entry, opened.read(key))
-            for param, array in zip(entry.params, made, strict=True):
-                params[tuple(param.split("."))] = _kept(Path(scratch), len(params), array)
-        write_run_folder(run_dir, recipe, unflatten_dict(params), {}, step=0)
+            params |= _rewritten(f"{where}: {key}", entry, opened.read(key), Path(scratch))
+        most = max(array.nbytes for array in params.values())
+        write_run_folder(
+            run_dir, recipe, unflatten_dict(params, sep="."), {}, step=0, at_a_time=most + BESIDE
+        )
 
 
 def _beside(run_dir: str | os.PathLike[str]) -> Path:
@@ -114,19 +122,25 @@ def _beside(run_dir: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _converted(where: str, entry: Entry, tensor: np.ndarray) -> tuple[Any, ...]:
-    wide = tensor.astype(np.float32)
-    if not np.isfinite(wide).all():
+def _rewritten(where: str, entry: Entry, tensor: np.ndarray, folder: Path) -> dict[str, Any]:
+    """Return the parameters that a tensor becomes, by name, in files of their own."""
+    tensor = tensor.astype(np.float32, copy=False)
+    if not np.isfinite(tensor).all():
         raise ValueError(f"{where} holds NaN or infinity: copy the file again")
     try:
-        return entry.ours(wide)
+        made = entry.ours(tensor)
     except ValueError as error:
         raise ValueError(f"{where} is {error}") from error
+    names = zip(entry.params, made, strict=True)
+    return {name: _kept(folder / f"{name}.npy", array) for name, array in names}
 
 
-def _kept(folder: Path, number: int, array: np.ndarray) -> np.ndarray:
+def _kept(path: Path, array: np.ndarray) -> Any:
     """Return the array in a file, whose pages the system may drop from memory."""
-    file = np.lib.format.open_memmap(folder / f"{number}.npy", "w+", np.float32, array.shape)
+    file = np.lib.format.open_memmap(path, "w+", np.float32, array.shape)
     file[...] = array
     file.flush()
-    return file
+    del file
+    kept, cpu = np.lib.format.open_memmap(path, "r"), countable_device()
+    # Orbax would copy arrays of numpy before it writes; one of JAX on the CPU is the file's pages
+    return kept if cpu is None else jax.device_put(kept, cpu)
