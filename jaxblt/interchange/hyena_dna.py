@@ -225,7 +225,7 @@ def read_hyena_dna(folder: str | os.PathLike[str], run_dir: str | os.PathLike[st
     config = read_config(folder)
     sizes = _sizes(config)
     model = hyena_dna(sizes)
-    data = DataConfig(kind="fasta", seq_len=sizes.max_len, batch_size=1)
+    data = DataConfig(kind="fasta", soft_mask="upper", seq_len=sizes.max_len, batch_size=1)
     recipe = Recipe(name=Path(folder).name, model=model, data=data, train=TrainConfig(dtype="float32"))
     known = entries(model, rows=_rows(config))
     with open_source(Path(folder)) as opened:

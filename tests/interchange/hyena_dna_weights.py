@@ -98,5 +98,5 @@ def draw_bases(length: int) -> np.ndarray:
 
 
 def to_text(ids: np.ndarray) -> bytes:
-    """Return the bytes of a row; [UNK] is a lower-case letter."""
-    return np.frombuffer(b"aACGTN", np.uint8)[ids - 6].tobytes()
+    """Return the bytes of a row; [UNK] is R."""
+    return np.frombuffer(b"RACGTN", np.uint8)[ids - 6].tobytes()
