@@ -19,7 +19,7 @@ def load(run_dir: str | os.PathLike[str], **options: Any) -> "Run":
     Args:
       run_dir: the folder that was given to `fit`, or its URL.
       options: those of `jaxblt.run.load`: `step`, a number or "best", for another checkpoint than the newest; `dtype`,
-        "bfloat16" or "float32", to compute in; `weights`, "ema" or "raw".
+        "bfloat16" or "float32", to compute in; `weights`, "ema" or "raw"; `mesh`, on which each device reads its part.
 
     Raises:
       FileNotFoundError: the folder holds no run, or no checkpoint of that step.

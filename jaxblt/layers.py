@@ -288,20 +288,30 @@ def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Arra
     """
     weights = [layer.weights(x) for layer in layers]
     products = layers[0].products(x, layers, weights)
-    return [_shifted(y, w.bias) for y, w in zip(products, weights, strict=True)]
+    return [_shifted(*each) for each in zip(products, layers, weights, strict=True)]
 
 
-def _shifted(y: Float[Array, "..."], bias: Float[Array, "..."] | None) -> Float[Array, "..."]:
-    return y if bias is None else y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:
+    """Add the bias along the axes of y that the kernel brings, wherever the equation puts them."""
+    bias = weights.bias
+    if bias is None:
+        return y
+    _, _, new, result = read_equation(layer.equation)
+    letters, sizes = result.replace("...", ""), dict(zip(new, bias.shape, strict=True))
+    shape = [1] * (y.ndim - len(letters)) + [sizes.get(c, 1) for c in letters]
+    return y + bias.astype(y.dtype).reshape(shape)
 
 
-def dense(features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale: float = 1.0) -> Linear:
-    """Return a `Linear` over the last axis, without bias.
+def dense(
+    features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale: float = 1.0, biased: bool = False
+) -> Linear:
+    """Return a `Linear` over the last axis, without a bias unless it is `biased`.
 
     Its kernel is LeCun-normal, times `scale`.
     """
     init = nn.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
-    return Linear("...d,de->...e", {"e": features}, axes, dtype, kernel_init=init, name=name)
+    bias = nn.initializers.zeros if biased else None
+    return Linear("...d,de->...e", {"e": features}, axes, dtype, bias=bias, kernel_init=init, name=name)
 
 
 class RMSNorm(nn.Module):
@@ -351,8 +361,37 @@ def _times(
     return (x.astype(jnp.float32) * inverse * scale).astype(dtype)
 
 
-Activation = Literal["silu", "gelu", "identity"]
-"""Of a gated MLP; "gelu" is exact, x times the normal distribution function of x."""
+class LayerNorm(nn.Module):
+    """y = (x - mean(x)) / sqrt(var(x) + eps) * scale + bias, computed in fp32, returned in `dtype` (1607.06450)."""
+
+    dtype: Any = jnp.float32
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        shape, last = (x.shape[-1],), (1,) * (x.ndim - 1) + (-1,)
+        scale = self.param("scale", named(nn.initializers.ones, "norm"), shape, jnp.float32)
+        bias = self.param("bias", named(nn.initializers.zeros, "norm"), shape, jnp.float32)
+        return _normed(x, scale.reshape(last), bias.reshape(last), self.epsilon, self.dtype)
+
+
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=(3, 4))
+def _normed(
+    x: Float[Array, "... D"],
+    scale: Float[Array, "... D"],
+    bias: Float[Array, "... D"],
+    epsilon: float,
+    dtype: Any,
+) -> Float[Array, "... D"]:
+    """Return the norm; the backward pass keeps x in its own dtype."""
+    wide = x.astype(jnp.float32)
+    wide = wide - jnp.mean(wide, -1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + epsilon)
+    return (wide * inverse * scale + bias).astype(dtype)
+
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "identity"]
+"""Of an MLP. "gelu" is exact, x times the normal distribution function of x; "gelu_tanh" is its approximation."""
 
 
 class MLP(nn.Module):
@@ -363,21 +402,25 @@ class MLP(nn.Module):
       dtype: compute dtype.
       out_scale: scale of the output kernel's initial standard deviation.
       activation: f.
+      gated: otherwise f(x W_u + b_u) W_d + b_d.
     """
 
     hidden: int
     dtype: Any = jnp.float32
     out_scale: float = 1.0
     activation: Activation = "silu"
+    gated: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        into = [
-            dense(self.hidden, axes=("embed", "mlp"), dtype=self.dtype, name=name) for name in ("gate", "up")
-        ]
-        gate, up = linears(x, into)
-        down = dense(x.shape[-1], axes=("mlp", "embed"), dtype=self.dtype, name="down", scale=self.out_scale)
-        return down(_gated(gate, up, self.activation))
+        options: dict[str, Any] = {"dtype": self.dtype, "biased": not self.gated}
+        names = ("gate", "up") if self.gated else ("up",)
+        into = [dense(self.hidden, axes=("embed", "mlp"), name=name, **options) for name in names]
+        hidden = linears(x, into)
+        down = dense(x.shape[-1], axes=("mlp", "embed"), name="down", scale=self.out_scale, **options)
+        if not self.gated:
+            return down(_activated(hidden[0], self.activation))
+        return down(_gated(hidden[0], hidden[1], self.activation))
 
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
@@ -386,6 +429,10 @@ def _gated(gate: Float[Array, "..."], up: Float[Array, "..."], activation: Activ
 
     The backward pass keeps the inputs, without the sigmoid and the product.
     """
+    return _activated(gate, activation) * up
+
+
+def _activated(x: Float[Array, "..."], activation: Activation) -> Float[Array, "..."]:
     if activation == "identity":
-        return gate * up
-    return (jax.nn.silu(gate) if activation == "silu" else jax.nn.gelu(gate, approximate=False)) * up
+        return x
+    return jax.nn.silu(x) if activation == "silu" else jax.nn.gelu(x, approximate=activation == "gelu_tanh")

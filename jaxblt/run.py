@@ -51,7 +51,7 @@ from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import rounded, trained_part, whole
 from jaxblt.training.start.frozen import SUBTREE, calibrate, load_frozen
-from jaxblt.training.start.placement import place_params
+from jaxblt.training.start.placement import find_mesh, on_mesh, place_params
 from jaxblt.training.start.setup import blank_inputs, boxed_params, init_params, make_task, open_data
 from jaxblt.training.state import (
     BASE,
@@ -396,6 +396,7 @@ def load(
     step: int | Literal["best"] | None = None,
     dtype: str | None = None,
     weights: Weights | None = None,
+    mesh: MeshConfig | Mesh | None = None,
 ) -> Run:
     """Read a run's model, parameters, patcher, threshold and vocabulary.
 
@@ -405,6 +406,8 @@ def load(
       dtype: to compute in, "bfloat16" or "float32"; None for the recipe's.
       weights: "ema" for the average of the parameters, "raw" for those of the step itself; None for the average if the
         run has one.
+      mesh: each device reads its own part of the parameters, as `fsdp` and `tensor` split them; None for one device.
+        Give the same mesh to what the run answers. What a run is trained over, its base, is read whole.
 
     The folder need not be trusted: no code of it runs, nothing outside it is read, and nothing larger than its files
     is built. Its checkpoints may be a link, see `jaxblt.training.stored.links.check_stored`.
@@ -417,11 +420,15 @@ def load(
     """
     asked = "newest" if step is None else "all" if step == "best" else step
     with readable(run_dir, asked) as folder:
-        return _load(folder, step, dtype, weights)
+        return _load(folder, step, dtype, weights, None if mesh is None else find_mesh(mesh))
 
 
 def _load(
-    run_dir: Path, step: int | Literal["best"] | None, dtype: str | None, weights: Weights | None
+    run_dir: Path,
+    step: int | Literal["best"] | None,
+    dtype: str | None,
+    weights: Weights | None,
+    mesh: Mesh | None,
 ) -> Run:
     resolved = read_resolved(run_dir)
     recipe = resolved.recipe
@@ -431,7 +438,7 @@ def _load(
         recipe = replace(recipe, train=replace(recipe.train, dtype=dtype))
     task = make_task(recipe)
     base = load_frozen(run_dir, resolved._replace(frozen=_base_alone(resolved)))
-    shapes = partial(_param_shapes, task, recipe, base)
+    shapes = partial(_param_shapes, task, recipe, base, mesh)
     weights = _weights(recipe, run_dir, weights)
     read = partial(restore, checkpoint_dir(run_dir), shapes, subtree=SUBTREE[weights])
     restored = read(step=None if step == "best" else step)
@@ -473,12 +480,16 @@ def _best_step(meta: dict[str, Any], run_dir: str | os.PathLike[str]) -> int:
     return int(best[0][1])
 
 
-def _param_shapes(task: Task, recipe: Recipe, base: dict[str, Frozen], stored: Any) -> Any:
-    """Return shapes of the parameters that were trained, if those stored fit the model over its base."""
+def _param_shapes(task: Task, recipe: Recipe, base: dict[str, Frozen], mesh: Mesh | None, stored: Any) -> Any:
+    """Return shapes of the parameters that were trained, if those stored fit the model over its base.
+
+    With a mesh they have shardings.
+    """
     data = recipe.data
     below = jax.eval_shape(lambda: base[BASE].params) if BASE in base else {}
-    return fitting_shapes(
+    shapes = fitting_shapes(
         lambda: trained_part(recipe, init_params(task, data, recipe.train.seed)),
         lambda both: task.model.apply({"params": join_params(*both)}, **blank_inputs(task, data)),
         (below, stored),
     )
+    return shapes if mesh is None else on_mesh(recipe, shapes, mesh)

@@ -16,7 +16,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOMS = ("pallas_kernels", "jaxblt", "configs", "experiments")
 OTHER_FRAMEWORKS = {"torch", "tensorflow", "tensorboardX", "keras"}
-RUN_APART = {Path("tests/adapters/merged_by_peft.py"), Path("tests/interchange/make_evo2.py")}
+RUN_APART = {
+    Path("tests/adapters/merged_by_peft.py"),
+    Path("tests/interchange/make_evo2.py"),
+    Path("tests/interchange/make_hyena_dna.py"),
+}
 """Scripts of tests that run as processes of their own."""
 # Imported by the function that runs a kernel in Triton's language, whose own file `TRITON_KERNEL` needs it throughout.
 LAZY_IN_KERNELS = {"jax_triton", "triton"}

@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jaxblt.answers.embed import Pool
-from jaxblt.interchange.evo2_run import is_torch, read_evo2, write_evo2
+from jaxblt.interchange.entry import is_torch
+from jaxblt.interchange.evo2_run import read_evo2, write_evo2
 from jaxblt.interchange.hf_blt import read_patcher, refuse_whole
+from jaxblt.interchange.hyena_dna import read_hyena_dna, write_hyena_dna
 from jaxblt.interchange.program_file import write_program
 from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program, make_score_program
 from jaxblt.interchange.runs import Dtype, read_run, write_run, write_run_folder
 from jaxblt.interchange.tensors import check_new
+from jaxblt.interchange.weight_files import read_config
 from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Step, Weights
 from jaxblt.training.stored.resolved import run_files
@@ -33,7 +36,7 @@ def export(
     layer: int | Literal["final"] | None = None,
     pool: Pool | None = None,
     platforms: tuple[Platform, ...] | None = None,
-    to: Literal["vortex"] | None = None,
+    to: Literal["vortex", "hyenadna"] | None = None,
 ) -> str:
     """Write a run to one file for other programs.
 
@@ -55,7 +58,8 @@ def export(
       layer: of embed: number of a block, negative from the end, or "final".
       pool: of embed: "mean" (the default), "last", "per_byte" or "per_patch".
       platforms: that a program is lowered for, cpu and cuda by default.
-      to: write a .pt file for this program instead: vortex, which runs Evo 2.
+      to: write a file for this program instead: a .pt file for vortex, which runs Evo 2; safetensors for Hugging
+        Face's hyenadna.
 
     Returns:
       A line that says what was written.
@@ -69,7 +73,7 @@ def export(
     if stablehlo is None:
         _refuse(given, "belongs to --stablehlo")
         run = load(run_dir, step=step, weights=weights)
-        write = write_run if to is None else write_evo2
+        write = write_run if to is None else {"vortex": write_evo2, "hyenadna": write_hyena_dna}[to]
         found = write(run, out, dtype=dtype or "float32", overwrite=overwrite)
         return f"wrote {out}: {found.arrays} arrays of step {run.step}, {found.size:,} bytes"
     _refuse({"--dtype": dtype}, "belongs to safetensors: a program computes in the dtype of the run")
@@ -91,7 +95,7 @@ def export(
 def import_run(
     source: Path, /, *, out: Path, part: Literal["patcher"] | None = None, config: str | None = None
 ) -> str:
-    """Make a run folder of an exported file, a checkpoint of Evo 2, or part of a Hugging Face BltForCausalLM.
+    """Make a run folder of an exported file, a checkpoint of Evo 2, a HyenaDNA, or part of a BltForCausalLM.
 
     Everything is checked before anything is written. The folder holds no optimiser: train from it with --init-from.
 
@@ -99,7 +103,7 @@ def import_run(
       source: safetensors file of jaxblt export; .pt file of Evo 2, whole or in parts; or the folder of a Hugging Face
         model.
       out: run folder to make; a folder that holds anything is never touched.
-      part: of a Hugging Face model: patcher is its entropy model.
+      part: of a Hugging Face BLT: patcher is its entropy model.
       config: of Evo 2, such as evo2_7b_1m; by default that of the published file of this name. With it the tensors may
         also be in a safetensors file, or in a folder of such files.
 
@@ -111,6 +115,10 @@ def import_run(
         _refuse({"--part": part}, "belongs to the folder of a Hugging Face BLT")
         name, count = read_evo2(source, out, config=config)
         return f"wrote {out}: {name}, {count} tensors of {source}; jaxblt.load({str(out)!r}) opens it"
+    if source.is_dir() and read_config(source).get("model_type") == "hyenadna":
+        _refuse({"--part": part}, "belongs to the folder of a Hugging Face BLT")
+        count = read_hyena_dna(source, out)
+        return f"wrote {out}: HyenaDNA, {count} tensors of {source}; jaxblt.load({str(out)!r}) opens it"
     if source.is_dir():
         return _import_part(source, out, part)
     _refuse({"--part": part}, "belongs to the folder of a Hugging Face model")

@@ -1,24 +1,21 @@
 """A checkpoint of Evo 2 as a run folder, and a run as such a checkpoint."""
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import flatten_dict
 
 from jaxblt.data import DataConfig
-from jaxblt.interchange.hf_blt import weight_files
-from jaxblt.interchange.runs import Dtype, Exported, check_new_folder, write_run_folder
-from jaxblt.interchange.striped_hyena import Entry, entries
-from jaxblt.interchange.tensors import Shapes, check_entries, check_new, read_header, read_tensors
-from jaxblt.interchange.torch_file import Lazy, open_torch, write_torch
+from jaxblt.interchange.entry import Entry, Source, check_source, open_source, write_entries
+from jaxblt.interchange.runs import Dtype, Exported, check_new_folder
+from jaxblt.interchange.striped_hyena import entries
+from jaxblt.interchange.tensors import check_new
+from jaxblt.interchange.torch_file import Lazy, write_torch
 from jaxblt.models import ByteLMConfig
 from jaxblt.models.striped_hyena import EVO2, evo2
 from jaxblt.seals import check_finite
@@ -47,18 +44,6 @@ LEFT_OUT = "._extra_state"
 
 PRECISE = ("filter.log_poles", "filter.residues", "rotary_emb.inv_freq")
 """How names end that the reference keeps in fp32."""
-
-
-class Source(NamedTuple):
-    """Tensors of a checkpoint: shapes by name, and what reads one."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    read: Callable[[str], np.ndarray]
-
-
-def is_torch(path: Path) -> bool:
-    """Return whether a path names a checkpoint of torch, or its first part."""
-    return path.suffix == ".pt" or path.name.endswith(".pt.part0")
 
 
 def read_evo2(
@@ -91,14 +76,9 @@ def read_evo2(
     data = DataConfig(kind="fasta", seq_len=EVO2[name].max_len, batch_size=1)
     recipe = Recipe(name=path.stem, model=model, data=data, train=TrainConfig(dtype="bfloat16"))
     known = entries(model)
-    with _open(path) as opened, tempfile.TemporaryDirectory(dir=_beside(run_dir)) as scratch:
+    with open_source(path) as opened:
         _check(str(path), opened, known)
-        params = {}
-        for key, entry in known.items():
-            made = _converted(f"{path}: {key}", entry, opened.read(key))
-            for param, array in zip(entry.params, made, strict=True):
-                params[tuple(param.split("."))] = _kept(Path(scratch), len(params), array)
-        write_run_folder(run_dir, recipe, unflatten_dict(params), {}, step=0)
+        write_entries(run_dir, recipe, str(path), opened, known)
     return name, len(known)
 
 
@@ -111,57 +91,13 @@ def _config_of(path: Path) -> str:
     return RELEASED[path.stem]
 
 
-def _beside(run_dir: str | os.PathLike[str]) -> Path:
-    """Return the folder that a run's folder lies in; its disk is where the parameters go in the end."""
-    folder = Path(run_dir).absolute().parent
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[Source]:
-    if is_torch(path):
-        with open_torch(path) as found:
-            yield Source({name: x.shape for name, x in found.tensors.items()}, found.read)
-        return
-    files = list(weight_files(path)) if path.is_dir() else [path]
-    where = {name: file for file in files for name in read_header(file).arrays}
-    headers = {file: read_header(file).arrays for file in files}
-    shapes = {name: headers[file][name].shape for name, file in where.items()}
-    yield Source(shapes, lambda name: read_tensors(where[name], [name])[name])
-
-
 def _check(where: str, found: Source, known: Mapping[str, Entry]) -> None:
     """Raise ValueError unless names and shapes are those known, and a head is the embedding."""
     told = {name: shape for name, shape in found.shapes.items() if not name.endswith(LEFT_OUT)}
     head, table = told.pop(HEAD, None), told.get(TABLE)
     if head is not None and (head != table or not np.array_equal(found.read(HEAD), found.read(TABLE))):
         raise ValueError(f"{where}: {HEAD} is not {TABLE}, and the head of Evo 2 is its embedding")
-    expected = {name: entry.shape for name, entry in known.items()}
-    check_entries(f"{where} does not hold the model of its config", _floats(told), _floats(expected))
-
-
-def _floats(shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
-    """Return shapes of arrays of one dtype, as any float will do: all are widened."""
-    return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
-
-
-def _converted(where: str, entry: Entry, tensor: np.ndarray) -> tuple[Any, ...]:
-    wide = tensor.astype(np.float32)
-    if not np.isfinite(wide).all():
-        raise ValueError(f"{where} holds NaN or infinity: copy the file again")
-    try:
-        return entry.ours(wide)
-    except ValueError as error:
-        raise ValueError(f"{where} is {error}") from error
-
-
-def _kept(folder: Path, number: int, array: np.ndarray) -> np.ndarray:
-    """Return the array in a file, whose pages the system may drop from memory."""
-    file = np.lib.format.open_memmap(folder / f"{number}.npy", "w+", np.float32, array.shape)
-    file[...] = array
-    file.flush()
-    return file
+    check_source(where, told, known)
 
 
 def write_evo2(

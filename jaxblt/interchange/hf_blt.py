@@ -10,7 +10,7 @@ two sees.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,17 +19,13 @@ import numpy as np
 
 from jaxblt.data import DataConfig
 from jaxblt.interchange.tensors import Arrays, check_entries, read_header, read_tensors
+from jaxblt.interchange.weight_files import read_config, read_whole, weight_files
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.seals import check_finite
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.stored.safe_files import one_line, read_json
 from jaxblt.training.train_config import TrainConfig
-
-MAX_CONFIG = 1 << 20
-"""Bytes of a config or an index of weights, at most."""
-MOST_INDEX = 1 << 25
 
 DIFFERENCES = (
     "a patch asks its bytes with cross_attn_k vectors made of their maximum (here: with one, of its last byte)",
@@ -72,9 +68,9 @@ def read_patcher(folder: str | os.PathLike[str], *, name: str = "patcher") -> Pa
     config = _read_config(folder)
     part = _part(config, "patcher")
     stack = _stack(part, "patcher")
-    vocab = _whole(part, "vocab_size", "patcher_config")
+    vocab = read_whole(part, "vocab_size", "patcher_config")
     model = ByteLMConfig(stack=stack, tie_head=False, vocab_size=vocab)
-    length = _whole(part, "max_position_embeddings", "patcher_config")
+    length = read_whole(part, "max_position_embeddings", "patcher_config")
     data, train = DataConfig(seq_len=length, batch_size=1), TrainConfig(dtype="float32")
     outer = {"embed_tokens.weight": (vocab, stack.dim), "norm.weight": (stack.dim,)}
     outer |= {"lm_head.weight": (vocab, stack.dim)}
@@ -121,13 +117,13 @@ def refuse_whole(folder: str | os.PathLike[str]) -> None:
 
 
 def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    file = Path(folder) / "config.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist: expected the folder of a Hugging Face model")
-    config = read_json(file, folder, most=MAX_CONFIG)
-    kind = config.get("model_type") if isinstance(config, dict) else None
+    config = read_config(folder)
+    kind = config.get("model_type")
     if kind != "blt":
-        raise ValueError(f"{file} has model_type {kind!r}, expected 'blt': other models are not read")
+        raise ValueError(
+            f"{Path(folder) / 'config.json'} has model_type {kind!r:.40}, expected 'blt' or 'hyenadna': other "
+            "models are not read"
+        )
     return config
 
 
@@ -138,22 +134,17 @@ def _part(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def _whole(part: Mapping[str, Any], field: str, where: str) -> int:
-    value = part.get(field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{where}.{field} is {value!r:.40}, expected a whole number of at least 1")
-    return value
-
-
 def _stack(part: Mapping[str, Any], name: str) -> StackConfig:
     """Return blocks of attention and SwiGLU, as the settings of a part say.
 
     The patcher's window is 512 where its settings name none, as transformers has it; the global transformer has none.
     """
     where = KINDS[name]
-    sizes = {f: _whole(part, f, where) for f in ("hidden_size", "num_hidden_layers", "intermediate_size")}
-    heads = _whole(part, "num_attention_heads", where)
-    shared = heads if part.get("num_key_value_heads") is None else _whole(part, "num_key_value_heads", where)
+    sizes = {f: read_whole(part, f, where) for f in ("hidden_size", "num_hidden_layers", "intermediate_size")}
+    heads = read_whole(part, "num_attention_heads", where)
+    shared = (
+        heads if part.get("num_key_value_heads") is None else read_whole(part, "num_key_value_heads", where)
+    )
     for field, expected in (("hidden_act", "silu"), ("head_dim", sizes["hidden_size"] // heads)):
         if part.get(field, expected) != expected:
             raise ValueError(f"{where}.{field} is {part[field]!r:.40}, expected {expected!r}")
@@ -277,19 +268,3 @@ def _read_part(
         check_finite(str(file), read)
         arrays |= {name.removeprefix(prefix): x.astype(np.float32) for name, x in read.items()}
     return arrays
-
-
-def weight_files(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the safetensors files of a model: one, or those that an index names."""
-    one, index = Path(folder) / "model.safetensors", Path(folder) / "model.safetensors.index.json"
-    if one.is_file() or not index.is_file():
-        yield one
-        return
-    try:
-        names = set(read_json(index, folder, most=MOST_INDEX)["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index} is not an index of weights: {one_line(error)}") from error
-    for name in sorted(names):
-        if Path(name).name != name:
-            raise ValueError(f"{index} names {name!r}, which lies outside of the folder")
-        yield Path(folder) / name

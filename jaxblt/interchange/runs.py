@@ -134,9 +134,17 @@ def read_run(file: str | os.PathLike[str], run_dir: str | os.PathLike[str]) -> E
 
 
 def write_run_folder(
-    run_dir: str | os.PathLike[str], recipe: Recipe, params: Any, frozen: dict[str, Frozen], *, step: int
+    run_dir: str | os.PathLike[str],
+    recipe: Recipe,
+    params: Any,
+    frozen: dict[str, Frozen],
+    *,
+    step: int,
+    at_a_time: int | None = None,
 ) -> None:
     """Write config, one checkpoint and the frozen trees as a run folder, whole or not at all.
+
+    `at_a_time` is that of a `Checkpointer`.
 
     Raises:
       FileExistsError: the folder holds something.
@@ -145,7 +153,7 @@ def write_run_folder(
         hashes = {name: tree.content_hash for name, tree in frozen.items()}
         write_resolved(partial, Resolved(recipe, hashes))
         write_frozen(partial, frozen)
-        with Checkpointer(checkpoint_dir(partial)) as checkpoints:
+        with Checkpointer(checkpoint_dir(partial), at_a_time=at_a_time) as checkpoints:
             checkpoints.save(step, {"params": params})
 
 

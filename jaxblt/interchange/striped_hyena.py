@@ -11,12 +11,12 @@ Definitions are those of the paper (Ku et al., 2503.01868) and of vortex, the re
 - Rotary frequencies are stored, here they follow from the config.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jaxblt.data.vocab import BOS, OFFSET, PAD
+from jaxblt.interchange.entry import Entry, inside, same, turned
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig
 from jaxblt.mixers.attention.rotary import TURN, rotary_frequencies
 from jaxblt.models import ByteLMConfig
@@ -26,22 +26,6 @@ CORRELATED = 128
 
 END, PADDING = 0, 1
 """The reference's ids for the end of a document, which it also begins one with, and for padding."""
-
-
-class Entry(NamedTuple):
-    """One tensor of a checkpoint.
-
-    Attributes:
-      shape: as stored.
-      params: names of the parameters that it becomes; () for one that is compared and not kept.
-      ours: makes them of it. Raises ValueError for numbers that no parameter stands for.
-      theirs: makes it of them.
-    """
-
-    shape: tuple[int, ...]
-    params: tuple[str, ...]
-    ours: Callable[[Any], tuple[Any, ...]]
-    theirs: Callable[..., Any]
 
 
 def embedding_rows(vocab_size: int) -> np.ndarray:
@@ -71,25 +55,24 @@ def entries(config: ByteLMConfig) -> dict[str, Entry]:
             lambda x: (x[rows],),
             lambda x: x[np.argsort(rows)],
         ),
-        "norm.scale": _same((stack.dim,), "head.norm.scale"),
+        "norm.scale": same((stack.dim,), "head.norm.scale"),
     }
     for i in range(stack.num_layers):
         mixer: Any = stack.mixer(stack.pattern[i])
         block = _attention(mixer) if isinstance(mixer, AttentionConfig) else _hyena(mixer)
         block |= _rest(stack.dim, stack.hidden)
-        names = {name: tuple(f"stack.period_0.block_{i}.{p}" for p in e.params) for name, e in block.items()}
-        found |= {f"blocks.{i}.{name}": e._replace(params=names[name]) for name, e in block.items()}
+        found |= inside(f"blocks.{i}.", block, f"stack.period_0.block_{i}.")
     return found
 
 
 def _rest(dim: int, hidden: int) -> dict[str, Entry]:
     """Return norms and MLP of a block."""
     return {
-        "pre_norm.scale": _same((dim,), "mixer_norm.scale"),
-        "post_norm.scale": _same((dim,), "mlp_norm.scale"),
-        "mlp.l1.weight": _turned((hidden, dim), "mlp.gate.kernel"),
-        "mlp.l2.weight": _turned((hidden, dim), "mlp.up.kernel"),
-        "mlp.l3.weight": _turned((dim, hidden), "mlp.down.kernel"),
+        "pre_norm.scale": same((dim,), "mixer_norm.scale"),
+        "post_norm.scale": same((dim,), "mlp_norm.scale"),
+        "mlp.l1.weight": turned((hidden, dim), "mlp.gate.kernel"),
+        "mlp.l2.weight": turned((hidden, dim), "mlp.up.kernel"),
+        "mlp.l3.weight": turned((dim, hidden), "mlp.down.kernel"),
     }
 
 
@@ -112,7 +95,7 @@ def _attention(mixer: AttentionConfig) -> dict[str, Entry]:
             lambda x: (x.transpose(1, 0).reshape(heads, width, dim),),
             lambda x: x.reshape(heads * width, dim).transpose(1, 0),
         ),
-        "inner_mha_cls.out_proj.bias": _same((dim,), "mixer.out.bias"),
+        "inner_mha_cls.out_proj.bias": same((dim,), "mixer.out.bias"),
         "inner_mha_cls.rotary_emb.inv_freq": _frequencies(mixer),
     }
 
@@ -146,15 +129,15 @@ def _hyena(mixer: HyenaConfig) -> dict[str, Entry]:
             lambda x: (x.reshape(dim, 3, taps)[:, ::-1, ::-1].transpose(1, 0, 2).reshape(1, 3 * dim, taps),),
             lambda x: x.reshape(3, dim, taps).transpose(1, 0, 2)[:, ::-1, ::-1].reshape(3 * dim, 1, taps),
         ),
-        "out_filter_dense.weight": _turned((dim, dim), "mixer.out.kernel"),
-        "out_filter_dense.bias": _same((dim,), "mixer.out.bias"),
+        "out_filter_dense.weight": turned((dim, dim), "mixer.out.kernel"),
+        "out_filter_dense.bias": same((dim,), "mixer.out.bias"),
     }
 
 
 def _long(mixer: HyenaConfig) -> dict[str, Entry]:
     """Return the long filter and its skip."""
     filter, dim = mixer.filter, mixer.dim
-    skip = {"filter.D": _same((dim,), "mixer.long_0.bias")}
+    skip = {"filter.D": same((dim,), "mixer.long_0.bias")}
     if isinstance(filter, ExplicitFilter):
         step = -1 if filter.taps < CORRELATED else 1
         taps = Entry(
@@ -179,11 +162,3 @@ def _log_rate(x: Any) -> tuple[Any, ...]:
 
 def _log_poles(x: Any) -> Any:
     return -np.exp(x[0, ..., None])
-
-
-def _same(shape: tuple[int, ...], name: str) -> Entry:
-    return Entry(shape, (name,), lambda x: (x,), lambda x: x)
-
-
-def _turned(shape: tuple[int, ...], name: str) -> Entry:
-    return Entry(shape, (name,), lambda x: (x.transpose(1, 0),), lambda x: x.transpose(1, 0))

@@ -120,6 +120,11 @@ def read_header(file: str | os.PathLike[str]) -> Header:
             metadata = dict(opened.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"{file} is no safetensors file: {one_line(error)}") from error
+    if scaled := [f"{name} ({dtype})" for name, (dtype, _) in told.items() if dtype.startswith("F8")]:
+        raise ValueError(
+            f"{file} holds {listed(scaled)}: FP8 numbers mean nothing without their scales, which are not read: write "
+            "them as BF16 or F32"
+        )
     unknown = sorted({f"{name} ({dtype})" for name, (dtype, _) in told.items() if dtype not in DTYPES})
     if unknown:
         raise ValueError(f"{file} holds {listed(unknown)}, expected dtypes {', '.join(DTYPES)}")

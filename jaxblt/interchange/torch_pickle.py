@@ -44,6 +44,8 @@ class Opaque(NamedTuple):
 
 DICT = Name("collections", "OrderedDict")
 TENSOR = Name("torch._utils", "_rebuild_tensor_v2")
+OTHER_TENSOR = Name("torch._utils", "_rebuild_tensor_v3")
+"""Of dtypes that have no storage of their own, FP8 among them."""
 PARAMETER = Name("torch._utils", "_rebuild_parameter")
 OPAQUE = (Name("_io", "BytesIO"), Name("_codecs", "encode"))
 STORAGES = ("Float", "BFloat16", "Half", "Double", "Byte", "Char", "Short", "Int", "Long", "Bool")
@@ -180,6 +182,11 @@ class _Machine:
 
 def _known(module: str, name: str) -> Name:
     found = Name(module, name)
+    if found == OTHER_TENSOR:
+        raise ValueError(
+            "its pickle holds a tensor of FP8 or another late dtype: FP8 numbers mean nothing without their scales, "
+            "which are not read: save them as bfloat16 or float32"
+        )
     if found not in KNOWN:
         raise ValueError(f"its pickle asks for {module}.{name}, which is no tensor: it is not read")
     return found

@@ -8,7 +8,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.data.vocab import BOS, VOCAB_SIZE
 from jaxblt.layers import Linear
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models.embeddings import (
@@ -36,12 +36,16 @@ class ByteLMConfig:
       stack: the blocks; its width is the model's. "A" alone is a byte Transformer, "H" a byte Hyena.
       hash: n-gram tables added to the byte embedding, or None.
       tie_head: read logits off the byte embedding instead of a matrix of their own.
+      head_bias: add a bias to each logit.
+      reads_bos: False makes BOS a hole: a document begins with its first byte, of which the model tells nothing.
       vocab_size: ids.
     """
 
     stack: StackConfig = StackConfig()
     hash: HashConfig | None = None
     tie_head: bool = True
+    head_bias: bool = False
+    reads_bos: bool = True
     vocab_size: int = VOCAB_SIZE
 
     __repr__ = show
@@ -49,6 +53,10 @@ class ByteLMConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_vocab_size(self)
+        if self.head_bias and self.tie_head:
+            raise ValueError(
+                "ByteLMConfig.head_bias = True is read with tie_head=False only: set it, or leave it out"
+            )
         if self.layout != CONTIGUOUS and self.hash is not None:
             raise ValueError(
                 f"n-grams need bytes in order, and stack.attention.layout is {self.layout.kind!r}: set hash=None, or "
@@ -132,12 +140,14 @@ class Head(nn.Module):
     tied: bool
     dtype: Any
     stack: StackConfig
+    biased: bool = False
 
     def setup(self) -> None:
         self.norm = self.stack.norm(self.dtype)
         if not self.tied:
             sizes, names = {"v": self.vocab_size}, ("embed", "vocab")
-            self.logits = Linear("btd,dv->btv", sizes, names, self.dtype, accumulate=jnp.float32)
+            bias = nn.initializers.zeros if self.biased else None
+            self.logits = Linear("btd,dv->btv", sizes, names, self.dtype, bias=bias, accumulate=jnp.float32)
 
     def __call__(self, x: Float[Array, "B T D"], embedding: ByteEmbedding) -> Float[Array, "B T V"]:
         x = self.norm(x)
@@ -166,7 +176,7 @@ class ByteLM(nn.Module):
         self.embedding = ByteEmbedding(self.config.embedding, self.dtype)
         config = self.config
         self.stack = Stack(config.stack, self.dtype)
-        self.head = Head(config.vocab_size, config.tie_head, self.dtype, config.stack)
+        self.head = Head(config.vocab_size, config.tie_head, self.dtype, config.stack, config.head_bias)
 
     def __call__(
         self,
@@ -206,8 +216,19 @@ class ByteLM(nn.Module):
         return self.head.states(self._mixed(ids, segment_ids, positions)), None
 
     def _mixed(self, ids: Int[Array, "B T"], segment_ids: Any, positions: Any) -> Float[Array, "B T D"]:
+        segment_ids = self._content(ids, segment_ids)
         x, _ = self.embedding(ids, segment_ids=segment_ids)
         return self.stack(x, segment_ids=segment_ids, positions=positions)[0]
+
+    @nn.nowrap
+    def _content(
+        self, ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None
+    ) -> Int[Array, "B T"] | None:
+        """Return segment ids that make a hole of each BOS that is not read."""
+        if self.config.reads_bos:
+            return segment_ids
+        given = jnp.ones_like(ids) if segment_ids is None else segment_ids
+        return jnp.where(ids == BOS, -jnp.abs(given), given)
 
     @nn.nowrap
     def init_state(self, batch_size: int, *, num_bytes: int) -> ByteLMState:
@@ -262,6 +283,8 @@ class ByteLM(nn.Module):
     def _read(
         self, ids: Int[Array, "B T"], state: ByteLMState, segment_ids: Int[Array, "B T"] | None
     ) -> tuple[Float[Array, "B T D"], ByteLMState]:
+        # Leave calls without ids as they are: they continue documents, and BOS begins one
+        segment_ids = segment_ids if segment_ids is None else self._content(ids, segment_ids)
         before = check_embedding_state(self.config.embedding, state.embedding)
         x, embedding = self.embedding(ids, segment_ids=segment_ids, state=before)
         x, stack = self.stack(x, segment_ids=segment_ids, state=state.stack)

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxblt.array_checks import check_width
-from jaxblt.layers import FP8, MLP, Activation, RMSNorm
+from jaxblt.layers import FP8, MLP, Activation, LayerNorm, RMSNorm
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
@@ -53,7 +53,8 @@ class StackConfig:
       mixers: configs by name. Other names are those of `jaxblt.models.mixer_table`. Their dim and causal become the
         stack's.
       mlp_dim: width of the MLP; None for 8/3 D rounded up to 64, 0 for none.
-      activation: of the MLP's gate: one for all blocks, or a tuple of one for each block of the pattern.
+      gated_mlp: (f(x W_g) * x W_u) W_d; otherwise f(x W_u + b_u) W_d + b_d (see `jaxblt.layers.MLP`).
+      activation: f of the MLP: one for all blocks, or a tuple of one for each block of the pattern.
       dropout: rate on the residual branches, active where a "dropout" rng is passed.
       causal: every mixer of the stack is causal, or none is.
       remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
@@ -61,6 +62,7 @@ class StackConfig:
         backward pass needs into stacked arrays.
       norm_epsilon: added to the mean square in the norms of the blocks, and in the norm of a head behind them.
       norm_on_root: it is added to the root of the mean square instead (see `jaxblt.layers.RMSNorm`).
+      layer_norm: norms take off the mean and add a bias (see `jaxblt.layers.LayerNorm`).
       adapter: of the products in the blocks (`jaxblt.adapters.attach` sets it), or None.
     """
 
@@ -69,6 +71,7 @@ class StackConfig:
     pattern: str | tuple[str, ...] = "HHAH"
     mixers: Mapping[str, Any] = dataclasses.field(default_factory=Table)
     mlp_dim: int | None = None
+    gated_mlp: bool = True
     activation: Activation | tuple[Activation, ...] = "silu"
     dropout: float = 0.0
     causal: bool = True
@@ -76,6 +79,7 @@ class StackConfig:
     scan: bool = True
     norm_epsilon: float = 1e-6
     norm_on_root: bool = False
+    layer_norm: bool = False
     adapter: Any = None
 
     __repr__ = show
@@ -87,6 +91,10 @@ class StackConfig:
         check_bounds(self, "mlp_dim", least=0, why=": 0 for no MLP, None for 8/3 dim")
         check_bounds(self, "dropout", least=0, below=1, why=": it is the share that is dropped")
         check_bounds(self, "norm_epsilon", above=0)
+        if self.norm_on_root and self.layer_norm:
+            raise ValueError(
+                "StackConfig.norm_on_root = True is of RMS norms: set layer_norm=False, or leave it out"
+            )
         self._fill_table()
         self._check_activation()
         apart = [name for name in self.pattern if _layout(self.mixers[name]) != CONTIGUOUS]
@@ -192,8 +200,10 @@ class StackConfig:
         given = self.activation
         return given[layer % len(self.pattern)] if isinstance(given, tuple) else given
 
-    def norm(self, dtype: Any, name: str | None = None) -> RMSNorm:
+    def norm(self, dtype: Any, name: str | None = None) -> RMSNorm | LayerNorm:
         """Make a norm as the blocks have it."""
+        if self.layer_norm:
+            return LayerNorm(dtype, self.norm_epsilon, name=name)
         return RMSNorm(dtype, self.norm_epsilon, self.norm_on_root, name=name)
 
     def mixer(self, name: str) -> MixerConfig:
@@ -332,7 +342,7 @@ class Block(nn.Module):
         x = by_token(x + self._drop(y), split=split)
         if config.hidden:
             scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
-            mlp = MLP(config.hidden, self.dtype, scale, activation, name="mlp")
+            mlp = MLP(config.hidden, self.dtype, scale, activation, config.gated_mlp, name="mlp")
             x = x + self._drop(mlp(config.norm(self.dtype, "mlp_norm")(x)))
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
         return by_token(blank(x, content_of(segment_ids)), split=split), state

@@ -338,6 +338,8 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "scan": ("yes",),
         "norm_epsilon": (0.0, NAN),
         "norm_on_root": (1,),
+        "layer_norm": (1,),
+        "gated_mlp": (1,),
         "activation": ("relu", (), ("gelu", "silu"), ("gelu", "silu", "silu", "tanh")),
     },
     ByteClassifierConfig: {
@@ -346,7 +348,13 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "pooling": ("max",),
         "vocab_size": (256,),
     },
-    ByteLMConfig: {"stack": (None, 3), "vocab_size": (256, 260.0), "tie_head": (1,)},
+    ByteLMConfig: {
+        "stack": (None, 3),
+        "vocab_size": (256, 260.0),
+        "tie_head": (1,),
+        "head_bias": (1,),
+        "reads_bos": (1,),
+    },
     BLTConfig: {
         "look_back": (1, 2.5),
         "bridge_heads": (0, 3, 2.5),
@@ -374,6 +382,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "short_taps": (0,),
         "segment_alignment": (0, 1.5),
         "filter": (None, "modal", ExplicitFilter(groups=3)),
+        "in_bias": (1,),
         "out_bias": (1,),
         "implementation": ("cudnn",),
     },
@@ -456,6 +465,9 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "fast": (0.0, 9.0),
         "slow": (NAN,),
         "target": (0.0, 1.0),
+        "shift": (-0.1, NAN),
+        "unit_energy": (1,),
+        "learned_features": (1,),
     },
     ExplicitFilter: {"taps": (0, 2.5), "groups": (0, 2.5), "skip": (1,)},
     Recipe: {

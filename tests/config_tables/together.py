@@ -21,6 +21,7 @@ from jaxblt.mixers import (
 )
 from jaxblt.mixers.slots.experimental.state_manager import StateManager
 from jaxblt.models import (
+    ByteLMConfig,
     LabelHeadConfig,
     StackConfig,
 )
@@ -53,6 +54,10 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             {"position": "alibi", "rope_scale": 4.0},
             "AttentionConfig.rope_scale = 4.0 is read with position='rope' only",
         ),
+    ),
+    ByteLMConfig: (({"head_bias": True}, "ByteLMConfig.head_bias = True is read with tie_head=False only"),),
+    StackConfig: (
+        ({"norm_on_root": True, "layer_norm": True}, "StackConfig.norm_on_root = True is of RMS norms"),
     ),
     AdamWConfig: (
         (

@@ -1,10 +1,14 @@
 """A checkpoint of Evo 2 becomes a run that answers as any run; what is wrong with one is told in one line."""
 
+import json
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -12,7 +16,7 @@ from safetensors.numpy import save_file
 import jaxblt
 from jaxblt.cli.main import main
 from jaxblt.inference import SamplingConfig
-from jaxblt.interchange.evo2_run import write_evo2
+from jaxblt.interchange.evo2_run import read_evo2, write_evo2
 from jaxblt.interchange.striped_hyena import entries
 from jaxblt.interchange.torch_file import Lazy, open_torch, write_torch
 from jaxblt.models import ByteLMConfig
@@ -23,13 +27,14 @@ from tests.interchange.test_striped_hyena import FIXTURE, draw, tiny
 
 TENSORS = draw("mixed")[1]
 LENGTH = 129
+WIDE = tiny("SSSS")._replace(dim=256, mlp_dim=2048)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_is_released():
     """Tiny models stand among the released ones."""
     with pytest.MonkeyPatch.context() as patch:
-        table = {**EVO2, "tiny": tiny(weights.CASES["mixed"]), "one": tiny("S")}
+        table = {**EVO2, "tiny": tiny(weights.CASES["mixed"]), "one": tiny("S"), "wide": WIDE}
         patch.setattr("jaxblt.models.striped_hyena.EVO2", table)
         patch.setattr("jaxblt.interchange.evo2_run.EVO2", table)
         yield
@@ -74,12 +79,47 @@ def test_likelihoods_and_greedy_bytes_are_the_references(run):
     assert run.generate(prompts, max_new_bytes=weights.STEPS, **options) == known
 
 
-def test_safetensors_and_torch_give_one_run(run, tmp_path):
+def save_shards(folder: Path, shards: list[dict[str, np.ndarray]]) -> Path:
+    """A folder as Hugging Face writes large models: files and an index."""
+    folder.mkdir()
+    index = {}
+    for i, shard in enumerate(shards):
+        name = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, folder / name)
+        index |= dict.fromkeys(shard, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+def test_safetensors_shards_and_torch_give_one_run(run, tmp_path):
     save_file(TENSORS, tmp_path / "tiny.safetensors")
-    main(["import", str(tmp_path / "tiny.safetensors"), "--config", "tiny", "--out", str(tmp_path / "again")])
-    again = jaxblt.load(tmp_path / "again")
-    assert again.recipe.model == run.recipe.model
-    np.testing.assert_array_equal(again.params["embedding"]["bytes"], run.params["embedding"]["bytes"])
+    names = sorted(TENSORS)
+    save_shards(tmp_path / "shards", [{name: TENSORS[name] for name in names[i::3]} for i in range(3)])
+    for source in ("tiny.safetensors", "shards"):
+        out = tmp_path / f"{source}.run"
+        main(["import", str(tmp_path / source), "--config", "tiny", "--out", str(out)])
+        again = jaxblt.load(out)
+        assert again.recipe.model == run.recipe.model
+        jax.tree.map(np.testing.assert_array_equal, again.params, run.params)
+    (tmp_path / "shards" / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model-00002-of-00003\.safetensors does not exist"):
+        main(["import", str(tmp_path / "shards"), "--config", "tiny", "--out", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_import_holds_at_most_twice_its_largest_tensor(tmp_path):
+    """Arrays of numpy and bytes are counted; those of the writer are bounded by what it is given at a time."""
+    shapes = {name: entry.shape for name, entry in entries(striped_hyena(WIDE)).items()}
+    largest = max(4 * int(np.prod(shape)) for shape in shapes.values())
+    assert sum(4 * int(np.prod(shape)) for shape in shapes.values()) > 8 * largest
+    save_file(weights.draw(shapes, 3), tmp_path / "wide.safetensors")
+    tracemalloc.start()
+    try:
+        read_evo2(tmp_path / "wide.safetensors", tmp_path / "run", config="wide")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * largest + 2**20
 
 
 @pytest.mark.slow(days=7, group="costly")
@@ -172,6 +212,10 @@ BAD = {
     "no torch": (lambda f: zipfile.ZipFile(f, "w").close(), "0 entries data.pkl"),
     "packed": (packed, "not compressed"),
     "code": (pickled(b"\x80\x02cposix\nsystem\nX\x02\x00\x00\x00ls\x85R."), "asks for posix.system"),
+    "fp8": (
+        pickled(b"\x80\x02}X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v3\n."),
+        "FP8 .*without their scales",
+    ),
     "opcode": (pickled(b"\x80\x02(iposix\nsystem\n."), "opcode INST"),
     "damaged": (pickled(b"\x80\x02)R."), "pickle is damaged"),
     "no end": (pickled(b"\x80\x02}"), "pickle"),
@@ -205,6 +249,16 @@ def test_what_is_wrong_is_one_line_and_nothing_is_written(name, tmp_path):
         main(["import", str(file), "--config", "tiny", "--out", str(tmp_path / "run")])
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.pt"]
+
+
+def test_fp8_weights_without_scales_are_refused(tmp_path):
+    scaled = TENSORS | {"norm.scale": np.ones(16, jnp.float8_e4m3fn)}
+    file = tmp_path / "fp8.safetensors"
+    save_file(scaled, file)
+    with pytest.raises(ValueError, match=r"norm\.scale \(F8_E4M3\): FP8 .* without their scales") as caught:
+        main(["import", str(file), "--config", "tiny", "--out", str(tmp_path / "run")])
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_a_storage_of_another_dtype_is_named(tmp_path):

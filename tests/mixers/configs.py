@@ -22,7 +22,7 @@ from tests.mixers.naive import NaiveConfig
 
 MODAL = ModalFilter(modes=4, max_timescale=64.0)
 IMPLICIT = ImplicitFilter(filter_len=600, width=8)
-SHORT_IMPLICIT = ImplicitFilter(filter_len=20, width=8)
+SHORT_IMPLICIT = ImplicitFilter(filter_len=20, width=8, shift=0.05, unit_energy=False, learned_features=True)
 EXPLICIT = ExplicitFilter(taps=5)
 
 GROUPED = {"num_heads": 2, "num_key_heads": 1, "head_dim": 8, "value_head_dim": 4, "chunk_size": 8}
@@ -42,7 +42,7 @@ REST: dict[str, MixerConfig] = {
     "attention_both_window": AttentionConfig(dim=16, num_heads=4, causal=False, window=4),
     "hyena_implicit": HyenaConfig(dim=8, order=3, filter=IMPLICIT),
     "hyena_modal_alone": HyenaConfig(dim=8, order=3, filter=MODAL, packed=False),
-    "hyena_short_implicit": HyenaConfig(dim=8, filter=SHORT_IMPLICIT, short_taps=1),
+    "hyena_short_implicit": HyenaConfig(dim=8, filter=SHORT_IMPLICIT, short_taps=2, in_bias=True),
     "hyena_explicit": HyenaConfig(dim=8, filter=EXPLICIT, short_taps=4),
     "hyena_grouped": HyenaConfig(dim=8, filter=ExplicitFilter(taps=5, groups=2, skip=False), out_bias=True),
     "hyena_modal_both": HyenaConfig(dim=8, filter=MODAL, causal=False),

@@ -52,6 +52,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "position": ("alibi", "none"),
     "rope_theta": (500.0,),
     "rope_scale": (3.0,),
+    "in_bias": (True, False),
     "out_bias": (True,),
     "implementation": ("reference",),
     "order": (3, 2),

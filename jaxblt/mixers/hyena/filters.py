@@ -42,9 +42,9 @@ class ImplicitFilter:
     """h[t] = window(t) MLP(features(t)) for t < filter_len (Hyena, 2302.10866, sec. 3.3 and app. D.3).
 
     features(t) = [t/L, cos(2 pi k t/L), -sin(2 pi k t/L)] for k = 1..(emb_dim - 1)/2; layers are
-    sin(frequency * (W x + b)); window(t) = exp(-d t/L), with d spaced linearly over channels from
-    -ln(target)/slow to -ln(target)/fast and scaled to unit energy. L = reference_len, never the length of the
-    input. If not causal, the same network gives h[-t] by further outputs.
+    sin(frequency * (W x + b)); window(t) = c (exp(-d t/L) + shift), with d spaced linearly over channels from
+    -ln(target)/slow to -ln(target)/fast, and c so that exp(-d t/L) has unit energy. L = reference_len, never the length
+    of the input. If not causal, the same network gives h[-t] by further outputs.
 
     Streaming keeps min(filter_len, capacity) - 1 inputs a channel: 32,768 taps and 768 channels are 96 MiB a row and
     layer in fp32. Above 512 taps it also keeps half as many outputs to come, in fp32, and a token costs O(log^2
@@ -61,6 +61,9 @@ class ImplicitFilter:
       sine_freq: initial frequency of the sines, learned for each unit.
       fast, slow, target: the window falls to `target` after `fast` L in the fastest channel and `slow` L in
         the slowest.
+      shift: added to the decay, so that the last taps reach further than the window.
+      unit_energy: scale the window; otherwise c = 1.
+      learned_features: the features of each lag are parameters, [filter_len, emb_dim], which begin as those above.
     """
 
     filter_len: int
@@ -72,6 +75,9 @@ class ImplicitFilter:
     fast: float = 0.3
     slow: float = 1.5
     target: float = 1e-2
+    shift: float = 0.0
+    unit_energy: bool = True
+    learned_features: bool = False
 
     prepares = True
 
@@ -81,6 +87,7 @@ class ImplicitFilter:
         check_bounds(self, "inner_layers", least=0, most=MOST_INNER_LAYERS)
         check_bounds(self, "sine_freq", "fast", "slow", above=0)
         check_bounds(self, "target", above=0, below=1)
+        check_bounds(self, "shift", least=0)
         if self.emb_dim < 3 or self.emb_dim % 2 == 0:
             raise ValueError(
                 f"emb_dim must be odd and at least 3 (t and pairs of sine and cosine), got {self.emb_dim}"

@@ -38,6 +38,7 @@ class HyenaConfig:
       order: N >= 2; N - 1 long convolutions, N + 1 projections.
       short_taps: taps of the short convolution over each projection (on either side if not causal).
       filter: of the long convolutions; modal for long contexts.
+      in_bias: the input projections have a bias, and so has each channel of the short convolution.
       out_bias: the output projection has a bias.
       causal: a token sees itself and what came before; otherwise its whole document.
       packed: rows may hold several documents. False promises one a row (holes and tail padding allowed): then
@@ -53,6 +54,7 @@ class HyenaConfig:
     order: int = 2
     short_taps: int = 3
     filter: Filter = ModalFilter()
+    in_bias: bool = False
     out_bias: bool = False
     causal: bool = True
     packed: bool = True
@@ -145,8 +147,8 @@ class HyenaState:
 class Hyena(nn.Module):
     """v, x_1, ..., x_N = short_conv(x W_in); v <- h_i * (x_i v) + b_i (x_i v) for i < N; y = (x_N v) W_out.
 
-    Arrays between the projections are channel-major, [B, D, T]. Input projections have no bias, and all of them are
-    zero at holes and padding, which therefore add nothing to any convolution.
+    Arrays between the projections are channel-major, [B, D, T]. Projections are zero at holes and padding, which
+    therefore add nothing to any convolution.
     """
 
     config: HyenaConfig
@@ -163,7 +165,8 @@ class Hyena(nn.Module):
     ) -> tuple[Float[Array, "B T D"], HyenaState | None]:
         """Return the output and the next state (None in training); positions play no part."""
         config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
-        project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, name="in")
+        bias = nn.initializers.zeros if config.in_bias else None
+        project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, bias=bias, name="in")
         sizes, names = {"d": config.dim}, ("channels", "embed")
         bias = nn.initializers.zeros if config.out_bias else None
         project_out = Linear("bct,cd->btd", sizes, names, self.dtype, bias=bias, name="out")
@@ -171,7 +174,8 @@ class Hyena(nn.Module):
         clock = None if state is None else state.clock
         options = {"width": config.dim, "alignment": config.segment_alignment, "packed": config.packed}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
-        z, short = self._short(rows, project_in(rows.x), None if state is None else state.short)
+        z = self._blank(rows, project_in(rows.x))
+        z, short = self._short(rows, z, None if state is None else state.short)
         v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)
         filters = []
         for i in range(config.order - 1):
@@ -194,11 +198,23 @@ class Hyena(nn.Module):
         sides, size = 1 if self.config.causal else 2, self.config.short_taps - 1
         init = named(nn.initializers.normal((size + 1) ** -0.5), None, "channels", "taps")
         taps = self.param("short", init, (sides, z.shape[1], size + 1), jnp.float32)
+        offset = None
+        if self.config.in_bias:
+            start = named(nn.initializers.zeros, "channels")
+            offset = self.param("short_bias", start, (z.shape[1],), jnp.float32).astype(self.dtype)[
+                None, :, None
+            ]
         cores = [ShortHistory(short_conv, side, None, size=size) for side in taps]
         y, after = rows.run(cores[0], (z, None, None), carry, time_axis=2)
-        if self.config.causal:
-            return y, after
-        return y + rows.run(cores[1], (z, None, None), time_axis=2, reverse=True)[0], after
+        if not self.config.causal:
+            y = y + rows.run(cores[1], (z, None, None), time_axis=2, reverse=True)[0]
+        return (y if offset is None else self._blank(rows, y + offset)), after
+
+    def _blank(self, rows: Rows, z: Float[Array, "B E T"]) -> Float[Array, "B E T"]:
+        """Zero holes and padding, where a bias is not zero."""
+        if not self.config.in_bias or rows.content is None:
+            return z
+        return jnp.where(rows.content[:, None], z, jnp.zeros((), z.dtype))
 
     def _long_conv(self, index: int) -> ModalConv | FiniteConv:
         config, name = self.config, f"long_{index}"

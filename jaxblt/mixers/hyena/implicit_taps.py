@@ -39,12 +39,23 @@ class ImplicitTaps(nn.Module):
             (filter.width,),
             jnp.float32,
         )
-        hidden = _features(_lags(filter, length), filter.emb_dim)
+        hidden = self._lag_features(length)
         for i in range(filter.inner_layers + 1):
             hidden = jnp.sin(frequency[None] * self._layer(filter.width, i)(hidden))
         weights = _Weights((filter.width, self.sides, self.dim), name="out")()
         decay = jnp.linspace(*filter.decay_range(), self.dim, dtype=jnp.float32)
         return hidden, (jnp.transpose(weights, (2, 1, 0)), decay)
+
+    def _lag_features(self, length: int) -> Float[Array, "L F"]:
+        filter = self.filter
+        if not filter.learned_features:
+            return _features(_lags(filter, length), filter.emb_dim)
+
+        def begin(key: Array, shape: tuple[int, int], dtype: Any) -> Array:
+            return _features(_lags(filter, shape[0]), shape[1]).astype(dtype)
+
+        shape = (filter.filter_len, filter.emb_dim)
+        return self.param("features", named(begin, None, None), shape, jnp.float32)[:length]
 
     def _layer(self, features: int, index: int) -> Linear:
         return Linear(
@@ -79,8 +90,9 @@ def evaluate(
     weights = jnp.broadcast_to(weights, (len(spans), *weights.shape))
     out = jnp.einsum("nlw,ndsw->sdnl", spans, weights, precision=jax.lax.Precision.HIGHEST)
     out = out.reshape(*out.shape[:2], -1)[..., :length]
-    scale = jnp.sqrt(2 * decay / filter.normaliser)
-    window = scale[:, None] * jnp.exp(-decay[:, None] * _lags(filter, length)[None])
+    window = jnp.exp(-decay[:, None] * _lags(filter, length)[None]) + filter.shift
+    if filter.unit_energy:
+        window = jnp.sqrt(2 * decay / filter.normaliser)[:, None] * window
     return out * window[None]
 
 

@@ -52,10 +52,23 @@ def place_params(
     """
     if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
         return jax.device_put((params, dict(frozen)), replicated(mesh))
-    with off_mesh():
-        boxed = boxed_params(make_task(recipe), recipe)
+    boxed = _boxed(recipe)
     shardings = {name: place_frozen(name, tree, lambda: boxed, mesh) for name, tree in frozen.items()}
     return jax.device_put((params, dict(frozen)), (state_shardings(params, boxed, mesh), shardings))
+
+
+def on_mesh(recipe: Recipe, shapes: Any, mesh: Mesh) -> Any:
+    """Return shapes of a run's parameters with their shardings on a mesh, so that each device reads its own part."""
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        state_shardings(shapes, _boxed(recipe), mesh),
+    )
+
+
+def _boxed(recipe: Recipe) -> Any:
+    with off_mesh():
+        return boxed_params(make_task(recipe), recipe)
 
 
 @dataclass(frozen=True, eq=False)

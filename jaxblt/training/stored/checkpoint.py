@@ -38,7 +38,9 @@ class Restored(NamedTuple):
     __repr__ = show
 
 
-def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Context:
+def _context(
+    *, partial_load: bool = False, on_commit: Any = None, at_a_time: int | None = None
+) -> ocp.Context:
     registry = ocp.handlers.local_registry()
     registry.add(ocp.handlers.JsonHandler, checkpointable_name="meta")
     context = ocp.Context()
@@ -47,6 +49,7 @@ def _context(*, partial_load: bool = False, on_commit: Any = None) -> ocp.Contex
     # Orbax would compile a program that slices, for every shape of a replicated array
     context.array.saving.min_slice_bytes_for_replica_parallel = LEAST_SHARE
     context.asynchronous.post_finalization_callback = on_commit
+    context.memory.write_concurrent_bytes = at_a_time
     return context
 
 
@@ -277,18 +280,25 @@ class Checkpointer:
       directory: local; made by the first save if absent.
       keep: newest steps kept; at least 2, or there is nothing to fall back to.
       keep_period: steps that are a multiple of it are kept for ever.
+      at_a_time: bytes of arrays that are being written at any time; None for all. More than the largest array has.
 
     Attributes:
       best: gives steps that are kept besides, as long as it names them.
     """
 
     def __init__(
-        self, directory: str | epath.PathLike, *, keep: int = 3, keep_period: int | None = None
+        self,
+        directory: str | epath.PathLike,
+        *,
+        keep: int = 3,
+        keep_period: int | None = None,
+        at_a_time: int | None = None,
     ) -> None:
         if keep < 2:
             raise ValueError(f"keep={keep}: keep at least 2 checkpoints, or a damaged one cannot be replaced")
         self.directory = to_local_path(directory)
         self.best: Callable[[], Collection[int]] = tuple
+        self._at_a_time = at_a_time
         self._saving: int | None = None
         self._response: Any = None
         # of its own, or the first of two to close would take the other's away
@@ -308,7 +318,7 @@ class Checkpointer:
             self._manager = ocp.training.Checkpointer(
                 self.directory,
                 # Orbax copies its options deeply: a bound method would arrive bound to a copy of self.
-                context=_context(on_commit=lambda: self._list_files()),
+                context=_context(on_commit=lambda: self._list_files(), at_a_time=self._at_a_time),
                 preservation_policy=cast(Any, self._policy),
                 cleanup_tmp_directories=True,
             )
