@@ -128,7 +128,9 @@ def check_keep(subject: Subject) -> None:
     _check_goes_on(subject, call, kept, size + keep, expected)
 
 
-def _check_goes_on(subject: Subject, call: Callable, state: object, at: np.ndarray, expected: np.ndarray) -> None:
+def _check_goes_on(
+    subject: Subject, call: Callable, state: object, at: np.ndarray, expected: np.ndarray
+) -> None:
     """Check the next call of rows that stand at `at`."""
     size = 7
     span = at[:, None] + np.arange(size)
