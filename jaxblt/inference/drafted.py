@@ -46,8 +46,7 @@ DRAWN = MOST_DRAFTED + 1
 """Bytes that a round draws of a row: a draft, and the byte behind it."""
 
 
-@flax.struct.dataclass
-class DraftedPlace:
+class DraftedPlace(flax.struct.PyTreeNode):
     """The place of each row.
 
     Attributes:
@@ -73,11 +72,11 @@ class DraftedPlace:
 
 
 class Round(NamedTuple):
-    """The draws of a call, whether each belongs to its row, and whether its logits were finite."""
+    """The draws of a call or of several, whether each belongs to its row, and whether its logits were finite."""
 
-    drawn: Int[Array, "B N"]
-    kept: Bool[Array, "B N"]
-    finite: Bool[Array, "B N"]
+    drawn: Int[Array, "*R B N"]
+    kept: Bool[Array, "*R B N"]
+    finite: Bool[Array, "*R B N"]
 
 
 class Told(NamedTuple):
@@ -95,6 +94,11 @@ class Told(NamedTuple):
     accepted: Int[Array, "B"]
     refused: tuple[Array, Array] | None
     replaced: Int[Array, "B"] | None
+
+    def behind(self, later: "Told") -> "Told":
+        """Return the counts of both, where `later` is of the rounds behind these."""
+        sums = (self.rounds + later.rounds, self.drafted + later.drafted, self.accepted + later.accepted)
+        return Told(*sums, later.refused, later.replaced)
 
 
 def drafted_pieces(
@@ -179,17 +183,17 @@ def _advance(
         place = _take_windows(decoder, params, place)
         place, here, now = _draw(decoder, params, requests, keys, place, settings)
         found = jax.tree.map(lambda all, one: all.at[told.rounds].set(one), found, here)
-        sums = [a + b for a, b in zip(told[:3], now[:3], strict=True)]
-        return place, found, Told(*sums, *now[3:])
+        return place, found, told.behind(now)
 
     def goes_on(carry: tuple[DraftedPlace, Round, Told]) -> Bool[Array, ""]:
         place, _, told = carry
         return (told.rounds == 0) | ((told.rounds < rounds) & ~jnp.all(place.done))
 
-    nothing = [jnp.zeros((rounds, rows, DRAWN), dtype) for dtype in (jnp.int32, bool, bool)]
-    none = [jnp.zeros((), jnp.int32), jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32)]
-    start = place, Round(*nothing[:2], ~nothing[2]), Told(*none, *_counted(decoder, place.state))
-    place, found, told = jax.lax.while_loop(goes_on, body, start)
+    drawn = jnp.zeros((rounds, rows, DRAWN), jnp.int32)
+    nothing = Round(drawn, drawn > 0, drawn == 0)
+    none = jnp.zeros(rows, jnp.int32)
+    told = Told(jnp.zeros((), jnp.int32), none, none, *_counted(decoder, place.state))
+    place, found, told = jax.lax.while_loop(goes_on, body, (place, nothing, told))
     return place, (found, told)
 
 

@@ -383,7 +383,7 @@ class BLT(nn.Module):
         latest = jnp.where(cut.live, cut.visible + self.config.look_back - 1, -1)
         x = h + self.down(h[:, None], seen[0][:, None], latest[:, None], seen[1][:, None])[:, 0]
         x, decoder = self.decoder(x, segment_ids=segment_ids, state=state.decoder)
-        beyond = state.in_block + cut.count > state.block_size
+        beyond = state.in_block + cut.num_bytes > state.block_size
         logits = jnp.where(beyond[:, None, None], jnp.nan, self.head(x, self.embedding))
         state = state.replace(embedding=embedding, encoder=encoder, latent=latent, decoder=decoder)
         state, holes = after_bytes(state, segment_ids, cut, keys, seen)

@@ -32,7 +32,7 @@ class Cut(NamedTuple):
     previous: Int[Array, "B T"]
 
     @property
-    def count(self) -> Int[Array, "B"]:
+    def num_bytes(self) -> Int[Array, "B"]:
         """Bytes of the call."""
         return jnp.sum(self.live, 1, dtype=jnp.int32)
 
@@ -110,7 +110,7 @@ def after_bytes(
       keys: keys and values of the bytes.
       seen: patch vectors, the W of the state first, and which of them there are.
     """
-    count, total, rows = cut.count, cut.total, jnp.arange(len(segment_ids), dtype=jnp.int32)
+    count, total, rows = cut.num_bytes, cut.total, jnp.arange(len(segment_ids), dtype=jnp.int32)
     ended, last = total > 0, jnp.maximum(count - 1, 0)
     closing = jnp.take_along_axis(cut.ends[0], jnp.maximum(total - 1, 0)[:, None], 1)[:, 0]
     opened = cut.live & (cut.number == total[:, None])

@@ -29,6 +29,7 @@ def look(decoder, params, state, ids, seen, keep):
     return call_keeping(call, ids, state, seen, keep)
 
 
+@pytest.mark.slow(days=28, group="decoding", every="bytes")
 @pytest.mark.parametrize("name", ["bytes", "patches"])
 def test_what_is_kept_is_the_state_of_these_bytes(name):
     """Rows keep 0 to 8 bytes a call, up to the edges of their blocks, and see others behind them."""
@@ -55,6 +56,7 @@ def test_what_is_kept_is_the_state_of_these_bytes(name):
     assert name == "bytes" or np.asarray(closed).sum(1).min() > 4
 
 
+@pytest.mark.slow(days=28, group="decoding")
 def test_a_row_beyond_the_edge_of_its_block_is_not_answered():
     decoder, params = decoding("entropy", "HA")
     state = init_decoder(decoder, ROWS, num_bytes=TOTAL)
