@@ -1,7 +1,7 @@
 """A run read back from its folder: everything that is needed to patch, score, generate or go on with the model."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import RowsConfig
 from jaxblt.data.trust import check_trusted
 from jaxblt.inference.decode import Decoder
+from jaxblt.inference.drafts import DraftCounts, Drafts
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.models.products import products_in
 from jaxblt.parallel.layout import layout_of
@@ -321,6 +322,8 @@ class Run:
         seed: int | Sequence[int] = 0,
         alphabet: bytes | Sequence[bytes | None] | None = None,
         adapters: Adapter | Sequence[Adapter] = None,
+        drafts: Drafts | None = None,
+        report: Callable[[DraftCounts], None] | None = None,
         as_trained: bool = True,
         mesh: MeshConfig | Mesh | None = None,
     ) -> list[bytes]:
@@ -333,6 +336,8 @@ class Run:
           seed: for all prompts or for each.
           alphabet: bytes that may be drawn, such as b"ACGT"; None for all.
           adapters: of a run with a router.
+          drafts: bytes to guess and to check in one call, such as `Drafts(count=8)`; None draws byte by byte.
+          report: called with what the drafts were good for, when all bytes are drawn.
           as_trained: prompts have the case of the run's data; False takes every byte as it is.
           mesh: of the devices that decode; None for the one in force, or one device.
 
@@ -341,6 +346,7 @@ class Run:
         """
         options = {"max_new_bytes": max_new_bytes, "sampling": sampling, "seed": seed}
         options |= {"alphabet": alphabet, "adapters": adapters, "as_trained": as_trained, "mesh": mesh}
+        options |= {"drafts": drafts, "report": report}
         return [b"".join(parts) for parts in zip(*continuations(self, prompts, **options), strict=True)]
 
     def recalibrate(

@@ -10,7 +10,16 @@ from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
     "operations": ("attention_parts", "counters", "kernels", "streamed_filter"),
-    "models": ("cpu_table", "entropy", "generation", "hyena_layer", "scaling", "serving", "stack"),
+    "models": (
+        "cpu_table",
+        "drafted_bytes",
+        "entropy",
+        "generation",
+        "hyena_layer",
+        "scaling",
+        "serving",
+        "stack",
+    ),
     "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
     "adapters": ("adapter_speed", "index_search", "routed_lora"),
     "tasks": ("length_generalisation", "recall", "tasks"),

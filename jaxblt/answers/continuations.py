@@ -1,6 +1,6 @@
 """The next bytes of prompts under a trained run, on one device or a mesh."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.answers.protocol import TrainedRun
 from jaxblt.data.letters import letters_of
+from jaxblt.inference.drafts import DraftCounts, Drafts
 from jaxblt.inference.generate import generate
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.parallel.mesh import MeshConfig
@@ -24,6 +25,8 @@ def continuations(
     seed: int | Sequence[int] = 0,
     alphabet: bytes | Sequence[bytes | None] | None = None,
     adapters: Adapter | Sequence[Adapter] = None,
+    drafts: Drafts | None = None,
+    report: Callable[[DraftCounts], None] | None = None,
     as_trained: bool = True,
     mesh: MeshConfig | Mesh | None = None,
 ) -> Iterator[list[bytes]]:
@@ -39,6 +42,8 @@ def continuations(
       seed: for all prompts or for each.
       alphabet: bytes that may be drawn, such as b"ACGT", for all prompts or for each; None for all bytes.
       adapters: of a run with a router, for all prompts or for each.
+      drafts: bytes to guess and to check in one call; None draws byte by byte.
+      report: called with what the drafts were good for, when all bytes are drawn.
       as_trained: prompts have the case of the run's data; False takes every byte as it is.
       mesh: of the devices that decode; None for the one in force, or one device.
 
@@ -58,7 +63,7 @@ def continuations(
         params, frozen = place_params(run.recipe, run.params, run.frozen, place.mesh)
         run = replace(run, params=params, frozen=frozen)
     options: dict[str, Any] = {"max_new_bytes": max_new_bytes, "sampling": sampling, "seed": seed}
-    options |= {"alphabet": alphabet, "adapters": adapters}
+    options |= {"alphabet": alphabet, "adapters": adapters, "drafts": drafts, "report": report}
     with place.in_force:
         pieces = generate(run.decoder, run.decoder_params, prompts, stream=True, **options)
     return _under(place, pieces)

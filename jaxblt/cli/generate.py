@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -28,6 +28,8 @@ def generate(
     alphabet: str | None = None,
     stream: bool = False,
     adapters: tuple[str, ...] = (),
+    drafts: int | None = None,
+    drafter: Literal["lookup", "counts"] | None = None,
     as_trained: bool = True,
     mesh: str | None = None,
     weights: Weights | None = None,
@@ -49,6 +51,9 @@ def generate(
       stream: write bytes as they come, whole characters of UTF-8 at a time; the output is the same.
       adapters: of a run with a router, for all prompts or for each: the number of an expert of its bank, "base",
         "static", or "router" for its own code.
+      drafts: the most bytes to guess from a row's own bytes and to check in one call, from 0 to 16; the bytes are those
+        of 0, and the last line of standard error says what the drafts were good for.
+      drafter: how bytes are guessed, "lookup" or "counts"; by default "lookup".
       as_trained: prompts are read in the case of the run's data; without it every byte is taken as it is.
       mesh: sizes of the mesh axes, such as "seq=8", for prompts and caches split over devices; one device by default.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
@@ -61,13 +66,16 @@ def generate(
     """
     import jaxblt
     from jaxblt.answers import continuations
-    from jaxblt.inference import SamplingConfig
+    from jaxblt.inference import Drafts, SamplingConfig
 
     whole("--max-new-bytes", max_new_bytes, least=1)
     whole("--seed", seed, least=0, most=MOST_SEED)
     if alphabet == "":
         raise ValueError("--alphabet is empty: name characters such as ACGT, or leave it out")
     sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    if drafts is None and drafter is not None:
+        raise ValueError(f"--drafter {drafter} needs --drafts: say how many bytes, such as --drafts 8")
+    chosen_drafts = None if drafts is None else Drafts(count=drafts, drafter=drafter or "lookup")
     data = read_prompts(prompts, prompts_hex, prompts_file)
     chosen = [read_adapter(text) for text in adapters]
     pieces = continuations(
@@ -78,6 +86,8 @@ def generate(
         seed=seed,
         alphabet=None if alphabet is None else alphabet.encode("utf-8", "surrogateescape"),
         adapters=chosen[0] if len(chosen) == 1 else chosen or None,
+        drafts=chosen_drafts,
+        report=None if drafts is None else write_counts,
         as_trained=as_trained,
         mesh=None if mesh is None else parse_mesh(mesh),
     )
@@ -87,6 +97,11 @@ def generate(
     for prompt, continuation in zip(data, found, strict=True):
         sys.stdout.buffer.write(prompt + continuation + b"\n")
     return found
+
+
+def write_counts(counts: Any) -> None:
+    """Write to standard error what drafts were good for."""
+    sys.stderr.write(f"drafts: {counts}\n")
 
 
 def read_adapter(text: str) -> Any:

@@ -1,6 +1,7 @@
 """Decoding with caches, sampling and generation."""
 
-from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder
+from jaxblt.inference.decode import Decoder, DecoderState, decode_bytes, decode_step, init_decoder
+from jaxblt.inference.drafts import DraftCounts, Drafts
 from jaxblt.inference.generate import generate
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
@@ -11,7 +12,10 @@ from jaxblt.inference.unroll import unroll
 __all__ = [
     "Decoder",
     "DecoderState",
+    "DraftCounts",
+    "Drafts",
     "SamplingConfig",
+    "decode_bytes",
     "decode_step",
     "generate",
     "init_decoder",

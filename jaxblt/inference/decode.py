@@ -136,6 +136,42 @@ def decode_step(
     return logits, closed, DecoderState(model=moved, entropy=entropy)
 
 
+def decode_bytes(
+    decoder: Decoder,
+    params: dict[str, Any],
+    ids: Int[Array, "B T"],
+    state: DecoderState,
+    segment_ids: Int[Array, "B T"],
+) -> tuple[Float[Array, "B T V"], DecoderState]:
+    """Return logits behind each of the next bytes of each row, and the state after them.
+
+    The logits know no bit of what comes behind their byte.
+
+    Args:
+      decoder: models and patcher.
+      params: {"model": ..., "entropy": ...}, as they are or of `prepare_decoding`.
+      ids: the next bytes of each row; no row goes beyond a multiple of the model's `grid`.
+      state: where each row stands.
+      segment_ids: 1 for the bytes, and 0 behind them.
+
+    Returns:
+      Logits in fp32 (NaN from a byte on whose entropy is not finite), and the state.
+    """
+    entropies, entropy = decoder.next_entropies(params, ids, state.entropy, segment_ids)
+    logits, moved = decoder.build().apply(
+        decoder.variables(params, "model"),
+        ids,
+        state.model,
+        segment_ids=segment_ids,
+        entropies=entropies,
+        method="stream",
+    )
+    if entropies is not None:
+        broken = jnp.cumsum(~jnp.isfinite(entropies) & (segment_ids != 0), 1) > 0
+        logits = jnp.where(broken[..., None], jnp.nan, logits)
+    return logits, DecoderState(model=moved, entropy=entropy)
+
+
 def are_sound(entropies: Float[Array, "B T"] | None, segment_ids: Int[Array, "B T"]) -> Bool[Array, "B"]:
     """Return False for rows with an entropy that is not finite.
 

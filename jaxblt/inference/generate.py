@@ -1,7 +1,7 @@
 """Continues prompts a batch at a time: one pass over the prompts, then byte by byte in pieces of a few steps."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
 import flax.linen as nn
@@ -9,23 +9,24 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.adapters.code.fallback import count_replaced, warn_replaced
+from jaxblt.adapters.code.fallback import count_replaced
 from jaxblt.adapters.code.override import refuse_inside
 from jaxblt.adapters.update.row_adapters import Adapter, choose_adapters
 from jaxblt.data.vocab import EOS, decode
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step
+from jaxblt.inference.drafted import drafted_pieces
+from jaxblt.inference.drafts import DraftCounts, Drafts
+from jaxblt.inference.in_place import advancing
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
-from jaxblt.inference.requests import Requests, bucket, each_of, lay_out
+from jaxblt.inference.reports import refuse_nonfinite, warn_of_rows
+from jaxblt.inference.requests import Requests, bucket, each_of, lay_out, request_keys
 from jaxblt.inference.sampling import SamplingConfig, sample
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.models.adapter import CHOSEN
-from jaxblt.models.finite import explain_nonfinite
-from jaxblt.patching import warn_overflow
-from jaxblt.random_keys import make_key
 from jaxblt.show import show
 
 PIECE = 32
@@ -44,6 +45,8 @@ def generate(
     stream: Literal[False] = ...,
     adapters: Adapter | Sequence[Adapter] = ...,
     alphabet: bytes | Sequence[bytes | None] | None = ...,
+    drafts: Drafts | None = ...,
+    report: Callable[[DraftCounts], None] | None = ...,
 ) -> list[bytes]:
     """Return all bytes at once."""
 
@@ -60,6 +63,8 @@ def generate(
     stream: Literal[True],
     adapters: Adapter | Sequence[Adapter] = ...,
     alphabet: bytes | Sequence[bytes | None] | None = ...,
+    drafts: Drafts | None = ...,
+    report: Callable[[DraftCounts], None] | None = ...,
 ) -> Iterator[list[bytes]]:
     """Yield bytes as they come."""
 
@@ -75,6 +80,8 @@ def generate(
     stream: bool = False,
     adapters: Adapter | Sequence[Adapter] = None,
     alphabet: bytes | Sequence[bytes | None] | None = None,
+    drafts: Drafts | None = None,
+    report: Callable[[DraftCounts], None] | None = None,
 ) -> list[bytes] | Iterator[list[bytes]]:
     """Return the bytes that follow each prompt, until EOS or `max_new_bytes`.
 
@@ -98,11 +105,15 @@ def generate(
       adapters: of a routed model (`update.row_adapters`), for all prompts or for each: the number of an expert of
         its bank, "base", "static", or None for what the router says. Values to one program, unless it is one None.
       alphabet: bytes that may be drawn, such as b"ACGT", for all prompts or for each; EOS may besides. None for all.
+      drafts: bytes to guess and to check in one call, so that bytes come in fewer calls. With any `Drafts` they are the
+        same, bit by bit of the logits that they are drawn from. Without, logits are rounded otherwise, which may turn
+        a draw. None draws byte by byte. Streamed pieces have up to 136 bytes of a prompt.
+      report: called once, with what the drafts were good for, when all bytes are drawn.
 
     Raises:
       ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, an adapter that
-        there is not, or logits that are not finite; the message names the prompt and the position. Or it is called, or
-        its iterator goes on, inside `given` or `guarded` of `jaxblt.adapters`.
+        there is not, a report without drafts, or logits that are not finite; the message names the prompt and the
+        position. Or it is called, or its iterator goes on, inside `given` or `guarded` of `jaxblt.adapters`.
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than the rows' patches ask for.
@@ -113,7 +124,11 @@ def generate(
     params = nn.meta.unbox(params)
     if adapters is not None:
         params = {**params, CHOSEN: choose_adapters(decoder.model, each_of("adapters", adapters, len(table)))}
-    pieces = _pieces(decoder, params, table, requests)
+    _check_drafts(drafts, report)
+    if drafts is None:
+        pieces = _pieces(decoder, params, table, requests)
+    else:
+        pieces = _outside(drafted_pieces(decoder, params, table, requests, drafts, report))
     if stream:
         return pieces
     return [b"".join(parts) for parts in zip(*pieces, strict=True)]
@@ -133,17 +148,26 @@ def _pieces(
     prepared = narrow_params(apart, len(table), unroll_params(prepared), place.state)
     refused = replaced = None
     for start in range(0, most, steps):
-        place, piece = _advancing(place)(apart, steps, prepared, requests, place, np.int32(start))
+        place, piece = advancing(_advance, place)(apart, steps, prepared, requests, place, np.int32(start))
         (drawn, kept, finite, refused, replaced), done = jax.device_get((piece, place.done))
         _check_finite(finite, lengths, start, params)
         yield [decode(row[here]) for row, here in zip(drawn, kept, strict=True)]
         if done.all():
             break
-    if decoder.patcher is not None and refused is not None:
-        patcher, (over, wanted) = decoder.patcher, map(float, refused)
-        warn_overflow(over, wanted, capacity=patcher.slots, block_size=patcher.block_size)
-    if replaced is not None:
-        warn_replaced(replaced, params)
+    warn_of_rows(decoder, params, refused, replaced)
+
+
+def _check_drafts(drafts: Any, report: Any) -> None:
+    if not (drafts is None or isinstance(drafts, Drafts)):
+        raise ValueError(f"drafts must be a Drafts, such as Drafts(count=8), or None, got {drafts!r:.80}")
+    if drafts is None and report is not None:
+        raise ValueError("report tells of drafts, and there are none: give drafts=Drafts(), or leave it out")
+
+
+def _outside(pieces: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+    """Refuse to go on inside an override of codes."""
+    _refuse_inside()
+    yield from pieces
 
 
 def _refuse_inside() -> None:
@@ -155,14 +179,9 @@ def _check_finite(finite: np.ndarray, lengths: np.ndarray, start: int, params: d
 
     They stand `start` bytes and more behind the prompts.
     """
-    if finite.all():
-        return
-    prompt = int(np.argmin(finite.all(1)))
-    byte = start + int(np.argmin(finite[prompt]))
-    raise ValueError(
-        f"logits are not finite: prompt {prompt}, byte {byte} after its {lengths[prompt] - 1} bytes; "
-        f"{explain_nonfinite(params)}"
-    )
+    if not finite.all():
+        prompt = int(np.argmin(finite.all(1)))
+        refuse_nonfinite(prompt, start + int(np.argmin(finite[prompt])), lengths[prompt], params)
 
 
 @flax.struct.dataclass
@@ -205,23 +224,6 @@ def _begin(
     return Place(unroll_state(state), logits, jnp.zeros(lengths.shape, bool))
 
 
-def _advancing(place: Place) -> Callable[..., tuple[Place, Piece]]:
-    """Compile `_advance` so that a place leaves it laid out over the devices as it came.
-
-    XLA would choose another layout for it, and compile the next piece anew.
-    """
-    leaves, tree = jax.tree.flatten(place)
-    return _compiled(tree, tuple(leaf.sharding for leaf in leaves))
-
-
-@cache
-def _compiled(tree: Any, shardings: tuple[Any, ...]) -> Callable[..., tuple[Place, Piece]]:
-    several = any(len(sharding.device_set) > 1 for sharding in shardings)
-    laid_out = (jax.tree.unflatten(tree, shardings), None) if several else None
-    # Donate the place: the caches of a long document would be there twice.
-    return jax.jit(_advance, static_argnums=(0, 1), donate_argnums=4, out_shardings=laid_out)
-
-
 def _advance(
     decoder: Decoder,
     steps: int,
@@ -231,7 +233,7 @@ def _advance(
     start: Int[Array, ""],
 ) -> tuple[Place, Piece]:
     """Add `steps` bytes to each row, of which the first is number `start` behind its prompt."""
-    keys = _request_keys(requests.seeds, requests.indices)
+    keys = request_keys(requests)
 
     def body(place: Place, step: Array) -> tuple[Place, tuple[Array, ...]]:
         step_keys = jax.vmap(jax.random.fold_in)(keys, requests.lengths + step)
@@ -246,7 +248,3 @@ def _advance(
     count = partial(jnp.sum, dtype=jnp.int32)
     refused = jax.tree.map(count, decoder.build().boundaries(place.state.model))
     return place, Piece(ids.T, kept.T, finite.T, refused, count_replaced(place.state.model))
-
-
-def _request_keys(seeds: UInt32[Array, "B"], indices: UInt32[Array, "B"]) -> Key[Array, "B"]:
-    return jax.vmap(lambda seed, number: jax.random.fold_in(make_key(seed), number))(seeds, indices)

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Int, Key, UInt32
 
 from jaxblt.data.vocab import PAD, encode
 from jaxblt.inference.sampling import SamplingArrays, SamplingConfig, alphabet_table, sampling_arrays
+from jaxblt.random_keys import make_key
 
 ROUND = 64
 """Prompts are filled up to a multiple of as many bytes, so that those of about one length share a program."""
@@ -76,6 +78,12 @@ def lay_out(
         sampling=sampling_arrays(configs),
         alphabet=alphabet_table(alphabets),
     )
+
+
+def request_keys(requests: Requests) -> Key[Array, "B"]:
+    """Return the key of each row, of which the keys of its bytes are made."""
+    one = lambda seed, number: jax.random.fold_in(make_key(seed), number)  # noqa: E731
+    return jax.vmap(one)(requests.seeds, requests.indices)
 
 
 def bucket(count: int) -> int:

@@ -4,6 +4,7 @@ from jaxblt.mixers.attention.attention import Attention, AttentionConfig
 from jaxblt.mixers.cells.cells import GRU, LSTM, GRUConfig, LSTMConfig
 from jaxblt.mixers.cells.experimental.ntm import NTM, NTMConfig
 from jaxblt.mixers.driver.base import MixerConfig, check_capacity, init_state
+from jaxblt.mixers.driver.keep import call_keeping, keep_first
 from jaxblt.mixers.driver.prepared import prepare
 from jaxblt.mixers.hyena.filters import ExplicitFilter, ImplicitFilter, ModalFilter
 from jaxblt.mixers.hyena.hyena import Hyena, HyenaConfig
@@ -56,8 +57,10 @@ __all__ = [
     "SlotStats",
     "StateEngine",
     "StateEngineConfig",
+    "call_keeping",
     "check_capacity",
     "init_state",
+    "keep_first",
     "memory_stats",
     "prepare",
     "reconstruction_error",

@@ -18,6 +18,7 @@ from jaxblt.models.blt_prefill import (
     prompt_places,
 )
 from jaxblt.models.blt_state import BLTState, advance, begin, check_rule, check_state, init_blt_state
+from jaxblt.models.blt_stream import after_bytes, cut_bytes, lay_bytes
 from jaxblt.models.bridge import BytesToPatches, PatchesToBytes, last_bytes, to_blocks, visible_patches
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
@@ -32,7 +33,14 @@ from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.parallel.sequence import seq_axis
-from jaxblt.patching import PatcherConfig, make_patches, prefill_patcher, read_entropies, step_patcher
+from jaxblt.patching import (
+    PatcherConfig,
+    make_patches,
+    prefill_patcher,
+    read_entropies,
+    step_patcher,
+    stream_patcher,
+)
 from jaxblt.patching.patches import Patches, check_patches
 from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
@@ -330,6 +338,57 @@ class BLT(nn.Module):
         state = after_prompt(state, segment_ids, patches, place, keys, z)
         state = state.replace(embedding=embedding, encoder=encoder, latent=latent, decoder=decoder)
         return self.head(jnp.take_along_axis(x, last[:, None, None], 1), self.embedding)[:, 0], state
+
+    def stream(
+        self,
+        ids: Int[Array, "B T"],
+        state: BLTState,
+        *,
+        segment_ids: Int[Array, "B T"],
+        entropies: Float[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, "B T V"], BLTState]:
+        """Return logits of the next bytes of each row, and the state that `step` would have left.
+
+        Rows stand at any byte, and none goes beyond the edge of its block.
+
+        Args:
+          ids: the next bytes of each row.
+          state: from `init_state`, `prefill`, `step` or here.
+          segment_ids: one document a row, with 0s behind its bytes; a row of 0s keeps its state.
+          entropies: as for `__call__`.
+
+        Returns:
+          Logits, NaN in rows that go beyond the edge of a block, and the state.
+
+        Raises:
+          ValueError: as of `step`.
+        """
+        check_state(self.config, state, ids)
+        rule = check_rule(self._rule(), state)
+        rated = read_entropies(rule, ids, entropies)
+        patcher, closed = stream_patcher(rule, state.patcher, ids, rated, segment_ids)
+        _, state = begin(state.replace(patcher=patcher), segment_ids[:, 0])
+        cut = cut_bytes(state, closed, segment_ids)
+        x, embedding = self.embedding(ids, segment_ids=segment_ids, state=state.embedding)
+        h, encoder = self._encode(x, cut.places(state), segment_ids=segment_ids, state=state.encoder)
+        keys, (ends, real) = self.up.keys(h), cut.ends
+        last = jnp.take_along_axis(h, ends[..., None], 1)[:, None]
+        p = self.up.read(last, *lay_bytes(state, cut, keys), real[:, None])[:, 0]
+        slots = jnp.where(real, segment_ids[:, :1], 0)
+        z, latent = self.latent(p, segment_ids=slots, state=state.latent)
+        seen = (
+            jnp.concatenate([state.recent, z.astype(state.recent.dtype)], 1),
+            jnp.concatenate([state.recent_valid, real], 1),
+        )
+        latest = jnp.where(cut.live, cut.visible + self.config.look_back - 1, -1)
+        x = h + self.down(h[:, None], seen[0][:, None], latest[:, None], seen[1][:, None])[:, 0]
+        x, decoder = self.decoder(x, segment_ids=segment_ids, state=state.decoder)
+        beyond = state.in_block + cut.num_bytes > state.block_size
+        logits = jnp.where(beyond[:, None, None], jnp.nan, self.head(x, self.embedding))
+        state = state.replace(embedding=embedding, encoder=encoder, latent=latent, decoder=decoder)
+        state, holes = after_bytes(state, segment_ids, cut, keys, seen)
+        state = nn.cond(jnp.any(holes != 0), BLT._skip, lambda model, state, *_: state, self, state, holes)
+        return logits, state
 
     def step(
         self,

@@ -271,12 +271,18 @@ class ByteLM(nn.Module):
         """Return None: there are no patches."""
 
     def stream(
-        self, ids: Int[Array, "B T"], state: ByteLMState, *, segment_ids: Int[Array, "B T"] | None = None
+        self,
+        ids: Int[Array, "B T"],
+        state: ByteLMState,
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        entropies: None = None,
     ) -> tuple[Float[Array, "B T V"], ByteLMState]:
         """Return logits of the next bytes of each row, and the state after them.
 
         Any split gives the same logits.
         """
+        _check_no_patches(entropies, None)
         x, state = self._read(ids, state, segment_ids)
         return self.head(x, self.embedding), state
 

@@ -22,5 +22,9 @@ class NoDecoding:
         """Refuse, as `init_state` does."""
         self.init_state(0, num_bytes=0)
 
+    def stream(self, ids: Int[Array, "B T"], state: Any, **options: Any) -> Never:
+        """Refuse, as `init_state` does."""
+        self.init_state(0, num_bytes=0)
+
     def boundaries(self, state: Any) -> None:
         """Return None: nothing is decoded."""

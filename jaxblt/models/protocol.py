@@ -40,11 +40,13 @@ class LanguageModel(Protocol):
     A model that is to be fine-tuned on labels also has `hidden`: with the arguments of `__call__`, what its head reads
     logits off [B, T, D], and the patches.
 
-    `__call__`, `prefill` and `step` go through `apply` with the same parameters and agree within the tolerances.
+    `__call__`, `prefill`, `stream` and `step` go through `apply` with the same parameters and agree within the
+    tolerances.
 
     Attributes:
       patcher: the rule that closes patches; None for a model without.
-      grid: every `prefill` of a document but its last is of a multiple of so many bytes.
+      grid: every `prefill` of a document but its last is of a multiple of so many bytes, and no `stream` goes beyond
+        such a multiple.
     """
 
     @property
@@ -122,6 +124,25 @@ class LanguageModel(Protocol):
           ids: the next byte of each row.
           state: of `init_state`, `prefill` or the step before.
           segment_ids: document of each byte; 0 leaves the row as it was. None continues each row's document.
+          entropies: as for `__call__`.
+        """
+        ...
+
+    def stream(
+        self,
+        ids: Int[Array, "B T"],
+        state: Any,
+        *,
+        segment_ids: Int[Array, "B T"],
+        entropies: Float[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, "B T V"], Any]:
+        """Return logits of the next bytes of each row, and the state that `step` would have left.
+
+        Args:
+          ids: the next bytes of each row.
+          state: of `init_state`, `prefill`, `step` or here, at any byte.
+          segment_ids: one document a row, with 0s behind its bytes; a row of 0s keeps its state. No row goes beyond a
+            multiple of `grid`.
           entropies: as for `__call__`.
         """
         ...

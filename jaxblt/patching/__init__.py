@@ -17,7 +17,7 @@ from jaxblt.patching.patches import Patches, bytes_per_patch, from_closed
 from jaxblt.patching.plot import plot_entropies
 from jaxblt.patching.render import render_patches, split_patches
 from jaxblt.patching.segment import closes, make_patches, read_entropies
-from jaxblt.patching.stream import PatcherState, init_patcher, prefill_patcher, step_patcher
+from jaxblt.patching.stream import PatcherState, init_patcher, prefill_patcher, step_patcher, stream_patcher
 
 __all__ = [
     "ContextState",
@@ -50,6 +50,7 @@ __all__ = [
     "split_patches",
     "step_patcher",
     "stream_entropies",
+    "stream_patcher",
     "threshold_margin",
     "warn_overflow",
 ]

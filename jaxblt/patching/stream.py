@@ -99,6 +99,22 @@ def step_patcher(
     return kept, wanted & ~refused & live
 
 
+def stream_patcher(
+    config: PatcherConfig,
+    state: PatcherState,
+    ids: Int[Array, "B T"],
+    entropies: Float[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+) -> tuple[PatcherState, Bool[Array, "B T"]]:
+    """Take `step_patcher` over T bytes, one after another, from any byte."""
+
+    def step(state: PatcherState, byte: tuple[Array, ...]) -> tuple[PatcherState, Bool[Array, "B"]]:
+        return step_patcher(config, state, *byte)
+
+    state, closed = jax.lax.scan(step, state, (ids.T, entropies.T, segment_ids.T))
+    return state, closed.T
+
+
 def prefill_patcher(
     config: PatcherConfig,
     state: PatcherState,

@@ -49,6 +49,7 @@ PROPERTIES: tuple[Property, ...] = (
     Property("documents_streamed", streaming.check_documents_streamed, _causal),
     Property("holes_streamed", streaming.check_holes_streamed, _causal),
     Property("rows_advance_alone", streaming.check_rows_advance_alone, _causal),
+    Property("keep", streaming.check_keep, _causal),
     Property("split_call", split.check_split_call, _causal, devices=split.DEVICES),
     Property("state", streaming.check_state, _causal),
     Property("gradients", numerics.check_gradients),

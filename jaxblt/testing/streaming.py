@@ -1,11 +1,14 @@
 """Properties of the streaming pass: any split of a sequence into calls is the same function."""
 
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.mixers.driver.base import init_state
+from jaxblt.mixers.driver.keep import call_keeping, keep_first
 from jaxblt.testing.subject import Subject, expect_close
 
 
@@ -92,11 +95,51 @@ def check_rows_advance_alone(subject: Subject) -> None:
     expect_close("rows that advance on their own differ", y[live], expected[live], subject.limit)
 
 
-def _expect_same_bits(before: object, after: object, row: int) -> None:
+def _expect_same_bits(
+    before: object, after: object, row: int, what: str = "of a row without a token changed"
+) -> None:
     pairs = zip(jax.tree.leaves_with_path(before), jax.tree.leaves(after), strict=True)
     for (path, old), new in pairs:
         if np.asarray(old)[row].tobytes() != np.asarray(new)[row].tobytes():
-            raise AssertionError(f"the state{jax.tree_util.keystr(path)} of a row without a token changed")
+            raise AssertionError(f"the state{jax.tree_util.keystr(path)} {what}")
+
+
+def check_keep(subject: Subject) -> None:
+    """Check that a call may look at more tokens than it keeps.
+
+    Neither outputs nor the state know a bit of the tokens behind: drafted bytes are those without drafts.
+    """
+    size, expected = 7, subject.run()
+    ids, keep = jnp.ones((subject.rows, size), jnp.int32), np.array([0, 3, size])
+    call = lambda x, state, ids: subject.step(subject.params, jnp.asarray(x), ids, state)  # noqa: E731
+    first, x = subject.x[:, :size], subject.x[:, size : 2 * size]
+    _, before = call(first, subject.start(), ids)
+    looked, kept = call_keeping(call, x, before, ids, jnp.asarray(keep))
+    expect_close("outputs of a look differ", looked, expected[:, size : 2 * size], subject.limit)
+    behind = (np.arange(size) >= keep[:, None])[..., None]
+    other, _ = call(np.where(behind, subject.noise(4, x.shape), x), before, ids)
+    alone, again = call(np.where(behind, np.float32(np.nan), x), before, keep_first(ids, jnp.asarray(keep)))
+    for row, count in enumerate(keep):
+        for y in (other, alone):
+            if np.asarray(y)[row, :count].tobytes() != np.asarray(looked)[row, :count].tobytes():
+                raise AssertionError("outputs of a call know bits of later tokens")
+        _expect_same_bits(kept, again, row, "knows bits of tokens that were not kept")
+    _expect_same_bits(before, kept, 0)
+    _check_goes_on(subject, call, kept, size + keep, expected)
+
+
+def _check_goes_on(
+    subject: Subject, call: Callable, state: object, at: np.ndarray, expected: np.ndarray
+) -> None:
+    """Check the next call of rows that stand at `at`."""
+    size = 7
+    span = at[:, None] + np.arange(size)
+    there, span = span < subject.length, np.minimum(span, subject.length - 1)
+    rows = np.arange(subject.rows)[:, None]
+    y, _ = call(subject.x[rows, span], state, jnp.asarray(there, jnp.int32))
+    expect_close(
+        "calls behind what was kept differ", np.asarray(y)[there], expected[rows, span][there], subject.limit
+    )
 
 
 def _has_capacity(state: object) -> bool:

@@ -20,10 +20,10 @@ from jaxblt.patching import (
     init_patcher,
     make_patches,
     prefill_patcher,
+    stream_patcher,
 )
 from tests.mixer_table import table
 from tests.parameters import drawn
-from tests.patching.scanned import scan_patcher
 from tests.tolerances import assert_close
 
 HEADS = AttentionConfig(dim=16, num_heads=2)
@@ -166,7 +166,7 @@ def test_the_patcher_s_state_after_a_prompt_of_any_length(mode):
     ids = jnp.asarray(rng.integers(4, 260, segments.shape), jnp.int32)
     entropies = jnp.asarray(rng.uniform(3, 6, segments.shape), jnp.float32)
     config = PATCHERS[mode]
-    scan = jax.jit(lambda: scan_patcher(config, init_patcher(config, TOTAL), ids, entropies, segments))
+    scan = jax.jit(lambda: stream_patcher(config, init_patcher(config, TOTAL), ids, entropies, segments))
     expected, closed = scan()
     start = init_patcher(config, TOTAL)
     state, found = jax.jit(lambda: prefill_patcher(config, start, ids, entropies, segments))()

@@ -89,6 +89,24 @@ def drifts(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
     return y, None if state is None else after.replace(h=after.h * jnp.float32(1 + 1e-7))
 
 
+def keeps_what_it_sees(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    """Whoever gets a token takes all tokens of the call."""
+    y, after = run(x, ids, state)
+    if state is None:
+        return y, after
+    takes = jnp.any(ids > 0, 1, keepdims=True)
+    return y, run(x, jnp.where(takes, jnp.maximum(ids, 1), ids), state)[1]
+
+
+def knows_later_tokens(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
+    """Rounding as of a transform over all tokens of a call."""
+    y, after = run(x, ids, state)
+    if state is None or ids is None:
+        return y, after
+    later = jnp.sum(jnp.where((ids > 0)[..., None], x, 0), 1, keepdims=True)
+    return y + jnp.where((ids > 0)[..., None], 1e-6 * later, 0), after
+
+
 def restarts(run: Any, x: Any, ids: Any, positions: Any, state: Any) -> Any:
     if state is not None and ids is None:
         state = jax.tree.map(jnp.zeros_like, state)
@@ -251,6 +269,8 @@ FAULTS: list[tuple[str, str, Faulty]] = [
         "padding is a token",
         Faulty(RECURRENCE, segments(lambda i: jnp.where(i == 0, 1, i))),
     ),
+    ("keep", "keeps tokens that it looks at", Faulty(RECURRENCE, keeps_what_it_sees)),
+    ("keep", "rounds by later tokens", Faulty(RECURRENCE, knows_later_tokens)),
     ("state", "the state changes shape", Faulty(RECURRENCE, widens)),
     (
         "state",

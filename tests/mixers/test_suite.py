@@ -16,7 +16,7 @@ IN_TURNS = ("sharded", "gradients")
 
 SAME_PROGRAMS = (
     *("output", "mixes", "holes", "batch"),
-    *("documents_streamed", "holes_streamed", "rows_advance_alone", "state"),
+    *("documents_streamed", "holes_streamed", "rows_advance_alone", "keep", "state"),
     *("finite_gradients", "every_parameter"),
 )
 """What runs the programs that those have compiled, and costs little more."""

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.patching import PatcherConfig, init_patcher, step_patcher
+from jaxblt.patching import PatcherConfig, init_patcher, step_patcher, stream_patcher
 from tests.patching.cases import EVERY, SIZE, config_of, patch
 from tests.patching.rows import random_rows
-from tests.patching.scanned import scan_patcher
 
 step = jax.jit(step_patcher, static_argnums=0)
 
@@ -20,7 +19,7 @@ def sample():
 
 @functools.partial(jax.jit, static_argnums=0)
 def scan(config, ids, entropies, segments):
-    return scan_patcher(config, init_patcher(config, ids.shape[0]), ids, entropies, segments)
+    return stream_patcher(config, init_patcher(config, ids.shape[0]), ids, entropies, segments)
 
 
 @pytest.mark.parametrize(("rule", "limit"), EVERY)

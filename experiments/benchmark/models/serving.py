@@ -34,7 +34,7 @@ def serving(
       trials: of each timing.
       tiny: a model that a CPU compiles, to try the script.
     """
-    decoder, params = _drawn_model(pattern, tiny)
+    decoder, params = drawn_model(pattern, tiny)
     found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": capacity, "pattern": pattern, "rows": []}
     for count in rows:
         found["rows"].append(_compare(decoder, params, count, new_bytes, prompt_bytes, capacity, trials))
@@ -42,7 +42,8 @@ def serving(
     return found
 
 
-def _drawn_model(pattern: str, tiny: bool) -> tuple[Any, dict[str, Any]]:
+def drawn_model(pattern: str, tiny: bool) -> tuple[Any, dict[str, Any]]:
+    """Return a decoder of the `books` model, or of a tiny one, and parameters that are drawn."""
     import flax.linen as nn
     import jax
     import jax.numpy as jnp

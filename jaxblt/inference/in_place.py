@@ -1,0 +1,28 @@
+"""Programs that take a place in generation and return the next one, in its memory."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+
+
+def advancing[P](advance: Callable[..., tuple[P, Any]], place: P) -> Callable[..., tuple[P, Any]]:
+    """Compile `advance` so that a place leaves it laid out over the devices as it came.
+
+    XLA would choose another layout for it, and compile the next piece anew.
+
+    Args:
+      advance: (decoder, steps, params, requests, place, ...) -> (place, ...); the first two are static.
+      place: as it is given first.
+    """
+    leaves, tree = jax.tree.flatten(place)
+    return _compiled(advance, tree, tuple(leaf.sharding for leaf in leaves))
+
+
+@cache
+def _compiled(advance: Callable[..., Any], tree: Any, shardings: tuple[Any, ...]) -> Callable[..., Any]:
+    several = any(len(sharding.device_set) > 1 for sharding in shardings)
+    laid_out = (jax.tree.unflatten(tree, shardings), None) if several else None
+    # Donate the place: the caches of a long document would be there twice.
+    return jax.jit(advance, static_argnums=(0, 1), donate_argnums=4, out_shardings=laid_out)
