@@ -40,6 +40,9 @@ from jaxblt.patching.patches import Patches, check_patches
 from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
+ROUTER = "router"
+"""The submodule that scores boundaries, by its name in parameters and metrics."""
+
 
 @dataclasses.dataclass(frozen=True)
 class BLTConfig:
@@ -281,14 +284,14 @@ class BLT(nn.Module):
         """
         return state.patcher.overflow, state.patcher.wanted
 
-    def scores(
+    def route(
         self, ids: Int[Array, "B T"], *, segment_ids: Any = None, entropies: Any = None
-    ) -> Float[Array, "B T K"]:
-        """Return the router's scores, each row's documents apart; see `BoundaryConfig`."""
+    ) -> tuple[Float[Array, "B T"], Float[Array, "B T K"]]:
+        """Return the router's p and the scores that it is made of; see `BoundaryConfig`."""
         x, _ = self.embedding(ids, segment_ids=segment_ids)
         h, _ = self.encoder(x, segment_ids=segment_ids)
         positions = document_positions(ids, segment_ids)
-        return self.router(h, ids, segment_ids=segment_ids, positions=positions, entropies=entropies)[1]
+        return self.router(h, ids, segment_ids=segment_ids, positions=positions, entropies=entropies)[:2]
 
     def _encode[T](
         self,

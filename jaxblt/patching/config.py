@@ -181,7 +181,7 @@ class PatcherConfig:
             check_read(self, name, needed="mode='learned'", is_read=learned)
         if self.target is None:
             return
-        check_bounds(self, "target", above=1, why=": bytes a patch that a router is led to")
+        check_bounds(self, "target", above=1, why=" (bytes_per_patch of the recipe): a router is led to it")
         if not self.min_length <= self.target <= self.longest:
             raise ValueError(
                 f"target = {self.target} bytes a patch (bytes_per_patch of the recipe) lies outside the lengths that "
