@@ -115,10 +115,11 @@ def blt() -> Recipe:
 def learned() -> Recipe:
     """Return `books` with patches that the model's own loss cuts, of the same mean length; no entropy model is needed.
 
-    A byte is scored by how little the encoder's output resembles that of the byte before (H-Net, 2507.07955).
+    A byte is scored by how little the encoder's output resembles that of the byte before (H-Net, 2507.07955). The head
+    has a table of its own: one that it shares with the embedding makes all bytes resemble each other early on.
     """
     base = blt()
-    model = replace(base.model, router=BoundaryConfig(), features_enter="output")
+    model = replace(base.model, router=BoundaryConfig(), features_enter="output", tie_head=False)
     return replace(
         base, name="books_learned", model=model, patcher=PatcherConfig(mode="learned"), entropy_run=None
     )
