@@ -17,6 +17,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "books_entropy": books.entropy,
     "books": books.blt,
     "books_32k": books.blt_32k,
+    "books_learned": books.learned,
     "books_pulse": books.pulse,
     "books_transformer": books.transformer,
     "books_hyena": books.hyena,

@@ -15,6 +15,7 @@ from jaxblt.data.config import DataConfig
 from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, HyenaConfig, ImplicitFilter, ModalFilter
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.train_config import TrainConfig
@@ -108,6 +109,19 @@ def blt() -> Recipe:
         entropy_run="runs/books_entropy",
         optimizer=_adamw(decay_tables=True),
         train=_train(4800, 7.0, evaluations=4),
+    )
+
+
+def learned() -> Recipe:
+    """Return `books` with patches that the model's own loss cuts, of the same mean length; no entropy model is needed.
+
+    A byte is scored by how little the encoder's output resembles that of the byte before (H-Net, 2507.07955). The head
+    has a table of its own: one that it shares with the embedding makes all bytes resemble each other early on.
+    """
+    base = blt()
+    model = replace(base.model, router=BoundaryConfig(), features_enter="output", tie_head=False)
+    return replace(
+        base, name="books_learned", model=model, patcher=PatcherConfig(mode="learned"), entropy_run=None
     )
 
 

@@ -146,7 +146,7 @@ def segment(config: PatcherConfig, ids: np.ndarray, entropies: np.ndarray | None
     """Cut one row into patches, as where blocks have too few slots; see `warn_of_refusals`."""
     if config.needs_entropies and entropies is None:
         raise ValueError(f"mode {config.mode!r} reads entropies: name a run with --run-dir")
-    if config.needs_entropies and config.threshold is None:
+    if config.has_threshold and config.threshold is None:
         assert entropies is not None
         rule = config if config.mode in ("entropy", "greedy") else PatcherConfig(block_size=config.block_size)
         hint = calibrate_threshold(entropies[None], 4.5, config=rule)

@@ -134,7 +134,9 @@ def check_patch_length(recipe: Recipe, argv: Sequence[str]) -> None:
     asked, patcher = option_value(argv, "--bytes-per-patch"), recipe.patcher
     if asked is None or recipe.bytes_per_patch is None:
         return
-    if patcher is None or not patcher.needs_entropies:
+    if patcher is not None and patcher.mode == "learned":
+        return
+    if patcher is None or not patcher.has_threshold:
         raise ValueError(
             f"--bytes-per-patch {asked} calibrates a threshold of entropies, and the patcher "
             f"{'is None' if patcher is None else f'has mode {patcher.mode!r}'}: leave it out"

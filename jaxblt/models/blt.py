@@ -1,11 +1,12 @@
 """The Byte Latent Transformer with any mixer: bytes, patches, a latent stack over patches, and bytes again."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.array_checks import check_like, check_whole
 from jaxblt.data.vocab import VOCAB_SIZE
@@ -18,7 +19,7 @@ from jaxblt.models.blt_prefill import (
     prompt_places,
 )
 from jaxblt.models.blt_state import BLTState, advance, begin, check_rule, check_state, init_blt_state
-from jaxblt.models.blt_stream import after_bytes, cut_bytes, lay_bytes
+from jaxblt.models.blt_stream import Cut, after_bytes, cut_bytes, lay_bytes
 from jaxblt.models.bridge import BytesToPatches, PatchesToBytes, last_bytes, to_blocks, visible_patches
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
@@ -31,6 +32,7 @@ from jaxblt.models.positions import (
 )
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig
+from jaxblt.models.unmerge import LatestPatch, keep_bytes, smooth
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.parallel.sequence import seq_axis
 from jaxblt.patching import (
@@ -41,9 +43,13 @@ from jaxblt.patching import (
     step_patcher,
     stream_patcher,
 )
+from jaxblt.patching.learned import BoundaryConfig, Router, confidence
 from jaxblt.patching.patches import Patches, check_patches
 from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
+
+ROUTER = "router"
+"""The submodule that scores boundaries, by its name in parameters and metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +65,8 @@ class BLTConfig:
       bridge_heads: heads of both cross-attentions.
       look_back: closed patches that a byte sees, at least 2.
       features_enter: where the sinusoids of `positions` are added, at the encoder's input or at its output. With
-        "output" the encoder knows nothing of patches, so that they could be cut by what it finds.
+        "output" the encoder knows nothing of patches, so that they can be cut by what it finds.
+      router: scores boundaries for a patcher of mode "learned"; None for another.
       tie_head: read logits off the byte embedding.
       vocab_size: ids.
     """
@@ -72,6 +79,7 @@ class BLTConfig:
     bridge_heads: int = 4
     look_back: int = 4
     features_enter: Literal["input", "output"] = "input"
+    router: BoundaryConfig | None = None
     tie_head: bool = True
     vocab_size: int = VOCAB_SIZE
 
@@ -95,6 +103,15 @@ class BLTConfig:
         if self.encoder.dim % self.bridge_heads:
             raise ValueError(
                 f"encoder.dim = {self.encoder.dim} does not divide among bridge_heads = {self.bridge_heads}"
+            )
+        if self.router is not None and self.features_enter != "output":
+            raise ValueError(
+                "a router cuts by what the encoder finds, which must then know nothing of patches: set "
+                f"features_enter='output', got {self.features_enter!r}"
+            )
+        if self.router is not None and not self.causal:
+            raise ValueError(
+                "a router cuts by bytes up to its own, and the stacks see the future: use causal ones"
             )
 
     @property
@@ -120,8 +137,25 @@ class BLTConfig:
           dtype: to compute in.
           patcher: the rule that closes patches; a model without has to be given its `Patches`.
           name: of the module.
+
+        Raises:
+          ValueError: only one of patcher and router is of learned boundaries, or only one of entropies.
         """
+        if patcher is not None:
+            self._check_patcher(patcher)
         return BLT(self, dtype, patcher, name=name)
+
+    def _check_patcher(self, patcher: PatcherConfig) -> None:
+        if (patcher.mode == "learned") != (self.router is not None):
+            raise ValueError(
+                f"patcher mode {patcher.mode!r} and model.router {self.router} do not fit: mode 'learned' and a "
+                "BoundaryConfig go together"
+            )
+        if self.router is not None and patcher.reads_entropies != self.router.reads_entropies:
+            raise ValueError(
+                f"patcher.reads_entropies is {patcher.reads_entropies}, and the router's strategy "
+                f"{self.router.strategy!r} says otherwise: set it to {self.router.reads_entropies}"
+            )
 
 
 class BLT(nn.Module):
@@ -150,7 +184,15 @@ class BLT(nn.Module):
         self.encoder = Stack(config.encoder, dtype)
         self.up = BytesToPatches(config.latent.dim, config.encoder.dim, config.bridge_heads, dtype)
         self.latent = Stack(config.latent, dtype)
-        self.down = PatchesToBytes(config.look_back, config.bridge_heads, dtype)
+        gathers = config.router is not None and config.router.unmerge == "gather"
+        if config.router is not None:
+            target = None if self.patcher is None else self.patcher.target
+            self.router = Router(config.router, config.vocab_size, target, dtype)
+        if gathers:
+            self.keep = keep_bytes(dtype, config.encoder.dim)
+        self.down = (
+            LatestPatch(dtype) if gathers else PatchesToBytes(config.look_back, config.bridge_heads, dtype)
+        )
         self.decoder = Stack(config.decoder, dtype)
         self.head = Head(config.vocab_size, config.tie_head, dtype, config.decoder)
 
@@ -205,14 +247,25 @@ class BLT(nn.Module):
         self, ids: Int[Array, "B T"], segment_ids: Any, positions: Any, entropies: Any, patches: Any
     ) -> tuple[Float[Array, "B T C"], Patches]:
         """Return byte vectors behind the decoder, and the patches that they used."""
-        if patches is None:
-            patches = make_patches(self._rule(), ids, segment_ids=segment_ids, entropies=entropies)
-        else:
+        if positions is None:
+            positions = document_positions(ids, segment_ids)
+        check_like("positions", positions, ids)
+        check_whole("positions", positions)
+        if patches is not None:
             check_patches(patches, ids, segment_ids)
-        _check_split(patches)
-        h = self.encode(ids, patches, segment_ids=segment_ids, positions=positions)
-        z = self.latent_forward(h, patches)
-        return self.decoder(self._read_patches(h, z, patches), segment_ids=segment_ids)[0], patches
+
+        def cut(scores: Any) -> tuple[Patches, Places]:
+            own = patches
+            if own is None:
+                own = make_patches(self._rule(), ids, segment_ids=segment_ids, entropies=scores)
+            _check_split(own)
+            return own, places(own, positions, causal=self.config.causal)
+
+        h, patches, p, _ = self._encode(
+            ids, cut, segment_ids=segment_ids, positions=positions, entropies=entropies
+        )
+        z = self.latent_forward(h, patches, p)
+        return self.decoder(self._read_patches(h, z, patches, p), segment_ids=segment_ids)[0], patches
 
     @nn.nowrap
     def _rule(self) -> PatcherConfig:
@@ -239,55 +292,107 @@ class BLT(nn.Module):
         """
         return state.patcher.overflow, state.patcher.wanted
 
-    def encode(
-        self, ids: Int[Array, "B T"], patches: Patches, *, segment_ids: Any = None, positions: Any = None
-    ) -> Float[Array, "B T C"]:
-        """Return byte vectors after the local encoder."""
-        if positions is None:
-            positions = document_positions(ids, segment_ids)
-        check_like("positions", positions, ids)
-        check_whole("positions", positions)
-        place = places(patches, positions, causal=self.config.causal)
+    def route(
+        self, ids: Int[Array, "B T"], *, segment_ids: Any = None, entropies: Any = None
+    ) -> tuple[Float[Array, "B T"], Float[Array, "B T K"]]:
+        """Return the router's p and the scores that it is made of; see `BoundaryConfig`."""
         x, _ = self.embedding(ids, segment_ids=segment_ids)
-        return self._encode(x, place, segment_ids=segment_ids)[0]
+        h, _ = self.encoder(x, segment_ids=segment_ids)
+        positions = document_positions(ids, segment_ids)
+        return self.router(h, ids, segment_ids=segment_ids, positions=positions, entropies=entropies)[:2]
 
-    def _encode(
-        self, x: Float[Array, "B T C"], place: Places, **options: Any
-    ) -> tuple[Float[Array, "B T C"], Any]:
-        """Return byte vectors and the encoder's state, given embeddings and the bytes' places."""
-        features = self.position(place)
+    def _encode[T](
+        self,
+        ids: Int[Array, "B T"],
+        cut: Callable[[Any], tuple[T, Places]],
+        *,
+        segment_ids: Any,
+        positions: Any,
+        entropies: Any,
+        state: BLTState | None = None,
+    ) -> tuple[Float[Array, "B T C"], T, Float[Array, "B T"] | None, dict[str, Any]]:
+        """Return byte vectors, what `cut` made of them, the router's p, and states by name.
+
+        Args:
+          ids: of the bytes.
+          cut: from what the rule reads, entropies or p, to the patches and the bytes' places.
+          segment_ids, positions: of the bytes.
+          entropies: of the bytes, or None.
+          state: before the call, with the open patch of each row's document.
+        """
+        own = {name: getattr(state, name, None) for name in ("embedding", "encoder", "router")}
+        x, own["embedding"] = self.embedding(ids, segment_ids=segment_ids, state=own["embedding"])
         if self.config.features_enter == "input":
-            return self.encoder(x + features, **options)
-        h, state = self.encoder(x, **options)
-        return h + features, state
+            patches, place = cut(entropies)
+            h, own["encoder"] = self.encoder(
+                x + self.position(place), segment_ids=segment_ids, state=own["encoder"]
+            )
+            return h, patches, None, own
+        h, own["encoder"] = self.encoder(x, segment_ids=segment_ids, state=own["encoder"])
+        p, scores = None, entropies
+        if self.config.router is not None:
+            options = {"segment_ids": segment_ids, "positions": positions, "entropies": entropies}
+            p, _, own["router"] = self.router(h, ids, **options, state=own["router"])
+            scores = p
+        patches, place = cut(scores)
+        return h + self.position(place), patches, p, own
 
-    def latent_forward(self, h: Float[Array, "B T C"], patches: Patches) -> Float[Array, "B N P D"]:
-        """Return patch vectors after the latent stack.
+    def latent_forward(
+        self, h: Float[Array, "B T C"], patches: Patches, p: Float[Array, "B T"] | None = None
+    ) -> Float[Array, "B N P D"]:
+        """Return patch vectors after the latent stack, smoothed by the router's p if there is one.
 
         The slots of a row, block after block, are its sequence.
         """
         blocks = to_blocks(h, patches)
-        return self._latent_forward(blocks, self.up.keys(blocks), patches, patches.segment_ids)[0]
+        return self._latent_forward(blocks, self.up.keys(blocks), patches, patches.segment_ids, p)[0]
 
     def _latent_forward(
-        self, blocks: Any, keys: Any, patches: Patches, slots: Int[Array, "B N P"], state: Any = None
-    ) -> tuple[Float[Array, "B N P D"], Any]:
-        """Run the latent stack on bytes in blocks, given their keys and the slots' segment ids."""
-        p = self.up.read(last_bytes(blocks, patches), keys, patches.patch_ids, slots > 0)
-        z, state = self.latent(
-            p.reshape(p.shape[0], -1, p.shape[-1]), segment_ids=slots.reshape(p.shape[0], -1), state=state
-        )
-        return z.reshape(p.shape), state
+        self,
+        blocks: Any,
+        keys: Any,
+        patches: Patches,
+        slots: Int[Array, "B N P"],
+        p: Any,
+        state: BLTState | None = None,
+    ) -> tuple[Float[Array, "B N P D"], dict[str, Any]]:
+        """Run the latent stack on bytes in blocks, given their keys, the slots' segment ids, and the router's p.
+
+        Returns patch vectors, and states by name.
+        """
+        own = {name: getattr(state, name, None) for name in ("latent", "smoothed")}
+        x = self.up.read(last_bytes(blocks, patches), keys, patches.patch_ids, slots > 0)
+        flat, ids = x.reshape(x.shape[0], -1, x.shape[-1]), slots.reshape(x.shape[0], -1)
+        z, own["latent"] = self.latent(flat, segment_ids=ids, state=own["latent"])
+        if p is not None:
+            at_end = last_bytes(to_blocks(p[..., None], patches), patches)
+            z, own["smoothed"] = smooth(z, at_end.reshape(ids.shape), ids, own["smoothed"])
+        return z.reshape(x.shape), own
 
     def _read_patches(
-        self, h: Float[Array, "B T C"], z: Float[Array, "B N P D"], patches: Patches, earlier: Any = None
+        self,
+        h: Float[Array, "B T C"],
+        z: Float[Array, "B N P D"],
+        patches: Patches,
+        p: Any,
+        earlier: Any = None,
     ) -> Float[Array, "B T C"]:
         """Return bytes with what they read from the patches that they may see."""
         keys, latest, valid = visible_patches(
             z, patches, look_back=self.config.look_back, causal=self.config.causal, earlier=earlier
         )
         read = self.down(to_blocks(h, patches), keys, latest, valid)
-        return h + read.reshape(h.shape[0], -1, h.shape[-1])[:, : h.shape[1]]
+        return self._merge(h, _to_row(read, h), p, _to_row(patches.closed, h))
+
+    def _merge(
+        self, h: Float[Array, "B T C"], read: Float[Array, "B T C"], p: Any, closed: Bool[Array, "B T"]
+    ) -> Float[Array, "B T C"]:
+        """Return bytes with what they read, weighed by the router's confidence if there is one."""
+        router = self.config.router
+        if router is None:
+            return h + read
+        kept = self.keep(h) if router.unmerge == "gather" else h
+        return kept + confidence(p, closed)[..., None].astype(h.dtype) * read
 
     def prefill(
         self,
@@ -318,26 +423,31 @@ class BLT(nn.Module):
         check_state(self.config, state, ids)
         if closed is not None:
             check_like("closed", closed, ids)
-        else:
-            rule = check_rule(self._rule(), state)
-            rated = read_entropies(rule, ids, entropies)
-            patcher, closed = prefill_patcher(rule, state.patcher, ids, rated, segment_ids)
-            state = state.replace(patcher=patcher)
         document, state = begin(state, segment_ids[:, 0])
-        patches = prompt_patches(state, closed, segment_ids)
-        _check_split(patches)
-        place = prompt_places(state, patches)
-        x, embedding = self.embedding(ids, segment_ids=segment_ids, state=state.embedding)
-        h, encoder = self._encode(x, place, segment_ids=segment_ids, state=state.encoder)
+        positions = state.position[:, None] + jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
+
+        def cut(scores: Any) -> tuple[tuple[Any, Patches, Places], Places]:
+            patcher, ends = state.patcher, closed
+            if ends is None:
+                rule = check_rule(self._rule(), state)
+                rated = read_entropies(rule, ids, scores)
+                patcher, ends = prefill_patcher(rule, patcher, ids, rated, segment_ids)
+            patches = prompt_patches(state, ends, segment_ids)
+            _check_split(patches)
+            place = prompt_places(state, patches)
+            return (patcher, patches, place), place
+
+        options = {"segment_ids": segment_ids, "positions": positions, "entropies": entropies}
+        h, (patcher, patches, place), p, read = self._encode(ids, cut, **options, state=state)
         blocks = to_blocks(h, patches)
         keys = self.up.keys(blocks)
-        z, latent = self._latent_forward(blocks, keys, patches, fed_slots(patches), state.latent)
-        x = self._read_patches(h, z, patches, earlier_patches(state, document))
+        z, passed = self._latent_forward(blocks, keys, patches, fed_slots(patches), p, state)
+        x = self._read_patches(h, z, patches, p, earlier_patches(state, document))
         x, decoder = self.decoder(x, segment_ids=segment_ids, state=state.decoder)
         last = last_index(segment_ids)
-        state = after_prompt(state, segment_ids, patches, place, keys, z)
-        state = state.replace(embedding=embedding, encoder=encoder, latent=latent, decoder=decoder)
-        return self.head(jnp.take_along_axis(x, last[:, None, None], 1), self.embedding)[:, 0], state
+        after = after_prompt(state, segment_ids, patches, place, keys, z)
+        after = after.replace(patcher=patcher, decoder=decoder, **read, **passed)
+        return self.head(jnp.take_along_axis(x, last[:, None, None], 1), self.embedding)[:, 0], after
 
     def stream(
         self,
@@ -364,29 +474,36 @@ class BLT(nn.Module):
           ValueError: as of `step`.
         """
         check_state(self.config, state, ids)
-        rule = check_rule(self._rule(), state)
-        rated = read_entropies(rule, ids, entropies)
-        patcher, closed = stream_patcher(rule, state.patcher, ids, rated, segment_ids)
-        _, state = begin(state.replace(patcher=patcher), segment_ids[:, 0])
-        cut = cut_bytes(state, closed, segment_ids)
-        x, embedding = self.embedding(ids, segment_ids=segment_ids, state=state.embedding)
-        h, encoder = self._encode(x, cut.places(state), segment_ids=segment_ids, state=state.encoder)
+        _, state = begin(state, segment_ids[:, 0])
+        positions = state.position[:, None] + jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
+
+        def close(scores: Any) -> tuple[tuple[Any, Cut], Places]:
+            rule = check_rule(self._rule(), state)
+            rated = read_entropies(rule, ids, scores)
+            patcher, closed = stream_patcher(rule, state.patcher, ids, rated, segment_ids)
+            cut = cut_bytes(state, closed, segment_ids)
+            return (patcher, cut), cut.places(state)
+
+        options = {"segment_ids": segment_ids, "positions": positions, "entropies": entropies}
+        h, (patcher, cut), p, own = self._encode(ids, close, **options, state=state)
         keys, (ends, real) = self.up.keys(h), cut.ends
         last = jnp.take_along_axis(h, ends[..., None], 1)[:, None]
-        p = self.up.read(last, *lay_bytes(state, cut, keys), real[:, None])[:, 0]
+        x = self.up.read(last, *lay_bytes(state, cut, keys), real[:, None])[:, 0]
         slots = jnp.where(real, segment_ids[:, :1], 0)
-        z, latent = self.latent(p, segment_ids=slots, state=state.latent)
+        z, own["latent"] = self.latent(x, segment_ids=slots, state=state.latent)
+        if p is not None:
+            z, own["smoothed"] = smooth(z, jnp.take_along_axis(p, ends, 1), slots, state.smoothed)
         seen = (
             jnp.concatenate([state.recent, z.astype(state.recent.dtype)], 1),
             jnp.concatenate([state.recent_valid, real], 1),
         )
         latest = jnp.where(cut.live, cut.visible + self.config.look_back - 1, -1)
-        x = h + self.down(h[:, None], seen[0][:, None], latest[:, None], seen[1][:, None])[:, 0]
-        x, decoder = self.decoder(x, segment_ids=segment_ids, state=state.decoder)
+        read = self.down(h[:, None], seen[0][:, None], latest[:, None], seen[1][:, None])[:, 0]
+        x = self._merge(h, read, p, cut.closed)
+        x, own["decoder"] = self.decoder(x, segment_ids=segment_ids, state=state.decoder)
         beyond = state.in_block + cut.num_bytes > state.block_size
         logits = jnp.where(beyond[:, None, None], jnp.nan, self.head(x, self.embedding))
-        state = state.replace(embedding=embedding, encoder=encoder, latent=latent, decoder=decoder)
-        state, holes = after_bytes(state, segment_ids, cut, keys, seen)
+        state, holes = after_bytes(state.replace(patcher=patcher, **own), segment_ids, cut, keys, seen)
         state = nn.cond(jnp.any(holes != 0), BLT._skip, lambda model, state, *_: state, self, state, holes)
         return logits, state
 
@@ -422,15 +539,19 @@ class BLT(nn.Module):
         segments, state = begin(state, segment_ids)
         if closed is not None:
             check_like("closed", closed, ids)
-        else:
+        column = segments[:, None]
+        rated = None if entropies is None else entropies[:, None]
+        options = {"segment_ids": column, "positions": state.position[:, None], "entropies": rated}
+        before = state
+        h, scores, p, read = self._encode(
+            ids[:, None], lambda scores: (scores, before.place()), **options, state=state
+        )
+        if closed is None:
             rule = check_rule(self._rule(), state)
-            rated = read_entropies(rule, ids, entropies)
+            rated = read_entropies(rule, ids, None if scores is None else scores[:, 0])
             patcher, closed = step_patcher(rule, state.patcher, ids, rated, segments)
             state = state.replace(patcher=patcher)
-        column = segments[:, None]
-        x, embedding = self.embedding(ids[:, None], segment_ids=column, state=state.embedding)
-        h, encoder = self._encode(x, state.place(), segment_ids=column, state=state.encoder)
-        state = state.replace(embedding=embedding, encoder=encoder).remember(self.up.keys(h), segments != 0)
+        state = state.replace(**read).remember(self.up.keys(h), segments != 0)
         state = nn.cond(
             jnp.any(closed & (segments != 0)),
             BLT._close,
@@ -438,30 +559,36 @@ class BLT(nn.Module):
             self,
             state,
             h,
+            p,
             segments,
             closed,
         )
         state, holes = advance(state, segments, closed)
         state = nn.cond(jnp.any(holes != 0), BLT._skip, lambda model, state, *_: state, self, state, holes)
         latest = jnp.full((ids.shape[0], 1, 1), self.config.look_back - 1, jnp.int32)
-        x = h + self.down(h[:, None], state.recent[:, None], latest, state.recent_valid[:, None])[:, 0]
+        found = self.down(h[:, None], state.recent[:, None], latest, state.recent_valid[:, None])[:, 0]
+        x = self._merge(h, found, p, closed[:, None])
         x, decoder = self.decoder(x, segment_ids=column, state=state.decoder)
         return self.head(x, self.embedding)[:, 0], closed, state.replace(decoder=decoder)
 
-    def _close(self, state: BLTState, h: Float[Array, "B 1 C"], segments: Any, closed: Any) -> BLTState:
+    def _close(
+        self, state: BLTState, h: Float[Array, "B 1 C"], p: Any, segments: Any, closed: Any
+    ) -> BLTState:
         """Feed the latent stack one patch, in the rows whose patch closed."""
         index = jnp.arange(state.block_size, dtype=jnp.int32)[None, None]
         outside = (index > state.offset[:, None, None]).astype(jnp.int32)
         ends = (closed & (segments != 0))[:, None]
         keys = (state.keys[:, None], state.values[:, None])
-        p = self.up.read(h[:, None], keys, outside, ends[:, None])
-        z, latent = self.latent(
-            p[:, 0], segment_ids=jnp.where(ends, segments[:, None], 0), state=state.latent
-        )
+        slots, smoothed = jnp.where(ends, segments[:, None], 0), state.smoothed
+        x = self.up.read(h[:, None], keys, outside, ends[:, None])
+        z, latent = self.latent(x[:, 0], segment_ids=slots, state=state.latent)
+        if p is not None:
+            z, smoothed = smooth(z, p, slots, smoothed)
         recent = jnp.concatenate([state.recent[:, 1:], z.astype(state.recent.dtype)], 1)
         valid = jnp.concatenate([state.recent_valid[:, 1:], ends], 1)
         return state.replace(
             latent=latent,
+            smoothed=smoothed,
             recent=jnp.where(ends[..., None], recent, state.recent),
             recent_valid=jnp.where(ends, valid, state.recent_valid),
         )
@@ -471,6 +598,11 @@ class BLT(nn.Module):
         nothing = jnp.zeros((*holes.shape, self.config.latent.dim), self.dtype)
         _, latent = self.latent(nothing, segment_ids=holes, state=state.latent)
         return state.replace(latent=latent)
+
+
+def _to_row(x: Shaped[Array, "B N S *C"], h: Float[Array, "B T D"]) -> Shaped[Array, "B T *C"]:
+    """Put blocks one behind the other, without the bytes that filled up the last one."""
+    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, : h.shape[1]]
 
 
 def _check_split(patches: Patches) -> None:

@@ -3,13 +3,16 @@
 from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.mixers.driver.base import rows
 from jaxblt.models.embeddings import EmbeddingConfig, check_embedding_state, init_embedding_state
 from jaxblt.models.positions import Places
 from jaxblt.models.stack import StackConfig, StackState, init_stack_state
 from jaxblt.patching import PatcherConfig, PatcherState, init_patcher
+from jaxblt.patching.learned import BoundaryConfig, RouterState, init_router
 from jaxblt.show import show
 
 COUNTS = ("position", "last_segment", "offset", "previous", "in_block", "used")
@@ -38,6 +41,9 @@ class PatchedConfig(Protocol):
     @property
     def look_back(self) -> int: ...
 
+    @property
+    def router(self) -> BoundaryConfig | None: ...
+
 
 class BLTState(flax.struct.PyTreeNode):
     """Streaming state of `BLT.step`; every row advances on its own.
@@ -54,6 +60,8 @@ class BLTState(flax.struct.PyTreeNode):
       used: patches of the block that have closed.
       recent: vectors of the W latest patches, oldest first.
       recent_valid: which of them there are.
+      router: what a router remembers of the document; None without one.
+      smoothed: the latest patch vector behind the router's smoothing, fp32; None without one.
       block_size, capacity: of the patches the model was trained with.
     """
 
@@ -72,6 +80,8 @@ class BLTState(flax.struct.PyTreeNode):
     used: Int[Array, "B"]
     recent: Float[Array, "B W D"]
     recent_valid: Bool[Array, "B W"]
+    router: RouterState | None
+    smoothed: Float[Array, "B D"] | None
     block_size: int = flax.struct.field(pytree_node=False)
     capacity: int = flax.struct.field(pytree_node=False)
 
@@ -120,6 +130,10 @@ def init_blt_state(
     byte_rows = {"capacity": num_bytes, "dtype": dtype}
     # Make an array each, so that the state can be donated
     zeros = {name: jnp.zeros((batch_size,), jnp.int32) for name in COUNTS}
+    router = smoothed = None
+    if config.router is not None:
+        router = init_router(config.router, batch_size, dim=config.encoder.dim, dtype=dtype)
+        smoothed = jnp.zeros((batch_size, config.latent.dim), jnp.float32)
     open_patch = (batch_size, patcher.block_size, config.encoder.dim)
     return BLTState(
         **zeros,
@@ -132,6 +146,8 @@ def init_blt_state(
         values=jnp.zeros(open_patch, dtype),
         recent=jnp.zeros((batch_size, config.look_back, config.latent.dim), dtype),
         recent_valid=jnp.zeros((batch_size, config.look_back), bool),
+        router=router,
+        smoothed=smoothed,
         block_size=patcher.block_size,
         capacity=patcher.slots,
     )
@@ -165,7 +181,7 @@ def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Arr
     if segment_ids is None:
         segment_ids = jnp.maximum(state.last_segment, 1)
     fresh = (segment_ids != 0) & (segment_ids != state.last_segment)
-    keep = lambda x: jnp.where(fresh, 0, x)  # noqa: E731
+    keep = lambda x: jnp.where(rows(fresh, x), jnp.zeros((), x.dtype), x)  # noqa: E731
     return segment_ids, state.replace(
         position=keep(state.position),
         offset=keep(state.offset),
@@ -173,6 +189,8 @@ def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Arr
         in_block=keep(state.in_block),
         used=keep(state.used),
         recent_valid=state.recent_valid & ~fresh[:, None],
+        router=jax.tree.map(keep, state.router),
+        smoothed=jax.tree.map(keep, state.smoothed),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from jaxblt.validation import check_bounds, check_fields, check_read
 
-Mode = Literal["entropy", "greedy", "space", "static", "byte", "optimal", "length_constrained"]
+Mode = Literal["entropy", "greedy", "space", "static", "byte", "learned", "optimal", "length_constrained"]
 """The rule that cuts bytes into patches; `PatcherConfig` says what each does."""
 
 
@@ -22,6 +22,7 @@ class PatcherConfig:
       space               byte t is neither an ASCII letter or digit nor part of a multi-byte UTF-8 character
       static              t + 1 is a multiple of patch_size
       byte                always
+      learned             p_t > 1/2, p of the model's own router; or t is its document's first byte
       optimal             chosen so that the sum of C(patch) over the block is least (not causal)
       length_constrained  the same among segmentations in exactly num_patches patches (not causal)
 
@@ -42,6 +43,8 @@ class PatcherConfig:
       capacity: patch slots in a block, from `calibrate_capacity`; None: the least that cannot overflow.
       margin: nats from the threshold to what lay nearest to it in the sample that it was calibrated on (see
         `threshold_margin`), below which rounding moves none of the sample's boundaries; None if not known.
+      target: mean length in bytes that a router is led to, in learned mode; a recipe fills in its `bytes_per_patch`.
+      reads_entropies: the router scores by entropies, in learned mode; a recipe fills it in.
       entropy_context: most bytes that the entropy model may see behind it, those of its training rows; an even
         number (see `jaxblt.patching.contexts`). None sets no bound: its own windows do, or nothing does.
 
@@ -61,6 +64,8 @@ class PatcherConfig:
     block_size: int = 4096
     capacity: int | None = None
     margin: float | None = None
+    target: float | None = None
+    reads_entropies: bool = False
     entropy_context: int | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +79,7 @@ class PatcherConfig:
         self._check_lengths()
         self._check_thresholds()
         self._check_num_patches()
+        self._check_target()
         self._check_read()
 
     def check(self, recipe: Any) -> None:
@@ -89,7 +95,11 @@ class PatcherConfig:
                 f"patcher mode {self.mode!r} needs entropies: set entropy_run to the folder of a trained entropy "
                 "model, or data.entropies to a file of precomputed ones"
             )
-        if self.needs_entropies and self.threshold is None and recipe.bytes_per_patch is None:
+        if self.mode == "learned" and recipe.bytes_per_patch is None:
+            raise ValueError(
+                "patcher mode 'learned' is led to a mean length, and bytes_per_patch is None: set it, to 4.5 for text"
+            )
+        if self.has_threshold and self.threshold is None and recipe.bytes_per_patch is None:
             raise ValueError(
                 "the patcher has no threshold: set bytes_per_patch, the mean length to calibrate it for, or "
                 "patcher.threshold in nats"
@@ -101,8 +111,14 @@ class PatcherConfig:
         return self.mode not in ("optimal", "length_constrained")
 
     @property
-    def needs_entropies(self) -> bool:
+    def has_threshold(self) -> bool:
+        """True if the rule compares entropies with `threshold`."""
         return self.mode in ("entropy", "greedy", "optimal", "length_constrained")
+
+    @property
+    def needs_entropies(self) -> bool:
+        """True if rule or router reads the entropies of an entropy model."""
+        return self.has_threshold or self.reads_entropies
 
     @property
     def dual(self) -> bool:
@@ -159,13 +175,27 @@ class PatcherConfig:
         if self.mode != "entropy":
             check_bounds(self, "threshold", least=0, why=f": nats, in mode={self.mode!r}")
 
+    def _check_target(self) -> None:
+        learned = self.mode == "learned"
+        for name in ("target", "reads_entropies"):
+            check_read(self, name, needed="mode='learned'", is_read=learned)
+        if self.target is None:
+            return
+        check_bounds(self, "target", above=1, why=" (bytes_per_patch of the recipe): a router is led to it")
+        if not self.min_length <= self.target <= self.longest:
+            raise ValueError(
+                f"target = {self.target} bytes a patch (bytes_per_patch of the recipe) lies outside the lengths that "
+                f"patches may have, {self.min_length}..{self.longest}: change min_length or max_length"
+            )
+
     def _check_read(self) -> None:
         check_read(self, "patch_size", needed="mode='static'", is_read=self.mode == "static")
         costs = "mode='optimal' or 'length_constrained'"
         check_read(self, "patch_cost", needed=costs, is_read=not self.causal)
-        for name in ("threshold", "margin", "entropy_context"):
-            needed = "a mode that needs entropies"
-            check_read(self, name, needed=needed, is_read=self.needs_entropies)
+        needed = "a mode that needs entropies"
+        for name in ("threshold", "margin"):
+            check_read(self, name, needed=needed, is_read=self.has_threshold)
+        check_read(self, "entropy_context", needed=needed, is_read=self.needs_entropies)
 
     def _check_num_patches(self) -> None:
         k = self.num_patches

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import fraction_bits, quantise, quantise_budget
 from jaxblt.patching.patches import to_blocks
+from jaxblt.patching.rules import MIDDLE
 from jaxblt.patching.segment import closes_at
 
 
@@ -21,8 +22,9 @@ def boundary_margin(
     """Return the largest error (nats) of all entropies at which the rule decides alike at t.
 
     |H_t - threshold|, |H_t - H_{t-1} - threshold| / 2 (monotonic), the like for the conjunction (dual), and
-    the distance of the sum from the budget over the number of its terms (greedy). Infinite where entropies
-    are not read: first bytes in mode entropy, padding, and modes that read only bytes. Length limits are
+    the distance of the sum from the budget over the number of its terms (greedy). In mode learned, where p
+    stands for the entropies, |p - 1/2|. Infinite where entropies are not read: first bytes in modes entropy
+    and learned, padding, and modes that read only bytes. Length limits are
     not taken into account here; `decided` does that.
 
     Raises:
@@ -31,7 +33,7 @@ def boundary_margin(
     if not config.causal:
         raise ValueError(f"mode={config.mode!r} has no margin at a byte: its patches are chosen together")
     valid = segment_ids > 0
-    if not config.needs_entropies:
+    if not config.has_threshold and config.mode != "learned":
         return jnp.full(entropies.shape, jnp.inf, jnp.float32)
     entropies = entropies.astype(jnp.float32)
     if config.mode == "greedy":
@@ -71,7 +73,7 @@ def flip_rate(
 def _signed(
     config: PatcherConfig, entropies: Float[Array, "B T"], rise: Float[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    over = jnp.float32(config.known_threshold())
+    over = jnp.float32(MIDDLE if config.mode == "learned" else config.known_threshold())
     if config.monotonic:
         return (rise - over) / 2
     if config.threshold_add is not None:

@@ -9,6 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.data.vocab import OFFSET
 from jaxblt.patching.config import PatcherConfig
 
+MIDDLE = 0.5
+"""The probability above which a router ends a patch."""
+
 
 def candidates(
     config: PatcherConfig,
@@ -23,9 +26,9 @@ def candidates(
     """Mark where the rule would end a patch, without limits of length.
 
     Args:
-      config: of mode entropy, space, static or byte (greedy has a memory of its own).
+      config: of mode entropy, learned, space, static or byte (greedy has a memory of its own).
       ids: byte + 4.
-      entropies: H_t in nats.
+      entropies: H_t in nats; in mode learned p_t of the router.
       previous: H_{t-1}; not read where `first`.
       first: the first byte of a document.
       offset: of the byte in its block.
@@ -33,6 +36,8 @@ def candidates(
     """
     if config.mode == "entropy":
         return first | _entropy_rule(config, entropies, previous, threshold)
+    if config.mode == "learned":
+        return first | (entropies > MIDDLE)
     if config.mode == "space":
         return ~_in_word(ids)
     if config.mode == "static":

@@ -27,7 +27,8 @@ def make_patches(
       ids: byte + 4; BOS and EOS count as bytes.
       segment_ids: documents, 0 for padding, which belongs to no patch; None is one document a row. Documents
         start at a block's edge.
-      entropies: nats, of the prediction made at each byte; read by the modes that go by entropy.
+      entropies: nats, of the prediction made at each byte; read by the modes that go by entropy. In mode learned the
+        p_t of the model's router.
 
     Raises:
       ValueError: the entropies or threshold of the mode are missing, a shape differs from that of ids, or (outside of
@@ -61,7 +62,7 @@ def closes(
     The slots that a block has are not yet counted. Rows begin at a block's edge; those that go on with a document say
     what came before in `after`.
     """
-    threshold = config.known_threshold() if config.needs_entropies else 0.0
+    threshold = config.known_threshold() if config.has_threshold else 0.0
     entropies = read_entropies(config, ids, entropies)
     check_like("segment_ids", segment_ids, ids)
     return closes_at(config, ids, entropies, segment_ids, jnp.float32(threshold), after=after)
@@ -78,6 +79,10 @@ def read_entropies(
     if entropies is not None:
         check_like("entropies", entropies, ids)
         return entropies
+    if config.mode == "learned":
+        raise ValueError(
+            "mode='learned' cuts where a model's router says: call the model, which returns its patches"
+        )
     if config.needs_entropies:
         raise ValueError(f"mode={config.mode!r} needs entropies: see jaxblt.patching.byte_entropies")
     return jnp.zeros(ids.shape, jnp.float32)

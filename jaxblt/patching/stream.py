@@ -51,7 +51,7 @@ def init_patcher(config: PatcherConfig, batch_size: int) -> PatcherState:
         raise ValueError(
             f"patching mode {config.mode!r} sees the future: it cannot run byte by byte, nor generate"
         )
-    if config.needs_entropies:
+    if config.has_threshold:
         config.known_threshold()
     counts = ("offset", "length", "spent", "used", "wanted", "overflow", "last_segment")
     # Make an array each, so that the state can be donated
@@ -72,7 +72,7 @@ def step_patcher(
       config: a causal mode.
       state: of `init_patcher` or the last step.
       ids: byte + 4.
-      entropies: nats, of the prediction made at this byte.
+      entropies: nats, of the prediction made at this byte; in mode learned the router's p_t.
       segment_ids: the byte's document; 0 where a row gets no byte, which leaves its state as it was. A new
         document starts a new block.
     """
@@ -182,7 +182,7 @@ def _rule_ends(
     first: Bool[Array, "B"],
 ) -> tuple[Bool[Array, "B"], Int[Array, "B"]]:
     """Return whether rule and limits end the patch at this byte, and what the patch has spent."""
-    threshold = jnp.float32(config.known_threshold() if config.needs_entropies else 0.0)
+    threshold = jnp.float32(config.known_threshold() if config.has_threshold else 0.0)
     length, spent = state.length + 1, state.spent
     if config.mode == "greedy":
         bits = fraction_bits(config.block_size)

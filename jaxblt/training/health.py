@@ -5,12 +5,18 @@ from typing import Any
 
 import jax
 
+from jaxblt.models.blt import ROUTER
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.recipe import Recipe
 
+CUT_RATE = f"{ROUTER}/cut_rate"
+"""The metric that says at which share of bytes a router wants patches to end."""
+FACTOR = 5
+"""How far that share may go from the target's, either way."""
+
 
 class TrainingFailed(RuntimeError):
-    """A run cannot go on: its steps are not finite, or its patches overflow."""
+    """A run cannot go on: its steps are not finite, its patches overflow, or its router cuts at a rate far off."""
 
 
 class BadSteps:
@@ -43,7 +49,10 @@ def spans(steps: Sequence[int]) -> str:
 
 
 def check_health(metrics: dict[str, float], step: int, recipe: Recipe) -> None:
-    """Raise TrainingFailed if too many steps in a row were not finite, or too many patch boundaries refused."""
+    """Raise TrainingFailed if too many steps in a row were not finite, or too many patch boundaries refused.
+
+    Learned boundaries may also have left the target's rate 1/N by a factor of five, once the warm-up is over.
+    """
     train, skipped = recipe.train, int(metrics["skipped_in_a_row"])
     if skipped >= train.max_skips:
         first = step - skipped + 1
@@ -62,4 +71,17 @@ def check_health(metrics: dict[str, float], step: int, recipe: Recipe) -> None:
         raise TrainingFailed(
             f"at step {step} {metrics['overflow']:.1%} of patch boundaries found no slot (train.max_overflow = "
             f"{train.max_overflow:.1%}): raise patcher.capacity or threshold, or leave capacity None to calibrate it"
+        )
+    _check_cut_rate(metrics, step, recipe)
+
+
+def _check_cut_rate(metrics: dict[str, float], step: int, recipe: Recipe) -> None:
+    rate, target = metrics.get(CUT_RATE), recipe.bytes_per_patch
+    if rate is None or target is None or step <= recipe.optimizer.warmup_steps:
+        return
+    if not 1 / (FACTOR * target) <= rate <= FACTOR / target:
+        raise TrainingFailed(
+            f"at step {step} the router ends patches at {rate:.2%} of bytes, and bytes_per_patch = {target:g} asks for "
+            f"{1 / target:.2%}, within a factor of {FACTOR}: raise model.router.ratio_weight, or lower "
+            "optimizer.learning_rate"
         )

@@ -19,6 +19,8 @@ SLOTS_MULTIPLE = 8
 """Of which a calibrated capacity is a multiple, for the kernels' sake."""
 ROW_MULTIPLE = 512
 """Slots of which convolutions' kernels take a row as it lies, and several rows at a time."""
+HEADROOM = 1.25
+"""Slots of a block for each patch that a mean block has; the demo's run calibrated 160 for 128."""
 MOST_MORE = 1 / 32
 """Share of a capacity by which it may grow for that."""
 
@@ -72,6 +74,13 @@ def promise_rows(model: Any, data: RowsConfig, patcher: PatcherConfig | None) ->
 def capacity_multiple(model: Any, data: RowsConfig, patcher: PatcherConfig) -> int:
     """Return what a calibrated capacity is a multiple of: packed documents start where mixers over patches need."""
     return math.lcm(SLOTS_MULTIPLE, off_grid(_promise(model, data, data.alignment // patcher.block_size)))
+
+
+def mean_slots(model: Any, data: RowsConfig, patcher: PatcherConfig, bytes_per_patch: float) -> int:
+    """Return the slots of a block for patches of a mean length: `HEADROOM` times as many as a mean block has."""
+    multiple = capacity_multiple(model, data, patcher)
+    slots = math.ceil(HEADROOM * patcher.block_size / bytes_per_patch / multiple) * multiple
+    return fill_rows(min(slots, patcher.block_size), data, patcher, multiple=multiple)
 
 
 def fill_rows(slots: int, data: RowsConfig, patcher: PatcherConfig, *, multiple: int) -> int:

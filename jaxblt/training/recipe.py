@@ -36,7 +36,8 @@ class Recipe:
       train: length, precision, logging, checkpoints.
       mesh: how many ways data and parameters are split.
       patcher: how bytes become patches; None for a model without patches.
-      bytes_per_patch: mean length to calibrate a missing threshold for, and with it a missing capacity.
+      bytes_per_patch: mean length to calibrate a missing threshold for, and with it a missing capacity; in mode
+        learned the length that the router is led to.
       entropy_run: run folder of the trained entropy model whose entropies cut the patches.
       entropy_model: its config; filled in from `entropy_run` when the run starts.
       init_from: run folder whose newest parameters (not their average) the run starts from, with a fresh optimiser.
@@ -93,6 +94,7 @@ class Recipe:
         _check_direction(self)
         _check_order(self)
         _check_start(self)
+        _settle_router(self)
         self.model.build(patcher=self.patcher)  # refuses a patcher for a model without patches
         for part in parts_of(self):
             part.check(self)
@@ -168,6 +170,20 @@ def _check_start(recipe: Recipe) -> None:
         )
     if recipe.entropy_run is not None and recipe.patcher is None:
         raise ValueError("entropy_run is set but patcher is None: entropies cut patches, so name a patcher")
+
+
+def router_of(model: Any) -> Any:
+    """Return the config of a model's router, or of that of its base; None for a model without."""
+    return getattr(getattr(model, "base", model), "router", None)
+
+
+def _settle_router(recipe: Recipe) -> None:
+    """Tell the patcher of learned boundaries its target, and whether the router reads entropies."""
+    patcher, router = recipe.patcher, router_of(recipe.model)
+    if patcher is None or patcher.mode != "learned":
+        return
+    told = {"target": recipe.bytes_per_patch, "reads_entropies": getattr(router, "reads_entropies", False)}
+    object.__setattr__(recipe, "patcher", replace(patcher, **told))
 
 
 def _settle_rows(recipe: Recipe) -> None:

@@ -17,6 +17,7 @@ from jaxblt.adapters.code.draw import POLICY
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
 from jaxblt.layers import FP8
+from jaxblt.models.blt import ROUTER
 from jaxblt.patching import (
     PatcherConfig,
     byte_entropies,
@@ -273,6 +274,8 @@ def make_train_step(
             "skipped": after.skipped.astype(jnp.float32),
             "skipped_in_a_row": after.skipped_in_a_row.astype(jnp.float32),
         }
+        if ROUTER in grads:
+            metrics[f"{ROUTER}/grad_norm"] = optax.tree.norm(grads[ROUTER])
         if state.scaling is not None and LOSS in state.scaling:
             metrics["loss_scale"] = state.scaling[LOSS]["scale"]
         if schedule is not None:

@@ -76,6 +76,7 @@ from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.objectives.objectives import (
@@ -290,6 +291,20 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "capacity": (0, 5000, 2.5),
         "margin": (-1e-6, NAN),
         "entropy_context": (0, 17, 2.5),
+        "target": (4.5, NAN),
+        "reads_entropies": (True, 1),
+    },
+    BoundaryConfig: {
+        "strategy": ("byte_pair",),
+        "plain": (1,),
+        "motifs": (("TATAAT",), ("",)),
+        "matrices": (((1.0, 0.0, 0.0),),),
+        "learned_motifs": (-1, 2.5, 8),
+        "motif_length": (0, 65, 2.5, 6),
+        "codon_phase": (True,),
+        "parts": (("entropy_based",), ("byte_pair",)),
+        "unmerge": ("pool",),
+        "ratio_weight": (-0.1, NAN),
     },
     MeshConfig: {"data": (0, -2), "fsdp": (0, 1.5), "seq": (2.5, True), "tensor": ("2",)},
     SequenceLayout: {"kind": ("spiral",)},
@@ -361,6 +376,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "vocab_size": (10,),
         "encoder": (None,),
         "hash": (3,),
+        "router": (3,),
     },
     AttentionConfig: {
         "dim": (0, 2.5, -64),

@@ -80,6 +80,7 @@ from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.experimental.hybrid import HybridNextByte
 from jaxblt.training.experimental.policy import PolicyConfig
@@ -137,6 +138,7 @@ GOOD: dict[type, dict[str, Any]] = {
     TextPairs: {"path": "data"},
     KmerVocab: {},
     PatcherConfig: {},
+    BoundaryConfig: {},
     MeshConfig: {},
     SequenceLayout: {},
     SamplingConfig: {},

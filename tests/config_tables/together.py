@@ -21,6 +21,7 @@ from jaxblt.mixers import (
 )
 from jaxblt.mixers.slots.experimental.state_manager import StateManager
 from jaxblt.models import (
+    BLTConfig,
     ByteLMConfig,
     LabelHeadConfig,
     StackConfig,
@@ -28,6 +29,7 @@ from jaxblt.models import (
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.experimental.hybrid import HybridNextByte
 from jaxblt.training.experimental.policy import PolicyConfig
@@ -40,6 +42,12 @@ from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, Li
 from jaxblt.training.optimisers.schedule import ScheduleConfig
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.train_config import TrainConfig
+
+BOTH_WAYS = {
+    name: StackConfig(dim=dim, num_layers=1, pattern="A", causal=False)
+    for name, dim in (("encoder", 64), ("latent", 96), ("decoder", 64))
+}
+"""Stacks of a model that sees the future."""
 
 BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
     SlotMemoryConfig: (
@@ -106,6 +114,34 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             {"mode": "static", "patch_cost": 2.0},
             "PatcherConfig.patch_cost = 2.0 is read with mode='optimal' or",
         ),
+        (
+            {"mode": "learned", "threshold": 0.5},
+            "PatcherConfig.threshold = 0.5 is read with a mode that needs entropies",
+        ),
+        ({"mode": "learned", "target": 1.0}, "PatcherConfig.target must be > 1, got 1.0"),
+        ({"mode": "learned", "target": 9.0, "max_length": 8}, "lengths that patches may have, 1..8"),
+    ),
+    BoundaryConfig: (
+        ({"strategy": "pattern_aware"}, "pattern_aware has no motifs: set motifs to IUPAC strings"),
+        ({"strategy": "adaptive_hybrid"}, "pattern_aware has no motifs: set motifs to IUPAC strings"),
+        (
+            {"strategy": "pattern_aware", "motifs": ("TAXE",)},
+            "motif 'TAXE' has E, X, which are no IUPAC codes",
+        ),
+        ({"strategy": "pattern_aware", "motifs": ("A" * 65,)}, "a motif has 65 places, and 1..64 are read"),
+        ({"strategy": "pattern_aware", "motifs": ("NN",)}, "weighs all bases alike at every place"),
+        ({"strategy": "entropy_based", "plain": True}, "BoundaryConfig.plain = True is read with content_"),
+        (
+            {"strategy": "adaptive_hybrid", "parts": ()},
+            "parts must be different scores, at least one, got ()",
+        ),
+    ),
+    BLTConfig: (
+        ({"router": BoundaryConfig()}, "set features_enter='output', got 'input'"),
+        (
+            {"router": BoundaryConfig(), "features_enter": "output", **BOTH_WAYS},
+            "a router cuts by bytes up to its own, and the stacks see the future",
+        ),
     ),
     WordsConfig: (
         (
@@ -166,6 +202,7 @@ MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
     PatcherConfig: {"threshold": (0.0, -1.0), "threshold_add": (0.0, -1.0), "margin": (0.0,)},
     SamplingConfig: {"temperature": (0.0,)},
     Sampling: {"temperature": (0.0,), "frequency_penalty": (-1.0,), "presence_penalty": (-1.0,)},
+    BoundaryConfig: {"ratio_weight": (0.0,)},
     PositionConfig: {"offset_periods": ((),), "periods": ((),)},
     StackConfig: {"mlp_dim": (0,)},
     StateEngineConfig: {"balance_weight": (0.0,)},

@@ -1,5 +1,6 @@
 """Whole models over a split sequence: a train step gives what it gives on one device, and gathers no sequence."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxblt.models.bridge import visible_patches
 from jaxblt.models.positions import document_positions
 from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.patching import PatcherConfig
+from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.patching.patches import from_closed
 from jaxblt.testing.collectives import collectives, spanning
 from jaxblt.training.state import start
@@ -30,6 +32,7 @@ ROWS, BLOCKS, BLOCK = 2, 56, 11
 LENGTH = BLOCKS * BLOCK
 HASH = HashConfig(sizes=(3, 8), table_size=50)
 PATCHER = PatcherConfig(mode="space", block_size=BLOCK)
+LEARNED = PatcherConfig(mode="learned", block_size=BLOCK, target=3.0)
 
 
 def stack(dim: int, pattern: str) -> StackConfig:
@@ -64,6 +67,13 @@ MODELS = {
     "blt": blt("W", "H", "R"),
     "blt_attention": blt("W", "HA", "W"),
     "blt_hyena": blt("H", "RH", "S"),
+    "blt_learned": dataclasses.replace(
+        blt("W", "H", "R"),
+        features_enter="output",
+        router=BoundaryConfig(
+            strategy="adaptive_hybrid", motifs=("ABC",), learned_motifs=2, motif_length=13, codon_phase=True
+        ),
+    ),
 }
 
 
@@ -87,8 +97,11 @@ def batch() -> Batch:
 
 @functools.cache
 def task(name: str) -> tuple[Task, Any]:
-    model, rows = MODELS[name].build(patcher=PATCHER if "blt" in name else None), batch()
+    patcher = LEARNED if name == "blt_learned" else PATCHER if "blt" in name else None
+    model, rows = MODELS[name].build(patcher=patcher), batch()
     params = drawn(model, rows.inputs)["params"]
+    if name == "blt_learned":
+        params["router"] |= {"theta": jnp.full(1, 0.4), "log_tau": jnp.full(1, -1.0)}
     return Task(model), jax.device_get(params)
 
 
@@ -108,6 +121,9 @@ KEEP = optax.trace(decay=0.0)
         ("blt_hyena", 1, 2),
         ("blt_hyena", 1, 4),
         ("byte_hyena", 1, 4),
+        ("blt_learned", 2, 2),
+        ("blt_learned", 1, 4),
+        ("blt_learned", 1, 8),
     ],
 )
 def test_a_train_step_equals_that_of_one_device(name: str, data: int, seq: int) -> None:

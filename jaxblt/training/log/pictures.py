@@ -56,7 +56,7 @@ def first_passage(setup: Setup, frozen: Mapping[str, Frozen], data: Dataset) -> 
     Every process calls it, with the frozen trees on the devices of all, as in evaluation.
     """
     patcher = setup.task.patcher
-    if patcher is None or not patcher.needs_entropies:
+    if patcher is None or not patcher.has_threshold:
         return None
     find = jax.jit(partial(find_entropies, setup.eval_task), out_shardings=replicated(setup.mesh))
     entropies = find(frozen, to_devices(data.batch(0), setup.mesh, data.config.batch_size))

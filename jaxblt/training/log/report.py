@@ -88,11 +88,14 @@ def op_choices(step: Callable[..., Any], *args: Any) -> list[str]:
 
 
 def patcher_line(patcher: PatcherConfig) -> str:
-    """Tell rule, threshold with its margin, slots, and the bytes that the entropy model sees."""
+    """Tell rule, threshold with its margin or target, slots, and the bytes that the entropy model sees."""
     margin = "" if patcher.margin is None else f" (margin {patcher.margin:.1e} nats in the sample)"
     context = patcher.entropy_context
     seen = "" if context is None else f", entropies from {context // 2} to {context} bytes of context"
-    return f"{patcher.mode}, threshold {patcher.threshold}{margin}, {patcher.slots} slots a block{seen}"
+    rule = f"threshold {patcher.threshold}{margin}"
+    if patcher.mode == "learned":
+        rule = f"led to {patcher.target} bytes a patch"
+    return f"{patcher.mode}, {rule}, {patcher.slots} slots a block{seen}"
 
 
 def _adapters(setup: Setup) -> list[str]:

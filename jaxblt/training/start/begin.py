@@ -10,6 +10,7 @@ from jaxblt.adapters import join_params
 from jaxblt.data.dataset import Dataset
 from jaxblt.precision.scaling import check_scales
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.start.boundaries import with_boundaries
 from jaxblt.training.start.experts import with_experts
 from jaxblt.training.start.frozen import inherited_entropy, load_frozen, resolve
 from jaxblt.training.start.initial_params import take
@@ -50,7 +51,8 @@ def begin(
        banks start as the LoRAs that `recipe.experts` names.
     3. Otherwise: parameters drawn from the seed, at step 0.
 
-    Where a head reads words, they are those of a regression (`with_words`).
+    Where a head reads words, they are those of a regression (`with_words`). A router that no run has trained is
+    calibrated (`with_boundaries`).
     """
     # as process 0 sees them: processes that disagree would wait for each other for ever
     if checkpoints.steps():
@@ -73,6 +75,7 @@ def begin(
     state = init_state(setup, frozen)
     params = join_params(state.params, taken.params)
     params = with_words(recipe, with_experts(recipe, params, frozen, mesh))
+    params = with_boundaries(recipe, params, taken.params, frozen, data, mesh)
     state = replace(state, params=params, ema=None if state.ema is None else copied(params))
     return setup, state, 0, {"seconds": 0.0}
 

@@ -1,7 +1,6 @@
 """A recipe's train step compiled before there is a run, for devices that need not be here."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from jaxblt.models.stack import StackConfig
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.parallel.rules import batch_sharding
 from jaxblt.profiling.plan import StepMemory, step_memory
-from jaxblt.training.packing import capacity_multiple, fill_rows
+from jaxblt.training.packing import HEADROOM, mean_slots
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import base_shapes
 from jaxblt.training.start.frozen import param_shapes
@@ -35,8 +34,6 @@ from jaxblt.training.start.setup import (
 from jaxblt.training.state import ENTROPY, Frozen
 from pallas_kernels.runtime import compiling_for
 
-HEADROOM = 1.25
-"""Slots of a block for each patch that a mean block has; the demo's run calibrated 160 for 128."""
 PLATFORM = {"gpu": "cuda"}
 """What lowering calls a device's platform, where the names differ."""
 
@@ -50,13 +47,11 @@ def settle(recipe: Recipe) -> tuple[Recipe, list[str]]:
     patcher, said = recipe.patcher, []
     if patcher is None:
         return recipe, said
-    if patcher.needs_entropies and patcher.threshold is None:
+    if patcher.has_threshold and patcher.threshold is None:
         patcher = replace(patcher, threshold=0.0)
     if patcher.capacity is None and recipe.bytes_per_patch is not None:
         mean = patcher.block_size / recipe.bytes_per_patch
-        multiple = capacity_multiple(recipe.model, recipe.data, patcher)
-        slots = min(math.ceil(HEADROOM * mean / multiple) * multiple, patcher.block_size)
-        slots = fill_rows(slots, recipe.data, patcher, multiple=multiple)
+        slots = mean_slots(recipe.model, recipe.data, patcher, recipe.bytes_per_patch)
         patcher = replace(patcher, capacity=slots)
         said.append(
             f"capacity {patcher.capacity} slots a block of {patcher.block_size} bytes: {HEADROOM} times the mean of "

@@ -27,7 +27,7 @@ from jaxblt.patching import (
     threshold_margin,
 )
 from jaxblt.random_keys import make_key
-from jaxblt.training.packing import capacity_multiple, fill_rows
+from jaxblt.training.packing import capacity_multiple, fill_rows, mean_slots
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import load_base
 from jaxblt.training.start.calibrations import calibration_key, read_calibration, write_calibration
@@ -143,7 +143,8 @@ def resolve(
     """Fill in entropy model, threshold and capacity; return the recipe and its frozen trees by name.
 
     A missing threshold is calibrated so that the mean patch has `recipe.bytes_per_patch` bytes, a missing capacity so
-    that 99.9 % of blocks do not overflow, both on a sample of the training data. An `inherited` entropy model takes the
+    that 99.9 % of blocks do not overflow, both on a sample of the training data. Learned boundaries move, and get
+    slots for that mean and a quarter more. An `inherited` entropy model takes the
     place of that of `entropy_run`.
 
     Raises:
@@ -175,7 +176,11 @@ def resolve(
         if data.entropies is not None:
             data.entropies.check(frozen[ENTROPY].content_hash, patcher.entropy_context)
     recipe = replace(recipe, patcher=patcher, entropy_model=model)
-    if patcher.capacity is None or (patcher.needs_entropies and patcher.threshold is None):
+    if patcher.mode == "learned" and patcher.capacity is None:
+        assert recipe.bytes_per_patch is not None  # the recipe saw to it
+        slots = mean_slots(recipe.model, recipe.data, patcher, recipe.bytes_per_patch)
+        recipe = replace(recipe, patcher=replace(patcher, capacity=slots))
+    elif patcher.capacity is None or (patcher.has_threshold and patcher.threshold is None):
         patcher = calibrate(recipe, data, mesh, frozen)
         recipe = replace(recipe, patcher=patcher)
     return recipe, frozen
@@ -206,7 +211,7 @@ def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, frozen: Mapping[str, Fr
     Raises:
       ValueError: `recipe.bytes_per_patch` is out of reach, or the data hold no entropies and there is no model.
     """
-    batches = _sample_batches(data, recipe)
+    batches = sample_batches(data, recipe)
     folder = cache_folder(recipe.train.compilation_cache)
     if folder is None or jax.process_count() > 1:
         return _calibrate(recipe, batches, mesh, frozen)
@@ -223,8 +228,8 @@ def _calibrate(
 ) -> PatcherConfig:
     patcher = recipe.patcher
     assert patcher is not None
-    ids, segments, entropies = _sample(batches, recipe, mesh, frozen)
-    if patcher.needs_entropies and patcher.threshold is None:
+    ids, segments, entropies = sample(batches, recipe, mesh, frozen)
+    if patcher.has_threshold and patcher.threshold is None:
         assert recipe.bytes_per_patch is not None  # the recipe saw to it
         found = calibrate_threshold(entropies, recipe.bytes_per_patch, config=patcher, segment_ids=segments)
         patcher = replace(patcher, threshold=float(_from_first(np.float32(found))))
@@ -240,7 +245,7 @@ def _calibrate(
     return patcher
 
 
-def _sample_batches(data: Dataset, recipe: Recipe) -> list[Batch]:
+def sample_batches(data: Dataset, recipe: Recipe) -> list[Batch]:
     """Sample training batches, the same in every process.
 
     Of endless, shuffled data these are the first of full length; of one pass in order they lie at equal distances.
@@ -254,7 +259,7 @@ def _sample_batches(data: Dataset, recipe: Recipe) -> list[Batch]:
     return [data.batch(step, slots=range(data.rows_at(step))) for step in steps]
 
 
-def _sample(
+def sample(
     batches: list[Batch], recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen]
 ) -> tuple[Any, Any, Any]:
     """Return ids, segments and entropies [rows, T] of batches."""

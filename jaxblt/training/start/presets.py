@@ -11,8 +11,9 @@ from typing import Any
 import jax
 
 from jaxblt.models.remat import Remat
+from jaxblt.training.packing import HEADROOM
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.start.compile_ahead import HEADROOM, with_stacks
+from jaxblt.training.start.compile_ahead import with_stacks
 from jaxblt.training.start.setup import boxed_params, make_task
 
 FILL = 0.85

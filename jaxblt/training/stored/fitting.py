@@ -29,7 +29,8 @@ def check_recipe(recipe: Recipe, *, frozen: bool) -> None:
     for name, config in needed:
         if not hasattr(config, "build"):
             raise ValueError(f"recipe.{name} is a {type(config).__name__}, expected the config of a model")
-    if frozen and (recipe.patcher is None or recipe.patcher.threshold is None):
+    patcher = recipe.patcher
+    if frozen and (patcher is None or (patcher.threshold is None and not patcher.reads_entropies)):
         raise ValueError("the run has a frozen entropy model, but its recipe has no patcher with a threshold")
     data = {"seq_len": recipe.data.seq_len, "batch_size": recipe.data.batch_size}
     parts = {

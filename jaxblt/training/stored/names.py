@@ -41,6 +41,7 @@ NAMES = {
     "text_pairs": "jaxblt.data.tasks.pairs:TextPairs",
     "mesh": "jaxblt.parallel.mesh:MeshConfig",
     "patcher": "jaxblt.patching.config:PatcherConfig",
+    "boundaries": "jaxblt.patching.learned.config:BoundaryConfig",
     "blt": "jaxblt.models.blt:BLTConfig",
     "byte_classifier": "jaxblt.models.classifier:ByteClassifierConfig",
     "labeller": "jaxblt.models.labeller:LabellerConfig",
