@@ -165,10 +165,18 @@ def test_byte_by_byte_and_piece_by_piece_equal_the_parallel_pass(model) -> None:
         ]
         after, fed = prefill({"params": params}, part[0], fed, segment_ids=part[2], entropies=part[1])
     np.testing.assert_allclose(after, got[:, -1], **tol(jnp.float32, 1024))
+    stream, rows = jax.jit(partial(module.apply, method="stream")), []
+    streamed = module.init_state(ROWS, num_bytes=LENGTH)
+    for start in range(0, LENGTH, BLOCK // 2):
+        part = [x[:, start : start + BLOCK // 2] for x in (ids, entropies, ones)]
+        row, streamed = stream({"params": params}, part[0], streamed, segment_ids=part[2], entropies=part[1])
+        rows.append(row)
+    np.testing.assert_allclose(np.concatenate(rows, 1), np.asarray(logits), **tol(jnp.float32, 1024))
     for name in ("router", "smoothed", "recent"):
-        pairs = zip(jax.tree.leaves(getattr(fed, name)), jax.tree.leaves(getattr(state, name)), strict=True)
-        for one, other in pairs:
-            np.testing.assert_allclose(one, other, **tol(jnp.float32, 512))
+        expected = jax.tree.leaves(getattr(state, name))
+        for way in (fed, streamed):
+            for one, other in zip(jax.tree.leaves(getattr(way, name)), expected, strict=True):
+                np.testing.assert_allclose(one, other, **tol(jnp.float32, 512))
 
 
 @pytest.mark.slow(days=28, group="decoding")
