@@ -81,8 +81,8 @@ def find_live(grid: Blocks, rule: Rule | None, q: Tokens, k: Tokens) -> Live:
     Lists of the rule are cut by blocks of queries: [n, B, G, 1, q, count].
     """
     box = Box(
-        _along(_span(q.positions, grid.queries, grid.block_q, grid.rows), -1),
-        _along(_span(k.positions, grid.keys, grid.block_k, grid.columns), -2),
+        _along(_span(q, grid.queries, grid.block_q, grid.rows), -1),
+        _along(_span(k, grid.keys, grid.block_k, grid.columns), -2),
     )
     found = grid.interval.bounds(box)
     if rule is not None:
@@ -98,13 +98,15 @@ def _meet(a: Bounds, b: Bounds) -> Bounds:
     return Bounds(a.some & b.some, a.every & b.every)
 
 
-def _span(positions: Array | None, length: int, size: int, blocks: int) -> Span:
-    if positions is None:
-        tokens: Any = np.minimum(np.arange(blocks * size, dtype=np.int32), length - 1).reshape(
-            1, blocks, size
-        )
-    else:
-        tokens = jnp.moveaxis(positions, 0, 1)
+def _span(given: Tokens, length: int, size: int, blocks: int) -> Span:
+    tokens: Any = np.minimum(np.arange(blocks * size, dtype=np.int32), length - 1).reshape(1, blocks, size)
+    if given.positions is not None:
+        tokens = jnp.moveaxis(given.positions, 0, 1)
+        if given.tags is not None:
+            # Count what is no token at the place of one: its position would make the block look longer than it is.
+            there = jnp.moveaxis(given.tags, 0, 1) > 0
+            first = jnp.take_along_axis(tokens, jnp.argmax(there, -1, keepdims=True), -1)
+            tokens = jnp.where(there, tokens, first)
     return Span(tokens.min(-1), tokens.max(-1), tokens)
 
 
