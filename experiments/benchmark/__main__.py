@@ -9,7 +9,7 @@ from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
-    "operations": ("attention_parts", "counters", "kernels", "streamed_filter"),
+    "operations": ("attention_parts", "counters", "kernels", "sparse_attention", "streamed_filter"),
     "models": ("cpu_table", "entropy", "generation", "hyena_layer", "scaling", "serving", "stack"),
     "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
     "adapters": ("adapter_speed", "index_search", "routed_lora"),
