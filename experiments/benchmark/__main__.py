@@ -9,7 +9,7 @@ from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
-    "operations": ("attention_parts", "counters", "kernels", "streamed_filter"),
+    "operations": ("attention_parts", "counters", "kernels", "sparse_attention", "streamed_filter"),
     "models": (
         "cpu_table",
         "drafted_bytes",

@@ -1,6 +1,7 @@
 """Sequence mixers: Hyena, attention, recurrences, memories; one contract (see `jaxblt.mixers.driver.base`)."""
 
 from jaxblt.mixers.attention.attention import Attention, AttentionConfig
+from jaxblt.mixers.attention.sparse import SparseAttention, SparseAttentionConfig
 from jaxblt.mixers.cells.cells import GRU, LSTM, GRUConfig, LSTMConfig
 from jaxblt.mixers.cells.experimental.ntm import NTM, NTMConfig
 from jaxblt.mixers.driver.base import MixerConfig, check_capacity, init_state
@@ -55,6 +56,8 @@ __all__ = [
     "SlotMemory",
     "SlotMemoryConfig",
     "SlotStats",
+    "SparseAttention",
+    "SparseAttentionConfig",
     "StateEngine",
     "StateEngineConfig",
     "call_keeping",

@@ -22,6 +22,7 @@ from jaxblt.mixers import (
     NeuralMemoryConfig,
     NTMConfig,
     SlotMemoryConfig,
+    SparseAttentionConfig,
     StateEngineConfig,
 )
 
@@ -42,6 +43,7 @@ WORDS: Mapping[str, Any] = Table(
         "hyena_medium": HyenaConfig(dim=64, filter=ExplicitFilter(taps=128)),
         "attention": AttentionConfig(dim=64),
         "window": AttentionConfig(dim=64, window=WINDOW),
+        "sparse_attention": SparseAttentionConfig(dim=64),
         "recurrence": GatedRecurrenceConfig(dim=64),
         "minlstm": GatedRecurrenceConfig(dim=64, cell="minlstm"),
         "gru": GRUConfig(dim=64),

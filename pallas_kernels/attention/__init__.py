@@ -1,7 +1,8 @@
 """Softmax attention with grouped heads, windows, packed segments, explicit positions and ALiBi."""
 
-from pallas_kernels.attention import masks
+from pallas_kernels.attention import masks, presets, rules
 from pallas_kernels.attention.api import attention, attention_with_lse, explain
+from pallas_kernels.attention.choices import Chosen
 from pallas_kernels.attention.masks import EMPTY_LSE
 from pallas_kernels.attention.partial import (
     Partial,
@@ -9,10 +10,13 @@ from pallas_kernels.attention.partial import (
     partial_attention,
     partial_attention_backward,
 )
+from pallas_kernels.attention.scores import SoftCap
 
 __all__ = [
     "EMPTY_LSE",
+    "Chosen",
     "Partial",
+    "SoftCap",
     "attention",
     "attention_with_lse",
     "explain",
@@ -20,4 +24,6 @@ __all__ = [
     "merge_partials",
     "partial_attention",
     "partial_attention_backward",
+    "presets",
+    "rules",
 ]

@@ -12,6 +12,7 @@ from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.attention import cudnn, reference, xla
 from pallas_kernels.attention.arguments import check_arguments, without_padding, zero_where_not
 from pallas_kernels.attention.masks import Mask
+from pallas_kernels.attention.scores import Score, check_score
 
 TABLE = (
     Implementation("cudnn", cudnn.attention, cudnn.why_not),
@@ -33,6 +34,7 @@ def attention(
     *,
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
+    score: Score | None = None,
     implementation: Literal["cudnn", "xla", "reference"] | None = None,
 ) -> Float[Array, "B T H K"]:
     """Compute softmax attention: o_t = sum_s softmax_s(scale q_t.k_s - slope (pos_t - pos_s)) v_s over the keys seen.
@@ -44,10 +46,12 @@ def attention(
       q: queries, H heads of size K.
       k: keys, G heads; H is a multiple of G and heads h*H/G .. share one.
       v: values, G heads.
-      mask: which keys a query sees, such as `masks.CAUSAL & masks.documents(segment_ids)`. Intervals and ALiBi compare
-        indices unless it has positions, which T != S needs.
+      mask: which keys a query sees, such as `masks.CAUSAL & masks.documents(segment_ids) & presets.bigbird()`.
+        Intervals, rules and ALiBi compare indices unless it has positions, which T != S needs. Pairs of blocks that a
+        rule leaves empty are not visited.
       alibi_slopes: slope of each head (Press et al., 2108.12409).
       scale: of the scores; K**-0.5 if None.
+      score: becomes of each score, such as `SoftCap(50.0)`; see `scores.Score`.
       implementation: which to run; the best for the device and these arguments if None.
 
     Raises:
@@ -55,7 +59,9 @@ def attention(
     """
     check_arguments(q, k, v, mask, alibi_slopes)
     check_values("attention", RANGES, {"alibi_slopes": alibi_slopes})
+    check_score(score)
     options: dict[str, Any] = {"alibi_slopes": alibi_slopes, "scale": scale}
+    options |= {} if score is None else {"score": score}
     entry = _dispatch.choose(
         "attention", TABLE, implementation, _dispatch.current_device(), q, k, v, mask, **options
     )
@@ -97,6 +103,7 @@ def explain(
     mask: Mask,
     *,
     alibi: bool = False,
+    score: Score | None = None,
     device: Device | None = None,
 ) -> str:
     """Say which implementation `attention` runs for such arguments, and why not the faster ones.
@@ -106,7 +113,8 @@ def explain(
       k: keys, likewise.
       mask: of arrays, or of shapes and dtypes.
       alibi: whether there are slopes.
+      score: as for `attention`.
       device: what it would run on; this machine's default if None.
     """
     slopes = jax.ShapeDtypeStruct((q.shape[2],), "float32") if alibi else None
-    return _dispatch.explain_call(attention, device, q, k, k, mask, alibi_slopes=slopes)
+    return _dispatch.explain_call(attention, device, q, k, k, mask, alibi_slopes=slopes, score=score)

@@ -5,7 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from pallas_kernels.attention.masks import Interval, Mask
+from pallas_kernels.attention.choices import check_lists
+from pallas_kernels.attention.masks import Mask
+from pallas_kernels.attention.rules import Interval
 
 
 def check_arguments(q: Any, k: Any, v: Any, mask: Mask, alibi_slopes: Any) -> None:
@@ -25,13 +27,14 @@ def check_arguments(q: Any, k: Any, v: Any, mask: Mask, alibi_slopes: Any) -> No
         raise ValueError(
             f"alibi_slopes must have one slope a head, shape {(heads,)}, got {alibi_slopes.shape}"
         )
-    by_distance = mask.interval != Interval() or alibi_slopes is not None
+    by_distance = mask.interval != Interval() or mask.rule is not None or alibi_slopes is not None
     if queries != keys and mask.positions is None and by_distance:
         raise ValueError(
-            f"T = {queries} queries against S = {keys} keys: causal, window and ALiBi compare positions, "
+            f"T = {queries} queries against S = {keys} keys: causal, window, rules and ALiBi compare positions, "
             "so add masks.positions(q, kv)"
         )
     _check_shapes(mask, batch, queries, keys)
+    check_lists(mask.rule, batch, queries, groups, None if mask.positions is not None else keys)
 
 
 def _check_shapes(mask: Mask, batch: int, queries: int, keys: int) -> None:

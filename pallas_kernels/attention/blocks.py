@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
-from pallas_kernels.attention.masks import Interval
+from pallas_kernels.attention.rules import Interval
 
 CPU_BLOCK, BLOCK = 256, 512
 """Queries, and keys, in a block: what a CPU's cache holds, and what keeps an accelerator busy."""
@@ -52,6 +52,11 @@ class Blocks:
     def pad_k(self) -> int:
         return self.columns * self.block_k - self.keys
 
+    @property
+    def alone(self) -> bool:
+        """True if one block of queries meets one block of keys."""
+        return self.rows == self.columns == 1
+
     def pairs(self) -> np.ndarray:
         """Return pairs (query block, key block) in which a query may see a key, row after row: int32 [pairs, 2]."""
         columns = np.arange(self.columns)
@@ -74,9 +79,19 @@ class Blocks:
 
 
 def choose_blocks(
-    queries: int, keys: int, *, interval: Interval, by_index: bool, size: int = BLOCK
+    queries: int,
+    keys: int,
+    *,
+    interval: Interval,
+    by_index: bool,
+    size: int = BLOCK,
+    grain: int | None = None,
 ) -> Blocks:
-    """Return blocks of `size` at most: one if all fits, half a window if that is less; larger for millions."""
+    """Return blocks of `size` at most: one if all fits, half a window if that is less; larger for millions.
+
+    Blocks that a rule is made of, of `grain`, are not joined to larger ones.
+    """
+    size = size if grain is None else min(size, max(SMALLEST_BLOCK, grain))
     size_q = size_k = size
     window = interval.window
     if by_index and window is not None:
@@ -136,6 +151,13 @@ def join_rows(x: Float[Array, "n B G R q"], blocks: Blocks) -> Float[Array, "B H
     rows, batch, groups, repeats, size = x.shape
     x = x.transpose(1, 2, 3, 0, 4).reshape(batch, groups * repeats, rows * size)
     return x[:, :, : blocks.queries]
+
+
+def cut_lists(x: Int[Array, "B #G T c"], blocks: Blocks) -> Int[Array, "n B #G 1 q c"]:
+    """Cut lists, one a query, by block; the last is filled up with -1."""
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, blocks.pad_q), (0, 0)), constant_values=-1)
+    x = x.reshape(*x.shape[:2], 1, blocks.rows, blocks.block_q, x.shape[-1])
+    return jnp.moveaxis(x, 3, 0)
 
 
 def cut_marks(x: Shaped[Array, "B T"], size: int, pad: int, fill: int) -> Shaped[Array, "n B size"]:

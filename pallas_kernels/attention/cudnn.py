@@ -23,13 +23,23 @@ LARGEST_MASK = 4096 * 4096
 
 
 def why_not(
-    device: Device, q: Any, k: Any, v: Any, mask: Mask, *, alibi_slopes: Any = None, scale: Any = None
-):
+    device: Device,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Mask,
+    *,
+    alibi_slopes: Any = None,
+    scale: Any = None,
+    score: Any = None,
+) -> str | None:
     """Return None if cuDNN can run this on `device`, else why not."""
     if device.platform != "gpu" or device.capability is None:
         return f"it needs an NVIDIA GPU, this is {device.platform}"
     if device.capability < (8, 0):
         return f"it needs compute capability 8.0, this GPU has {device.capability[0]}.{device.capability[1]}"
+    if mask.rule is not None or score is not None:
+        return "it visits all blocks whatever a rule says, and takes no function of scores"
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it takes bfloat16 and float16 alone, not {q.dtype}"
     widest = 256 if device.capability >= (9, 0) else 128

@@ -27,7 +27,7 @@ def why_not(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = 
         return f"its heads are of size {HEADS[0]} or {HEADS[1]}, not {q.shape[-1]}"
     if 0 in (*q.shape, *k.shape):
         return f"it takes one query and one key at least, these are {q.shape} and {k.shape}"
-    others = (mask.interval.window, mask.segments, mask.positions, mask.q_lengths)
+    others = (mask.interval.window, mask.segments, mask.positions, mask.q_lengths, mask.rule)
     if any(x is not None for x in others):
         return "it has causal masks and lengths of keys alone"
     if scale is not None and scale <= 0:

@@ -4,6 +4,7 @@
 
 Masks combine with `&`: a key is visible iff every one of them lets the query see it. What is known when a program is
 compiled, the interval, is static and hashable, and kernels are chosen by it; ids, positions and lengths are arrays.
+Any other condition on positions is a rule (`rules.py`), which joins a mask by `&`, too.
 """
 
 from dataclasses import dataclass, field
@@ -13,44 +14,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from pallas_kernels.attention.choices import by_query
+from pallas_kernels.attention.rules import Interval, Rule
+
 EMPTY_LSE = -1e30
 """Log-sum-exp of a query that sees no key: finite, so that merging partial results needs no special case."""
 
 Shaped = Array | jax.ShapeDtypeStruct
 """An array, or its shape and dtype, which is all that `explain` reads."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An interval: position p may see the keys at positions p - before to p + after; None is no bound."""
-
-    before: int | None = None
-    after: int | None = None
-
-    @property
-    def causal(self) -> bool:
-        """True if no key after the query is visible."""
-        return self.after == 0
-
-    @property
-    def window(self) -> int | None:
-        """Keys at a distance below it are visible: to the left if causal, else to both sides."""
-        return None if self.before is None else self.before + 1
-
-    def __and__(self, other: "Interval") -> "Interval":
-        return Interval(_least(self.before, other.before), _least(self.after, other.after))
-
-    def conditions(self, distance: Int[Array, "..."]) -> list[Bool[Array, "..."]]:
-        """Return what the bounds say of pairs whose query is `distance` positions after the key."""
-        if self.before is not None and self.before == self.after:
-            return [jnp.abs(distance) < self.before + 1]
-        found = [] if self.after is None else [distance >= -self.after]
-        return found if self.before is None else [*found, distance < self.before + 1]
-
-    def reach(self, first: int, last: int, keys: int) -> tuple[int, int]:
-        """Return first and end of those of `keys` positions that some query from `first` to `last` may see."""
-        low = 0 if self.before is None else max(0, first - self.before)
-        return low, keys if self.after is None else min(keys, last + self.after + 1)
 
 
 class PerToken(NamedTuple):
@@ -73,9 +44,10 @@ class Mask:
     Attributes:
       interval: of positions around the query's.
       segments: document ids of queries and keys: visible are equal ids > 0.
-      positions: what `interval` and ALiBi compare; indices if None.
+      positions: what `interval`, `rule` and ALiBi compare; indices if None.
       q_lengths: the query's index < q_lengths[b].
       kv_lengths: the key's index < kv_lengths[b]; or kv_lengths[b, r] for the queries of the r-th of R equal runs.
+      rule: any other condition on positions; None for none.
     """
 
     interval: Interval = field(default=Interval(), metadata={"static": True})
@@ -83,36 +55,46 @@ class Mask:
     positions: PerToken | None = None
     q_lengths: Int[Array, "B"] | None = None
     kv_lengths: Int[Array, "B"] | Int[Array, "B R"] | None = None
+    rule: Rule | None = None
 
-    def __and__(self, other: "Mask") -> "Mask":
+    def __and__(self, other: "Mask | Rule") -> "Mask":
         """Return the mask of both conditions.
 
         Raises:
           ValueError: both have segment ids, or both have positions.
         """
+        if isinstance(other, Rule):
+            other = Mask(other) if isinstance(other, Interval) else Mask(rule=other)
         return Mask(
             self.interval & other.interval,
             _only("segment ids", self.segments, other.segments),
             _only("positions", self.positions, other.positions),
             _shorter(self.q_lengths, other.q_lengths),
             _shorter(self.kv_lengths, other.kv_lengths),
+            _both(self.rule, other.rule),
         )
+
+    __rand__ = __and__
 
     @property
     def same_tokens(self) -> bool:
         """True if documents are promised to be those of the same tokens, queries and keys."""
         return self.segments is not None and self.segments.kv is None
 
+    def places(self, queries: int, keys: int) -> tuple[Int[Array, "#B T"], Int[Array, "#B S"]]:
+        """Return the positions of queries and keys: those given, or indices."""
+        if self.positions is not None:
+            return self.positions.q, self.positions.of_keys
+        here, there = (jnp.arange(size, dtype=jnp.int32)[None] for size in (queries, keys))
+        return here, there
+
     def distances(self, queries: int, keys: int) -> Int[Array, "B T S"]:
         """Return the position of the query less position of the key; B is 1 if they are indices."""
-        if self.positions is None:
-            here, there = (jnp.arange(size, dtype=jnp.int32)[None] for size in (queries, keys))
-        else:
-            here, there = self.positions.q, self.positions.of_keys
+        here, there = self.places(queries, keys)
         return here[:, :, None] - there[:, None, :]
 
     def dense(self, queries: int, keys: int) -> Bool[Array, "B T S"]:
-        """Return the mask as an array; B is 1 if it is the same for all rows."""
+        """Return all but the rule as an array; B is 1 if it is the same for all rows."""
         distance = self.distances(queries, keys)
         seen = jnp.ones_like(distance, bool)
         for condition in self.interval.conditions(distance):
@@ -122,6 +104,15 @@ class Mask:
         q_valid, kv_valid = self.valid(queries, keys)
         seen = seen if q_valid is None else seen & q_valid[:, :, None]
         return seen if kv_valid is None else seen & kv_valid[:, None, :]
+
+    def seen(self, queries: int, keys: int) -> Bool[Array, "#B #G 1 T S"]:
+        """Return the whole mask as an array, by key head if the rule is; B is 1 if it is the same for all rows."""
+        seen = self.dense(queries, keys)[:, None, None]
+        if self.rule is None:
+            return seen
+        here, there = self.places(queries, keys)
+        rule = jax.tree.map(lambda lists: lists[:, :, None], by_query(self.rule, queries))
+        return seen & rule.sees(here[:, None, None, :, None], there[:, None, None, None, :])
 
     def valid(self, queries: int, keys: int) -> tuple[Bool[Array, "B T"] | None, Bool[Array, "B S"] | None]:
         """Return the queries and keys that are neither padding nor holes; None where all are valid."""
@@ -194,10 +185,6 @@ def _valid(
     return prefix(lengths, size) if valid is None else valid & prefix(lengths, size)
 
 
-def _least(a: int | None, b: int | None) -> int | None:
-    return min((x for x in (a, b) if x is not None), default=None)
-
-
 def _only[T](what: str, a: T | None, b: T | None) -> T | None:
     if a is not None and b is not None:
         raise ValueError(f"two masks with {what} do not combine: give every token one number")
@@ -208,3 +195,9 @@ def _shorter(a: Any, b: Any) -> Any:
     if a is None or b is None:
         return b if a is None else a
     return jnp.minimum(a, b)
+
+
+def _both(a: Rule | None, b: Rule | None) -> Rule | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b

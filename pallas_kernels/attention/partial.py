@@ -218,7 +218,9 @@ def _check_runs(q: Array, lengths: Array, mask: Mask) -> None:
             f"key_lengths {lengths.shape} are of {rows} rows and {runs} equal runs of their queries, got q {q.shape}: "
             "pass one length a row, or runs apart"
         )
-    others = [name for name in ("segments", "positions", "q_lengths") if getattr(mask, name) is not None]
+    others = [
+        name for name in ("segments", "positions", "q_lengths", "rule") if getattr(mask, name) is not None
+    ]
     others += [str(mask.interval)] * (mask.interval != FULL.interval)
     if others:
         raise ValueError(

@@ -4,9 +4,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
+from pallas_kernels.attention.scores import Score
 
 
 def attention_with_lse(
@@ -17,9 +18,10 @@ def attention_with_lse(
     *,
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
+    score: Score | None = None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
     """Return output and log-sum-exp of the scores, both fp32."""
-    queries, keys, repeats = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
+    queries, keys, heads, repeats = q.shape[1], k.shape[1], q.shape[2], q.shape[2] // k.shape[2]
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     k, v = jnp.repeat(k, repeats, axis=2), jnp.repeat(v, repeats, axis=2)
     scores = jnp.einsum("bthk,bshk->bhts", q, k, precision="highest")
@@ -27,7 +29,11 @@ def attention_with_lse(
     if alibi_slopes is not None:
         distances = mask.distances(queries, keys).astype(jnp.float32)
         scores -= alibi_slopes.astype(jnp.float32)[None, :, None, None] * distances[:, None]
-    seen = mask.dense(queries, keys)[:, None]
+    if score is not None:
+        here, there = mask.places(queries, keys)
+        head = jnp.arange(heads, dtype=jnp.int32)[None, :, None, None]
+        scores = score(scores, head, here[:, None, :, None], there[:, None, None])
+    seen = _by_head(mask.seen(queries, keys), heads)
     scores = jnp.where(seen, scores, EMPTY_LSE)
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.where(seen, jnp.exp(scores - top), 0.0)
@@ -46,9 +52,17 @@ def attention(
     *,
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
+    score: Score | None = None,
 ) -> Float[Array, "B T H K"]:
     """Return the output alone, in q's dtype."""
-    return attention_with_lse(q, k, v, mask, alibi_slopes=alibi_slopes, scale=scale)[0].astype(q.dtype)
+    o, _ = attention_with_lse(q, k, v, mask, alibi_slopes=alibi_slopes, scale=scale, score=score)
+    return o.astype(q.dtype)
+
+
+def _by_head(seen: Bool[Array, "#B #G 1 T S"], heads: int) -> Bool[Array, "#B #H T S"]:
+    """Give a mask by key head to the query heads that share it."""
+    groups = seen.shape[1]
+    return seen[:, :, 0] if groups == 1 else jnp.repeat(seen[:, :, 0], heads // groups, axis=1)
 
 
 def gradients_given_lse(
@@ -68,7 +82,7 @@ def gradients_given_lse(
     q, k, v, o, do = (x.astype(jnp.float32) for x in (q, k, v, o, do))
     k, v = jnp.repeat(k, repeats, axis=2), jnp.repeat(v, repeats, axis=2)
     dot = functools.partial(jnp.einsum, precision="highest")
-    seen = mask.dense(q.shape[1], k.shape[1])[:, None]
+    seen = _by_head(mask.seen(q.shape[1], k.shape[1]), q.shape[2])
     scores = jnp.where(seen, factor * dot("bthk,bshk->bhts", q, k), EMPTY_LSE)
     p = jnp.where(seen, jnp.exp(scores - lse[..., None]), 0.0)
     delta = dot("bthk,bthk->bht", do, o)

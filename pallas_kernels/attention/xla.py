@@ -1,7 +1,8 @@
 """Attention in blocks with an online softmax: memory O(T), exact, in plain XLA.
 
 Scores exist for one pair of blocks at a time; pairs that a causal mask or a window rules out are not visited,
-so a window costs O(T * window). The backward pass makes the scores again from the saved log-sum-exp.
+so a window costs O(T * window). With a rule a schedule lists the pairs (`schedule.py`), and full ones are not masked.
+The backward pass makes the scores again from the saved log-sum-exp.
 Sources: Rabe and Staats, 2112.05682; Dao et al., FlashAttention, 2205.14135, algorithms 1 and 4.
 """
 
@@ -18,7 +19,11 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.attention import blocks as cut
+from pallas_kernels.attention.choices import by_query
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
+from pallas_kernels.attention.rules import Rule
+from pallas_kernels.attention.schedule import Live, Schedule, Tokens, find_live
+from pallas_kernels.attention.scores import Score
 
 # Masked scores are EMPTY_LSE. Taking off no less than this makes exp() of them 0 in rows without a key too.
 _FLOOR = EMPTY_LSE / 2
@@ -29,15 +34,17 @@ class _Plan:
     blocks: cut.Blocks
     scale: float
     out_dtype: Any
+    score: Score | None = None
 
 
 class _Marks(NamedTuple):
-    """The numbers that the mask compares: tags (segments, padding; None if all equal), positions (None if indices)."""
+    """What the mask compares: tags (segments, padding; None if all equal), positions (None if indices), a rule."""
 
     q_tags: Int[Array, "..."] | None
     kv_tags: Int[Array, "..."] | None
     q_positions: Int[Array, "..."] | None
     kv_positions: Int[Array, "..."] | None
+    rule: Rule | None = None
 
 
 class _Operands(NamedTuple):
@@ -66,9 +73,10 @@ def attention(
     *,
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
+    score: Score | None = None,
 ) -> Float[Array, "B T H K"]:
     """Return the output alone, in q's dtype."""
-    return _attend(q, k, v, mask, alibi_slopes, scale, q.dtype)[0]
+    return _attend(q, k, v, mask, alibi_slopes, scale, q.dtype, score)[0]
 
 
 def attention_with_lse(
@@ -97,34 +105,49 @@ def gradients_given_lse(
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B S G K"], Float[Array, "B S G K"]]:
     """Return what these keys add to dq, and dk and dv: fp32, from the output and the log-sum-exp over all keys."""
     plan = _plan(q, k, mask, scale, jnp.float32)
-    q, k, v, o, lse, do, *marks = vary_alike(q, k, v, o, lse, do, *_marks(mask, plan.blocks))
-    return _gradients(plan, (q, k, v, None, _Marks(*marks), o, lse), (do, jnp.zeros_like(lse)))[:3]
+    given = _alike((q, k, v, None, _marks(mask, plan.blocks), o, lse), do)
+    return _gradients(plan, given[0], (given[1], jnp.zeros_like(lse)))[:3]
 
 
 def _attend(
-    q: Array, k: Array, v: Array, mask: Mask, slopes: Array | None, scale: float | None, out_dtype: Any
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Mask,
+    slopes: Array | None,
+    scale: float | None,
+    out_dtype: Any,
+    score: Score | None = None,
 ) -> tuple[Array, Array]:
-    plan = _plan(q, k, mask, scale, out_dtype)
-    q, k, v, slopes, *marks = vary_alike(q, k, v, slopes, *_marks(mask, plan.blocks))
-    return _blockwise(plan, q, k, v, slopes, _Marks(*marks))
+    plan = _plan(q, k, mask, scale, out_dtype, score)
+    return _blockwise(plan, *_alike(q, k, v, slopes, _marks(mask, plan.blocks)))
 
 
-def _plan(q: Array, k: Array, mask: Mask, scale: float | None, out_dtype: Any) -> _Plan:
+def _alike(*trees: Any) -> Any:
+    leaves, tree = jax.tree.flatten(trees)
+    return jax.tree.unflatten(tree, vary_alike(*leaves))
+
+
+def _plan(
+    q: Array, k: Array, mask: Mask, scale: float | None, out_dtype: Any, score: Score | None = None
+) -> _Plan:
     blocks = cut.choose_blocks(
         q.shape[1],
         k.shape[1],
         interval=mask.interval,
         by_index=mask.positions is None,
         size=cut.CPU_BLOCK if current_device().platform == "cpu" else cut.BLOCK,
+        grain=None if mask.rule is None else mask.rule.grain,
     )
-    return _Plan(blocks, q.shape[-1] ** -0.5 if scale is None else float(scale), jnp.dtype(out_dtype))
+    return _Plan(blocks, q.shape[-1] ** -0.5 if scale is None else float(scale), jnp.dtype(out_dtype), score)
 
 
 def _marks(mask: Mask, blocks: cut.Blocks) -> _Marks:
     q_valid, kv_valid = mask.valid(blocks.queries, blocks.keys)
-    places = (None, None) if mask.positions is None else (mask.positions.q, mask.positions.of_keys)
-    # A causal mask over indices hides the padding behind the last key by itself.
-    hidden = blocks.pad_k == 0 or (mask.interval.causal and blocks.by_index)
+    here, there = (None, None) if mask.positions is None else (mask.positions.q, mask.positions.of_keys)
+    places = here, there, None if mask.rule is None else by_query(mask.rule, blocks.queries)
+    # A causal mask over indices hides the padding behind the last key by itself; with a rule, `_scores` hides it.
+    hidden = blocks.pad_k == 0 or (blocks.by_index and (mask.interval.causal or mask.rule is not None))
     if q_valid is None and kv_valid is None and hidden:
         return _Marks(None, None, *places)
     ids = (None, None) if mask.segments is None else (mask.segments.q, mask.segments.of_keys)
@@ -141,8 +164,7 @@ def _run(
     plan: _Plan, q: Array, k: Array, v: Array, slopes: Array | None, marks: _Marks
 ) -> tuple[Array, Array]:
     x = _cut(plan, q, k, v, slopes, marks)
-    pairs = plan.blocks.pairs()
-    if len(pairs) == 1:
+    if plan.blocks.alone:
         sums = jax.tree.map(lambda a: a[None], _softmax(_scores(plan, x, 0, 0)[0], x.v[0]))
     else:
         rows = x.q.shape[:-1]
@@ -152,14 +174,12 @@ def _run(
             jnp.full(rows, _FLOOR, jnp.float32),
         )
 
-        def step(sums: _Partial, pair: Array) -> tuple[_Partial, None]:
-            i, j = pair[0], pair[1]
-            block = _softmax(_scores(plan, x, i, j)[0], _get(x.v, j))
+        def step(sums: _Partial, i: Any, j: Any, partial: Any = None) -> _Partial:
+            block = _softmax(_scores(plan, x, i, j, partial)[0], _get(x.v, j))
             row = _merge(jax.tree.map(lambda a: _get(a, i), sums), block)
-            return jax.tree.map(lambda a, b: _put(a, b, i), sums, row), None
+            return jax.tree.map(lambda a, b: _put(a, b, i), sums, row)
 
-        start = _Partial(*vary_alike(*zeros, q)[:3])
-        sums, _ = lax.scan(step, start, jnp.asarray(pairs))
+        sums = _pairs(plan, x).walk(step, _Partial(*vary_alike(*zeros, q)[:3]))
     some = sums.total > 0
     total = jnp.where(some, sums.total, 1.0)
     o = (sums.acc / total[..., None]).astype(plan.out_dtype)
@@ -196,10 +216,10 @@ def _gradients(
     lse = cut.cut_rows(jnp.maximum(lse, _FLOOR), groups, blocks)
     do = cut.cut_queries(do.astype(q.dtype), groups, blocks)
 
-    def backward(i: Any, j: Any) -> tuple[Array, Array, Array, Array | None]:
-        return _pair_gradients(plan, x, _get(do, i), _get(lse, i), _get(delta, i), i, j)
+    def backward(i: Any, j: Any, partial: Any = None) -> tuple[Array, Array, Array, Array | None]:
+        return _pair_gradients(plan, x, _get(do, i), _get(lse, i), _get(delta, i), i, j, partial)
 
-    dq, dk, dv, dslopes = _sum_pairs(blocks, backward, x)
+    dq, dk, dv, dslopes = _sum_pairs(plan, backward, x)
     return cut.join_queries(dq, blocks), cut.join_keys(dk, blocks), cut.join_keys(dv, blocks), dslopes
 
 
@@ -208,36 +228,46 @@ _blockwise.defvjp(_forward, _backward)
 
 
 def _pair_gradients(
-    plan: _Plan, x: _Operands, do: Array, lse: Array, delta: Array, i: Any, j: Any
+    plan: _Plan, x: _Operands, do: Array, lse: Array, delta: Array, i: Any, j: Any, partial: Any
 ) -> tuple[Array, Array, Array, Array | None]:
     """Return what one pair of blocks adds to dq, dk, dv and the gradient of the slopes."""
     q, k, v = _get(x.q, i), _get(x.k, j), _get(x.v, j)
-    scores, distance = _scores(plan, x, i, j)
+    scores, pull = _scores(plan, x, i, j, partial)
     p = jnp.exp(scores - lse[..., None])
     dv = _dot("bgrqs,bgrqk->bgsk", p.astype(v.dtype), do)
-    ds = p * (_dot("bgrqk,bgsk->bgrqs", do, v) - delta[..., None])
-    dslopes = None if distance is None else -jnp.sum(ds * distance[:, None, None], (0, 3, 4))
+    ds, dslopes = pull(p * (_dot("bgrqk,bgsk->bgrqs", do, v) - delta[..., None]))
     ds = (ds * plan.scale).astype(q.dtype)
     return _dot("bgrqs,bgsk->bgrqk", ds, k), _dot("bgrqs,bgrqk->bgsk", ds, q), dv, dslopes
 
 
 def _sum_pairs(
-    blocks: cut.Blocks, backward: Callable[..., Any], x: _Operands
+    plan: _Plan, backward: Callable[..., Any], x: _Operands
 ) -> tuple[Array, Array, Array, Array | None]:
     """Return dq by block of queries, dk and dv by block of keys, the gradient of the slopes in all."""
-    pairs = blocks.pairs()
-    if len(pairs) == 1:
+    if plan.blocks.alone:
         dq, dk, dv, dslopes = backward(0, 0)
         return dq[None], dk[None], dv[None], dslopes
     zeros = [None if a is None else jnp.zeros(a.shape, jnp.float32) for a in (x.q, x.k, x.v, x.slopes)]
 
-    def step(sums: Any, pair: Array) -> tuple[Any, None]:
-        i, j = pair[0], pair[1]
-        dq, dk, dv, dslopes = backward(i, j)
+    def step(sums: Any, i: Any, j: Any, partial: Any = None) -> Any:
+        dq, dk, dv, dslopes = backward(i, j, partial)
         blockwise = _add(sums[0], dq, i), _add(sums[1], dk, j), _add(sums[2], dv, j)
-        return (*blockwise, None if dslopes is None else sums[3] + dslopes), None
+        return (*blockwise, None if dslopes is None else sums[3] + dslopes)
 
-    return lax.scan(step, vary_alike(*zeros, x.q)[:4], jnp.asarray(pairs))[0]
+    # By blocks of keys, so that dk and dv, two arrays of three, stay in a cache.
+    return _pairs(plan, x, transposed=True).walk(step, vary_alike(*zeros, x.q)[:4])
+
+
+def _pairs(plan: _Plan, x: _Operands, *, transposed: bool = False) -> Schedule:
+    """Return the pairs of blocks that meet; without a rule by the interval alone."""
+    if x.marks.rule is None:
+        return Schedule(None, None, plan.blocks.pairs())
+    return _live(plan.blocks, x.marks).schedule(transposed=transposed)
+
+
+def _live(blocks: cut.Blocks, marks: _Marks) -> Live:
+    queries, keys = Tokens(marks.q_tags, marks.q_positions), Tokens(marks.kv_tags, marks.kv_positions)
+    return find_live(blocks, marks.rule, queries, keys)
 
 
 def _cut(plan: _Plan, q: Array, k: Array, v: Array, slopes: Array | None, marks: _Marks) -> _Operands:
@@ -259,15 +289,19 @@ def _cut(plan: _Plan, q: Array, k: Array, v: Array, slopes: Array | None, marks:
             keys(marks.kv_tags, -1),
             queries(marks.q_positions, 0),
             keys(marks.kv_positions, 0),
+            jax.tree.map(lambda lists: cut.cut_lists(lists, blocks), marks.rule),
         ),
     )
 
 
 def _scores(
-    plan: _Plan, x: _Operands, i: Any, j: Any
-) -> tuple[Float[Array, "B G R q s"], Float[Array, "#B q s"] | None]:
-    """Return masked scores of a pair of blocks, and the distances if ALiBi took some off."""
-    scores = _dot("bgrqk,bgsk->bgrqs", _get(x.q, i), _get(x.k, j)) * plan.scale
+    plan: _Plan, x: _Operands, i: Any, j: Any, partial: Any = None
+) -> tuple[Float[Array, "B G R q s"], Callable[[Array], tuple[Array, Array | None]]]:
+    """Return masked scores of a pair of blocks, and their pullback to scaled products and slopes.
+
+    Nothing is masked where `partial`, if it is given, is 0.
+    """
+    products = _dot("bgrqk,bgsk->bgrqs", _get(x.q, i), _get(x.k, j)) * plan.scale
     blocks, marks = plan.blocks, x.marks
     if marks.q_positions is not None and marks.kv_positions is not None:
         here, there = _get(marks.q_positions, i), _get(marks.kv_positions, j)
@@ -275,15 +309,42 @@ def _scores(
         here = (i * blocks.block_q + jnp.arange(blocks.block_q, dtype=jnp.int32))[None]
         there = (j * blocks.block_k + jnp.arange(blocks.block_k, dtype=jnp.int32))[None]
     distance = here[:, :, None] - there[:, None, :]
-    off = None if x.slopes is None else distance.astype(jnp.float32)
-    if x.slopes is not None and off is not None:
-        scores -= x.slopes[None, :, :, None, None] * off[:, None, None]
-    conditions = blocks.interval.conditions(distance)
+    ahead, places = distance.astype(jnp.float32), (here[:, None, None, :, None], there[:, None, None, None])
+    if x.slopes is not None:
+        products -= x.slopes[None, :, :, None, None] * ahead[:, None, None]
+    scores = products
+    if plan.score is not None:
+        heads = jnp.arange(products.shape[1] * products.shape[2], dtype=jnp.int32)
+        places = (heads.reshape(1, *products.shape[1:3], 1, 1), *places)
+        scores = plan.score(products, *places)
+
+    def pull(ds: Array) -> tuple[Array, Array | None]:
+        if plan.score is not None:
+            ds = jax.jvp(lambda s: plan.score(s, *places), (products,), (ds,))[1]  # pyright: ignore[reportOptionalCall]
+        return ds, None if x.slopes is None else -jnp.sum(ds * ahead[:, None, None], (0, 3, 4))
+
+    def hide(scores: Array) -> Array:
+        for seen in _conditions(blocks, marks, distance, i, j, places[-2:]):
+            scores = jnp.where(seen, scores, EMPTY_LSE)
+        return scores
+
+    return hide(scores) if partial is None else lax.cond(partial > 0, hide, lambda s: s, scores), pull
+
+
+def _conditions(
+    blocks: cut.Blocks, marks: _Marks, distance: Array, i: Any, j: Any, places: tuple[Array, Array]
+) -> list[Bool[Array, "#B #G #R #q s"]]:
+    """Return what must hold for a query of block i to see a key of block j."""
+    found = [seen[:, None, None] for seen in blocks.interval.conditions(distance)]
     if marks.q_tags is not None and marks.kv_tags is not None:
-        conditions.append(_get(marks.q_tags, i)[:, :, None] == _get(marks.kv_tags, j)[:, None, :])
-    for seen in conditions:
-        scores = jnp.where(seen[:, None, None], scores, EMPTY_LSE)
-    return scores, off
+        same = _get(marks.q_tags, i)[:, :, None] == _get(marks.kv_tags, j)[:, None, :]
+        found.append(same[:, None, None])
+    if marks.rule is not None:
+        rule = jax.tree.map(lambda lists: _get(lists, i), marks.rule)
+        found.append(rule.sees(*places))
+        if blocks.pad_k and marks.kv_tags is None:
+            found.append(places[1] < blocks.keys)
+    return found
 
 
 def _softmax(scores: Float[Array, "B G R q s"], v: Float[Array, "B G s K"]) -> _Partial:

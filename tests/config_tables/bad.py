@@ -56,6 +56,7 @@ from jaxblt.mixers import (
     NeuralMemoryConfig,
     NTMConfig,
     SlotMemoryConfig,
+    SparseAttentionConfig,
     StateEngineConfig,
 )
 from jaxblt.mixers.hyena.filters import ModalFilter
@@ -384,6 +385,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "num_kv_heads": (0, 3),
         "head_dim": (0, 7, 2.5),
         "window": (0, 2.5),
+        "rule": ("bigbird", 64),
         "position": ("sine",),
         "rope_theta": (0.0, NAN),
         "rope_scale": (-1.0, NAN),
@@ -391,6 +393,17 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "context_parallel": ("ulysses",),
         "layout": ("spiral",),
         "implementation": ("fast",),
+    },
+    SparseAttentionConfig: {
+        "dim": (0, 2.5, -64),
+        "num_heads": (0, -1, 2.5, 7),
+        "num_kv_heads": (0, 3),
+        "head_dim": (0, 7, 2.5),
+        "causal": (False, 1),
+        "block": (0, 2.5, 513),
+        "top_k": (0, 2.5),
+        "window": (0, 63, 2.5),
+        "rope_theta": (0.0, NAN),
     },
     HyenaConfig: {
         "dim": (0, 2.5),

@@ -60,6 +60,7 @@ from jaxblt.mixers import (
     NeuralMemoryConfig,
     NTMConfig,
     SlotMemoryConfig,
+    SparseAttentionConfig,
     StateEngineConfig,
 )
 from jaxblt.mixers.hyena.filters import ModalFilter
@@ -160,6 +161,7 @@ GOOD: dict[type, dict[str, Any]] = {
     TaskHeadsConfig: {"tasks": (TaskHead("t"),)},
     BLTConfig: {},
     AttentionConfig: {"dim": 64},
+    SparseAttentionConfig: {"dim": 64},
     HyenaConfig: {"dim": 64},
     GatedRecurrenceConfig: {"dim": 64},
     GRUConfig: {"dim": 64},

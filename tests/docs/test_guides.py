@@ -208,3 +208,11 @@ def test_conformance_md_finds_the_fault_of_its_layer(capsys):
     assert capsys.readouterr().out == "".join(blocks(page, "text"))
     known = set(re.findall(r'^- `"(\w+)"', page.read_text(encoding="utf-8"), re.MULTILINE))
     assert known <= set(PROMISES)
+
+
+def test_attention_rules_md_draws_its_picture(capsys):
+    guide, names = GUIDES / "attention-rules.md", {}
+    for text in blocks(guide, "python"):
+        exec(compile(text, guide.name, "exec"), names)
+    assert guide.with_suffix(".svg").read_text(encoding="utf-8") == names["picture"]
+    assert capsys.readouterr().out.splitlines() == [text.strip() for text in blocks(guide, "text")]

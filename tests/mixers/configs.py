@@ -15,8 +15,11 @@ from jaxblt.mixers import (
     MixerConfig,
     ModalFilter,
     NTMConfig,
+    SparseAttentionConfig,
     StateEngineConfig,
 )
+from pallas_kernels.attention.presets import local_global
+from pallas_kernels.attention.rules import Global, Interval, RandomBlocks
 from tests.mixers.guide import written
 from tests.mixers.naive import NaiveConfig
 
@@ -38,6 +41,18 @@ REST: dict[str, MixerConfig] = {
     "attention_alone": AttentionConfig(dim=16, num_heads=2, position="none", packed=False),
     "attention_out_bias": AttentionConfig(dim=16, num_heads=2, rope_scale=4.0, out_bias=True),
     "attention_alibi": AttentionConfig(dim=16, num_heads=4, position="alibi", packed=False),
+    "attention_rule": AttentionConfig(
+        dim=16,
+        num_heads=4,
+        num_kv_heads=2,
+        rule=Interval(5, 0) | Global(2, every=8) | RandomBlocks(1, block=4),
+    ),
+    "attention_both_rule": AttentionConfig(
+        dim=16, num_heads=4, causal=False, rule=local_global(every=8, after=3)
+    ),
+    "sparse_attention": SparseAttentionConfig(
+        dim=16, num_heads=4, num_kv_heads=2, head_dim=4, block=4, top_k=2, window=5
+    ),
     "attention_both": AttentionConfig(dim=16, num_heads=4, causal=False, packed=False),
     "attention_both_window": AttentionConfig(dim=16, num_heads=4, causal=False, window=4),
     "hyena_implicit": HyenaConfig(dim=8, order=3, filter=IMPLICIT),
@@ -94,6 +109,7 @@ OF_DRIVER: dict[str, MixerConfig] = NAIVE | {"retention": written()["RetentionCo
 
 VARIANTS = (
     *("attention_window", "attention_alone", "attention_alibi", "attention_both_window"),
+    *("attention_rule", "attention_both_rule"),
     *(
         "attention_out_bias",
         "hyena_grouped",

@@ -34,6 +34,8 @@ class Settings(Budget):
       layers: blocks; before each mixer stands one with only a short convolution.
       heads: of the mixers with a matrix of state, which then has dim / heads rows.
       tokens: of a batch; rows have 4 positions a pair, or 64.
+      window: steps that W and S see in any case.
+      block, top_k: tokens in a block of S, and blocks that a token chooses.
     """
 
     symbols: int = 1024
@@ -41,11 +43,14 @@ class Settings(Budget):
     layers: int = 4
     heads: int = 2
     tokens: int = 65_536
+    window: int = 32
+    block: int = 16
+    top_k: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, "symbols", "layers", least=2)
-        check_bounds(self, "dim", "heads", "tokens", least=1)
+        check_bounds(self, "dim", "heads", "tokens", "window", "block", "top_k", least=1)
 
     def task(self, pairs: int) -> "MQAR":
         """Return recall of so many pairs."""
@@ -60,13 +65,19 @@ class Settings(Budget):
             GatedDeltaNetConfig,
             GatedLinearAttentionConfig,
             HyenaConfig,
+            SparseAttentionConfig,
             StateEngineConfig,
         )
         from jaxblt.models import ByteLMConfig, StackConfig
 
         slots = StateEngineConfig(dim=self.dim, num_heads=self.heads, num_slots=SLOTS)
+        attention = AttentionConfig(dim=self.dim, num_heads=2 * self.heads, packed=False)
         mixers = {
-            "A": AttentionConfig(dim=self.dim, num_heads=2 * self.heads, packed=False),
+            "A": attention,
+            "W": replace(attention, window=self.window),
+            "S": SparseAttentionConfig(
+                dim=self.dim, num_heads=2 * self.heads, block=self.block, top_k=self.top_k, window=self.window
+            ),
             "D": GatedDeltaNetConfig(dim=self.dim, num_heads=self.heads),
             "G": GatedLinearAttentionConfig(dim=self.dim, num_heads=self.heads),
             "H": HyenaConfig(dim=self.dim, packed=False),
@@ -94,7 +105,8 @@ def recall(
     Args:
       out: file for the figures as JSON, written anew after each model.
       pairs: of key and value in a row, one task each.
-      mixers: names of the stack's table, such as D for Gated DeltaNet and A for attention; T_top_k is T (slots) whose
+      mixers: names of the stack's table, such as D for Gated DeltaNet and A for attention; W is attention over a window
+        and S sparse attention that chooses blocks; T_top_k is T (slots) whose
         tokens write to their likeliest eighth, T64 has 64 slots in place of 128 (T32, T256, ...), T_levels has
         levels of 32, 16 and 8, and T_edges or T64_edges has a GRU, attention among slots and routes that see them,
         every 64 tokens.

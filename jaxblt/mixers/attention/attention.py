@@ -12,11 +12,13 @@ from jaxblt.mixers.attention.cached import attend_cached
 from jaxblt.mixers.attention.kv_cache import AttentionState, check_ring, init_attention_state, meet
 from jaxblt.mixers.attention.rotary import alibi_slopes, turn
 from jaxblt.mixers.driver.sequence import check_kind, read
+from jaxblt.parallel.attention.by_time import document_times, row_times
 from jaxblt.parallel.attention.context import attend_rows
-from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, plan_call
+from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, Plan, plan_call
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.validation import check_bounds, check_fields, check_read
+from pallas_kernels.attention.rules import Rule, is_static
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,8 @@ class AttentionConfig:
       head_dim: width K of a head; None for D / H.
       causal: a token sees itself and what came before; otherwise its whole document.
       window: steps that a token sees, its own included (on either side if not causal); None for all.
+      rule: any other condition on which of these a token sees, by times in its document, such as
+        `pallas_kernels.attention.presets.bigbird()`; blocks that it leaves empty are not visited. None for none.
       position: rotary phases, ALiBi's distance penalty, or nothing.
       rope_theta: base of the rotary frequencies.
       rope_scale: slows the rotary frequencies, to read contexts this much longer than those trained on.
@@ -49,6 +53,7 @@ class AttentionConfig:
     head_dim: int | None = None
     causal: bool = True
     window: int | None = None
+    rule: Rule | None = None
     position: Literal["rope", "alibi", "none"] = "rope"
     rope_theta: float = 10_000.0
     rope_scale: float = 1.0
@@ -71,6 +76,7 @@ class AttentionConfig:
             )
         if self.num_heads % self.groups:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.groups}")
+        self._check_rule()
         by_ring = self.window is None and self.position != "alibi" and self.context_parallel in (None, "ring")
         if SequenceLayout(self.layout) != CONTIGUOUS and not by_ring:
             raise ValueError(
@@ -83,6 +89,25 @@ class AttentionConfig:
             )
         if self.position == "alibi" and not self.causal:
             raise ValueError("ALiBi penalises distance into the past: use position='rope' when causal=False")
+
+    def _check_rule(self) -> None:
+        """Raise ValueError for a rule that this layer cannot keep, naming the fix."""
+        if self.rule is None:
+            return
+        if not is_static(self.rule):
+            raise ValueError(
+                f"AttentionConfig.rule holds arrays, {self.rule!r}: pass lists to the op `attention`, or let "
+                "SparseAttentionConfig choose blocks"
+            )
+        if self.causal and self.rule.looks_ahead:
+            raise ValueError(
+                f"{self.rule!r} shows later keys and causal=True hides them: set causal=False, or leave PrefixLM out"
+            )
+        if self.context_parallel is not None or SequenceLayout(self.layout) != CONTIGUOUS:
+            raise ValueError(
+                f"a rule goes round a ring by times: got context_parallel={self.context_parallel!r} and "
+                f"layout={self.layout!r}; leave them None and 'contiguous'"
+            )
 
     @property
     def groups(self) -> int:
@@ -103,6 +128,7 @@ class AttentionConfig:
             width=self.width,
             causal=self.causal,
             window=self.window,
+            rule=self.rule,
             alibi=self.position == "alibi",
             packed=self.packed,
             layout=SequenceLayout(self.layout),
@@ -182,12 +208,20 @@ class Attention(nn.Module):
         if config.position == "rope":
             q, k = turn(q, k, positions, theta=config.rope_theta, scale=config.rope_scale)
         if state is None:
-            y = self._out(attend_rows(plan, q, k, v, hides, self._slopes))
+            times = None if config.rule is None else self._times(x, segment_ids, plan)
+            y = self._out(attend_rows(plan, q, k, v, hides, self._slopes, times))
             return y if content is None else content.restore(y), None
         met = meet(k, v, rows.arranged, state, split=rows.split)
         o, cache = attend_cached(plan, q, met, self._slopes)
         state = dataclasses.replace(state, clock=rows.clock, **cache._asdict())
         return rows.restore(self._out(o)), state
+
+    @staticmethod
+    def _times(x: Array, segment_ids: Int[Array, "B T"] | None, plan: Plan) -> Int[Array, "B T"] | None:
+        """Return what a rule compares; None for indices, by which blocks are told before the program runs."""
+        if segment_ids is not None:
+            return document_times(segment_ids, plan.axis)
+        return None if plan.axis is None else row_times(x.shape[0], x.shape[1], plan.axis)
 
     def _project(self, name: str, heads: int) -> Linear:
         axis = "heads" if name == "q" else "kv_heads"

@@ -10,7 +10,7 @@ held before, which is skipped as long as it held nothing.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxblt.mixers.attention.kv_cache import Cache, Entries, Meeting, emptied, put
+from jaxblt.parallel.attention.by_time import Seen, partial_by_time, ring_by_time, time_mask
 from jaxblt.parallel.attention.context import on_devices
 from jaxblt.parallel.attention.merge import merge_devices, ring_pass
 from jaxblt.parallel.attention.plan import Plan
@@ -40,15 +41,6 @@ from pallas_kernels.attention.masks import Mask
 
 NEVER = np.iinfo(np.int32).max
 """Time of a slot that the causal mask hides from every token."""
-
-
-class Seen(NamedTuple):
-    """Keys and values with the documents and times that decide who sees them."""
-
-    k: Float[Array, "B S G K"]
-    v: Float[Array, "B S G K"]
-    ids: Int[Array, "B S"]
-    times: Int[Array, "B S"]
 
 
 def attend_cached(
@@ -76,7 +68,7 @@ def _joined(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Ca
     """Attend to the cache and to each other in one call, by positions."""
     q, new, fresh, _ = rows
     after = put(emptied(cache, fresh), new)
-    near = _near(plan, q, cache, after, new, new.ids)
+    near = near_keys(plan, q, cache, after, new, new.ids)
     return attention(q, *near, alibi_slopes=slopes, implementation=plan.implementation), after
 
 
@@ -128,12 +120,12 @@ def _shared(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Ca
     """Attend to each device's own slots; keys that no slot holds yet are the first device's."""
     (q, new, fresh, _), device = rows, lax.axis_index(SEQ_AXIS)
     after = put(emptied(cache, fresh), new, device * cache.times.shape[1])
-    near = _near(plan, q, cache, after, new, jnp.where(device == 0, new.ids, 0))
+    near = near_keys(plan, q, cache, after, new, jnp.where(device == 0, new.ids, 0))
     found = Partial(*attention_with_lse(q, *near, alibi_slopes=slopes))
     return merge_devices(found).astype(q.dtype), after
 
 
-def _near(
+def near_keys(
     plan: Plan, q: Array, cache: Cache, after: Cache, new: Entries, ids: Int[Array, "B T"]
 ) -> tuple[Array, Array, Mask]:
     """Return keys, values and the mask of a few tokens.
@@ -144,28 +136,16 @@ def _near(
     """
     if q.shape[1] == 1:
         times = jnp.where(after.times >= 0, after.times, NEVER)
-        return after.k.astype(q.dtype), after.v.astype(q.dtype), _by_time(plan, new, times)
+        return after.k.astype(q.dtype), after.v.astype(q.dtype), time_mask(plan, new.times, times)
     joined = zip(_held(q, cache), (new.k, new.v, ids, new.times), strict=True)
     seen = Seen(*(jnp.concatenate([old, own], 1) for old, own in joined))
-    return seen.k, seen.v, _mask(plan, new, seen)
+    return seen.k, seen.v, time_mask(plan, new.times, seen.times) & masks.documents(new.ids, seen.ids)
 
 
 def _held(q: Array, cache: Cache) -> Seen:
     """Return what the cache shows to the document that continues."""
     ids = (cache.times >= 0).astype(jnp.int32)
     return Seen(cache.k.astype(q.dtype), cache.v.astype(q.dtype), ids, cache.times)
-
-
-def _mask(plan: Plan, new: Entries, seen: Seen) -> Mask:
-    return _by_time(plan, new, seen.times) & masks.documents(new.ids, seen.ids)
-
-
-def _by_time(plan: Plan, new: Entries, times: Int[Array, "B S"]) -> Mask:
-    return plan.band & masks.positions(new.times, times)
-
-
-def _partial(plan: Plan, q: Array, new: Entries, seen: Seen, slopes: Any) -> Partial:
-    return Partial(*attention_with_lse(q, seen.k, seen.v, _mask(plan, new, seen), alibi_slopes=slopes))
 
 
 def _visited(plan: Plan, q: Array, met: Meeting, slopes: Any) -> tuple[Array, Cache]:
@@ -175,7 +155,8 @@ def _visited(plan: Plan, q: Array, met: Meeting, slopes: Any) -> tuple[Array, Ca
         (q, new, cache), (fresh, ring), (slopes, started) = sequenced, batched, shared
 
         def visit(merged: Partial, cache: Cache) -> Partial:
-            return merge_partials(merged, _partial(plan, q, new, _held(q, cache), slopes))
+            found = partial_by_time(plan, q, new.ids, new.times, _held(q, cache), slopes)
+            return merge_partials(merged, found)
 
         merged = _among(plan, q, new, slopes)
         if cache is None:
@@ -198,9 +179,7 @@ def _among(plan: Plan, q: Array, new: Entries, slopes: Any) -> Partial:
         return partial_band_attention(plan, q, keys)
     if plan.route == "ring":
         return partial_in_layout(plan, q, keys)
-    visit = lambda merged, held: merge_partials(merged, _partial(plan, q, new, held, slopes))  # noqa: E731
-    own = Seen(new.k, new.v, new.ids, new.times)
-    return ring_pass(visit, _partial(plan, q, new, own, slopes), own)
+    return ring_by_time(plan, q, Seen(new.k, new.v, new.ids, new.times), slopes)
 
 
 def _put_last(ring: Cache, new: Entries) -> Cache:

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxblt.parallel.attention.all_to_all import attend_by_heads
+from jaxblt.parallel.attention.by_time import Seen, ring_by_time
 from jaxblt.parallel.attention.packed_ring import packed_ring_attention
 from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, Plan, plan_call
 from jaxblt.parallel.attention.ring import ring_attention
@@ -103,14 +104,16 @@ def attend_rows(
     v: Float[Array, "B T G K"],
     hides: Int[Array, "B T"] | Int[Array, "B"] | None,
     slopes: Float[Array, "H"] | None,
+    times: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T H K"]:
     """Return attention of a call without a cache, as planned.
 
-    `hides` are segment ids, or for whole rows that are sorted their lengths.
+    `hides` are segment ids, or for whole rows that are sorted their lengths. `times` are the tokens' places in their
+    documents, which rules read; None if they are indices of whole rows.
     """
     # Split over `tensor` too, unless what is left to a device there is too little to exchange.
-    heads = (plan.by_head, False)
-    return on_devices(plan, partial(_attend, plan), ((q, k, v), hides), (), slopes, heads=heads)
+    heads = (plan.by_head, False, False)
+    return on_devices(plan, partial(_attend, plan), ((q, k, v), hides, times), (), slopes, heads=heads)
 
 
 def on_devices[T](
@@ -135,10 +138,14 @@ def on_devices[T](
 
 def _attend(plan: Plan, sequenced: Any, _: Any, slopes: Array | None) -> Float[Array, "B T H K"]:
     """Attend on one device, inside an island."""
-    (q, k, v), ids = sequenced
+    (q, k, v), ids, times = sequenced
     if plan.route == "whole":
         mask = plan.band & (masks.documents(ids) if plan.sort is None else masks.token_lengths(ids))
+        mask = mask if times is None else mask & masks.positions(times, times)
         return attention(q, k, v, mask, alibi_slopes=slopes, **plan.options)
+    if plan.route == "by_time":
+        ids = jnp.ones_like(times) if ids is None else ids
+        return ring_by_time(plan, q, Seen(k, v, ids, times), slopes).o.astype(q.dtype)
     if plan.route == "all_to_all":
         return attend_by_heads(plan, q, Keys(k, v, ids), slopes)
     if plan.route == "all_gather":

@@ -17,6 +17,7 @@ from pallas_kernels.attention import cudnn, masks
 from pallas_kernels.attention.cudnn import LARGEST_MASK
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.partial import merges_in_kernel
+from pallas_kernels.attention.rules import Rule
 from pallas_kernels.runtime import current_device, has_reference_ops
 
 ContextParallel = Literal["ring", "all_to_all", "all_gather"]
@@ -57,7 +58,7 @@ class Asked:
     Attributes:
       heads, groups: heads of queries and of keys.
       width: of a head.
-      causal, window, alibi: of the mask and the scores.
+      causal, window, rule, alibi: of the mask and the scores.
       packed: rows may hold several documents.
       layout: order of the tokens where a mesh splits them, in calls without a cache.
       mode: exchange; None for the best.
@@ -75,6 +76,7 @@ class Asked:
     mode: ContextParallel | None = None
     scale: float | None = None
     implementation: Implementation | Literal["mosaic_gpu"] = None
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True)
@@ -125,14 +127,14 @@ class Call:
     @property
     def fills_windows(self) -> bool:
         """True if the tokens are many more than the slots of a window's cache."""
-        if self.cache is None or self.cache.bounded:
+        if self.cache is None or self.cache.bounded or self.asked.rule is not None:
             return False
         return self.length >= MANY_WINDOWS * self.cache.slots
 
     @property
     def fills_masks(self) -> bool:
         """True if the scores are too many for a mask as an array, and lengths can say what it would."""
-        if self.cache is None or not self.bounded or self.asked.alibi:
+        if self.cache is None or not self.bounded or self.asked.alibi or self.asked.rule is not None:
             return False
         return self.length > 1 and self.length * (self.cache.slots + self.length) > LARGEST_MASK
 
@@ -155,8 +157,8 @@ class Plan:
     """The way in which one call of attention runs.
 
     A call projects and turns heads, sends keys by `route`, hides what a query may not see, runs kernels, and lets a
-    `cache` take the tokens. A block map (key blocks that a query block sees, made from q and k) has its place between
-    the projection and the route: its block size is a field here, and the map travels with the keys as lengths do.
+    `cache` take the tokens. A rule is part of the mask: the op leaves out blocks by it, and it reads times, the tokens'
+    places in their documents, which travel with the keys.
 
     Attributes:
       route: how the keys of the call come to its queries.
@@ -165,8 +167,8 @@ class Plan:
         "all_gather": every device gets all keys.
         "halo": a window's keys come from the neighbours.
         "ring": keys pass all devices; partial results merge.
-        "by_time": a ring pass that compares times instead of indices, for a cache's calls with ALiBi or a window
-          beyond a device's stretch.
+        "by_time": a ring pass that compares times instead of indices, for rules, and for a cache's calls with ALiBi or
+          a window beyond a device's stretch. Its gradient keeps the keys of all steps.
       cache: how the tokens meet a cache.
         "joined": whole tokens, one call over the cache and them.
         "behind": tokens lie behind the cache of a window in the order of time, so that blocks out of it are skipped.
@@ -176,7 +178,7 @@ class Plan:
         "none": there is none.
       axis: devices that split the tokens; None if each device has whole rows.
       bounded: there is a cache and it holds whole documents, not a window.
-      causal, window: of the mask.
+      causal, window, rule: of the mask.
       layout: order of the tokens along `axis` while kernels run.
       swaps: tokens are in order, and change to `layout` and back.
       sort: holes go behind the tokens of each run, for kernels that know lengths ("lengths": one document a row) or
@@ -192,6 +194,7 @@ class Plan:
     axis: SeqAxis | None = None
     causal: bool = True
     window: int | None = None
+    rule: Rule | None = None
     layout: SequenceLayout = CONTIGUOUS
     swaps: bool = False
     sort: Literal["lengths", "documents"] | None = None
@@ -219,7 +222,8 @@ class Plan:
     @property
     def band(self) -> Mask:
         """The mask of whole rows of one document."""
-        return masks.band(self.causal, self.window)
+        band = masks.band(self.causal, self.window)
+        return band if self.rule is None else band & self.rule
 
     @property
     def sorts_rows(self) -> bool:
@@ -242,10 +246,11 @@ def plan_call(call: Call) -> Plan:
     asked, split, cached = call.asked, call.split, call.cache is not None
     within = None if split and asked.window is not None and asked.window >= call.length else asked.window
     window = asked.window if cached else within
-    mode = _mode(call, within) if split and not cached else "ring"
+    mode = _mode(call, within) if split and not cached and asked.rule is None else "ring"
 
     routes: tuple[tuple[bool, Route], ...] = (
         (not split, "whole"),
+        (asked.rule is not None, "by_time"),
         (cached and (asked.alibi or (within is not None and within > call.stretch)), "by_time"),
         (mode == "all_to_all", "all_to_all"),
         (mode == "all_gather", "all_gather"),
@@ -265,7 +270,8 @@ def plan_call(call: Call) -> Plan:
     even = not cached or call.stretch % 2 == 0
     layout = CONTIGUOUS if cached else asked.layout
     swaps = route == "ring" and asked.causal and layout == CONTIGUOUS and even
-    by_length = call.has_ids and not cached and not asked.packed and window is None and not asked.alibi
+    by_place = window is not None or asked.rule is not None or asked.alibi
+    by_length = call.has_ids and not cached and not asked.packed and not by_place
     plan = Plan(
         route=route,
         cache=cache,
@@ -273,6 +279,7 @@ def plan_call(call: Call) -> Plan:
         axis=call.axis if split else None,
         causal=asked.causal,
         window=window,
+        rule=asked.rule,
         layout=ZIGZAG if swaps else layout,
         swaps=swaps,
         sort="lengths" if by_length and route != "all_gather" else None,

@@ -74,6 +74,7 @@ NAMES = {
     "positions": "jaxblt.models.positions:PositionConfig",
     "hyena": "jaxblt.mixers.hyena.hyena:HyenaConfig",
     "attention": "jaxblt.mixers.attention.attention:AttentionConfig",
+    "sparse_attention": "jaxblt.mixers.attention.sparse:SparseAttentionConfig",
     "recurrence": "jaxblt.mixers.linear.recurrence:GatedRecurrenceConfig",
     "gru": "jaxblt.mixers.cells.cells:GRUConfig",
     "lstm": "jaxblt.mixers.cells.cells:LSTMConfig",

@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from jaxblt.mixers import AttentionConfig, init_state
+from jaxblt.models import StackConfig
 from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.testing import Subject
+from jaxblt.testing.parallel import check_sequence
+from jaxblt.training.stored.serialize import from_json, to_json
+from pallas_kernels.attention import Chosen
+from pallas_kernels.attention.rules import Custom, Global, Interval, PrefixLM, Strided
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
@@ -25,6 +30,8 @@ CASES = {
     "none_both": dataclasses.replace(UNTURNED, causal=False),
     "window_both": dataclasses.replace(BASE, window=4, causal=False),
     "rope_alone": dataclasses.replace(BASE, packed=False, rope_scale=2.0),
+    "rule": dataclasses.replace(BASE, rule=Interval(2, 0) | Global(every=4)),
+    "rule_both": dataclasses.replace(BASE, causal=False, rule=~Strided(3)),
     "both_alone": dataclasses.replace(BASE, packed=False, causal=False),
 }
 
@@ -52,6 +59,9 @@ def naive_row(config: AttentionConfig, params: dict, x: np.ndarray, ids: np.ndar
                 seen &= distance >= 0
             if config.window is not None:
                 seen &= np.abs(distance) < config.window
+            if config.rule is not None:
+                time = np.arange(len(x)) - np.argmax(np.abs(ids) == abs(ids[t]))
+                seen &= config.rule.sees(time[t], time)
             if not seen.any():
                 continue
             scores = k[:, h // shared] @ q[t, h] / np.sqrt(config.width)
@@ -151,3 +161,38 @@ def test_an_unknown_exchange_is_named() -> None:
         ValueError, match=r"context_parallel must be one of 'ring', .* or None, got 'ulysses'"
     ):
         AttentionConfig(dim=8, context_parallel="ulysses")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rule": PrefixLM(4)}, "shows later keys and causal=True hides them: set causal=False"),
+        ({"rule": Strided(2) | PrefixLM(4)}, "shows later keys"),
+        ({"rule": Chosen(jnp.zeros((1, 1, 4, 1), jnp.int32))}, "AttentionConfig.rule holds arrays"),
+        ({"rule": Strided(2), "context_parallel": "ring"}, "a rule goes round a ring by times"),
+        ({"rule": Strided(2), "layout": "zigzag"}, "a rule goes round a ring by times"),
+    ],
+)
+def test_a_rule_that_the_layer_cannot_keep_is_named(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(BASE, **changes)
+
+
+def test_a_rule_for_both_directions_does_not_fit_a_causal_stack() -> None:
+    prefix = dataclasses.replace(BASE, causal=False, rule=PrefixLM(4))
+    stack = StackConfig(dim=12, pattern=("prefix",), mixers={"prefix": prefix})
+    with pytest.raises(ValueError, match="shows later keys"):
+        stack.mixer("prefix")
+
+
+def test_rules_are_stored_by_their_parts() -> None:
+    rule = (Interval(2, 0) | Global(every=4)) & ~Strided(3)
+    config = dataclasses.replace(BASE, rule=rule)
+    assert from_json(to_json(config)) == config
+    with pytest.raises(TypeError, match=r"config\.rule\.fn is a function"):
+        to_json(dataclasses.replace(BASE, rule=Custom(lambda q, k: q >= k)))
+
+
+@pytest.mark.slow(days=28, group="further properties of mixers")
+def test_a_rule_over_eight_devices() -> None:
+    check_sequence(Subject(CASES["rule"], length=48), counts=(8,))

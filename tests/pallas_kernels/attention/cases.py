@@ -1,6 +1,6 @@
 """Calls of attention, each option in company of others (pairwise), for the tests of every implementation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.attention import attention, masks
+from pallas_kernels.attention import Chosen, SoftCap, attention, masks
+from pallas_kernels.attention.presets import bigbird, local_global, longformer
+from pallas_kernels.attention.rules import Custom, Dilated, Global, Interval, PrefixLM, Rule, Strided
 from tests.pallas_kernels.op_suite import Arrays, OpCase
 
 
@@ -144,4 +146,115 @@ CALLS = (
     Call(name="one", queries=1),
     Call(name="bf16", queries=64, heads=4, groups=2, head_dim=16, dtype=jnp.bfloat16),
     Call(name="bf16_blocks", queries=270, window=50, segments=True, dtype=jnp.bfloat16),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleCall:
+    """A call whose mask has a rule; with `documents` positions begin anew in each, with `chosen` lists are arrays."""
+
+    name: str
+    rule: Rule | None = None
+    queries: int = 75
+    heads: int = 4
+    groups: int = 2
+    causal: bool = True
+    documents: bool = False
+    chosen: bool = False
+    decode: int = 0
+    alibi: bool = False
+    score: Any = None
+    dtype: Any = jnp.float32
+
+    def __str__(self) -> str:
+        return self.name
+
+    def arrays(self) -> Arrays:
+        """Return q, k, v, and what the mask reads; a decode step's queries are the last ones."""
+        base = Call(name=self.name, queries=self.queries, heads=self.heads, groups=self.groups)
+        base = replace(base, alibi=self.alibi, dtype=self.dtype, segments=self.documents)
+        arrays, rng, length = base.arrays(), np.random.default_rng(7), self.queries
+        if self.documents:
+            ids = np.abs(np.asarray(arrays["kv_segment_ids"]))
+            changes = np.diff(ids, prepend=-1) != 0
+            index = np.broadcast_to(np.arange(length), ids.shape)
+            places = index - np.maximum.accumulate(np.where(changes, index, 0), 1)
+            arrays["q_positions"] = arrays["kv_positions"] = jax.device_put(places.astype(np.int32))
+        if self.chosen:
+            lists = rng.integers(-1, length // 8, (2, self.groups, length, 3))
+            arrays["lists"] = jax.device_put(lists.astype(np.int32))
+        if self.decode:
+            places = np.broadcast_to(np.arange(length, dtype=np.int32), (2, length))
+            arrays |= {"q_positions": places[:, -self.decode :], "kv_positions": places}
+            arrays["q"] = arrays["q"][:, -self.decode :]
+            arrays |= {"lists": arrays["lists"][:, :, -self.decode :]} if self.chosen else {}
+        return arrays
+
+    def mask(self, arrays: Arrays) -> masks.Mask:
+        mask = masks.band(self.causal) & masks.documents(
+            arrays.get("q_segment_ids"), arrays.get("kv_segment_ids")
+        )
+        if "q_positions" in arrays:
+            mask &= masks.positions(arrays["q_positions"], arrays["kv_positions"])
+        if self.chosen:
+            lists = Chosen(arrays["lists"], 8)
+            return mask & (lists if self.rule is None else lists | self.rule)
+        assert self.rule is not None
+        return mask & self.rule
+
+    def run(self, implementation: Any) -> Any:
+        def attend(arrays: Arrays) -> Any:
+            floats = {name: x for name, x in arrays.items() if not jnp.issubdtype(x.dtype, jnp.integer)}
+            return attention(
+                **floats, mask=self.mask(arrays), score=self.score, implementation=implementation
+            )
+
+        return attend
+
+    def case(self) -> OpCase:
+        return _rule_case(self)
+
+
+@cache
+def _rule_case(call: RuleCall) -> OpCase:
+    arrays, unused = call.arrays(), {}
+    if call.documents:
+        hidden = np.asarray(arrays["q_segment_ids"]) <= 0
+        unused = {"q": hidden, "k": hidden, "v": hidden}
+    return OpCase(
+        name=call.name,
+        run=call.run("xla"),
+        reference=call.run("reference"),
+        arrays=arrays,
+        shared=frozenset({"alibi_slopes"}),
+        unused=unused,
+        silent=unused.get("q"),
+        terms=call.queries,
+    )
+
+
+def _every_third(q: Any, k: Any) -> Any:
+    return (q + k) % 3 > 0
+
+
+def biased(s: Any, h: Any, q: Any, k: Any) -> Any:
+    """Return scores bent, and less by a penalty of the head's own."""
+    return 3 * jnp.tanh(s / 3) - 0.02 * ((h + 1) * abs(q - k)).astype(s.dtype)
+
+
+RULE_CALLS = (
+    RuleCall(name="bigbird", rule=bigbird(block=8, random=1)),
+    RuleCall(name="bigbird_both", rule=bigbird(block=8, random=1), causal=False, queries=90),
+    RuleCall(name="local_global", rule=local_global(before=8, after=7, every=16), causal=False, alibi=True),
+    RuleCall(name="strided_gqa", rule=Strided(7) | Interval(6, 0), heads=6, groups=1, queries=101),
+    RuleCall(name="custom", rule=Custom(_every_third) & Interval(40, 40), causal=False),
+    RuleCall(name="documents", rule=Interval(5, 5) | Global(first=2), documents=True, score=SoftCap(2.0)),
+    RuleCall(name="documents_custom", rule=Custom(_every_third), documents=True, causal=False),
+    RuleCall(name="prefix_score", rule=PrefixLM(20), causal=False, score=biased),
+    RuleCall(name="sees_nothing", rule=Strided(1) & Interval(before=-3), queries=40),
+    RuleCall(name="chosen", chosen=True, queries=64),
+    RuleCall(name="chosen_documents", chosen=True, documents=True, rule=Interval(9, 0), queries=83),
+    RuleCall(name="decode", rule=Dilated(32) | Global(first=4), decode=1),
+    RuleCall(name="decode_chosen", chosen=True, decode=7, rule=Interval(9, 0)),
+    RuleCall(name="bf16", rule=longformer(window=16, first=3), dtype=jnp.bfloat16),
 )

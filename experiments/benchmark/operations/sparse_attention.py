@@ -1,0 +1,146 @@
+"""Causal attention to random blocks against dense attention: python -m experiments.benchmark sparse_attention --out F.
+
+Each block of queries sees itself and a share of the blocks before it, drawn by a hash. Rounds alternate. Before a
+density is timed its output on the first tokens is compared with the reference in fp32.
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from experiments.benchmark.figures.saved import save
+from jaxblt.validation import number, whole
+
+Name = Literal["cudnn", "xla", "reference"]
+
+CHECKED = 1024
+"""Tokens over which the output is compared with the reference, which holds all scores."""
+
+WITHIN = 2.0**-7
+"""Relative error, in norm, of a bf16 result that passes."""
+
+
+def sparse_attention(
+    out: str = "runs/benchmark/sparse_attention.json",
+    tokens: int = 32_768,
+    heads: int = 32,
+    head_dim: int = 128,
+    block: int = 128,
+    densities: tuple[float, ...] = (0.5, 0.25, 0.1),
+    sparse: Name = "xla",
+    dense: Name = "cudnn",
+) -> dict[str, Any]:
+    """Compare milliseconds, forward and with gradients, in bf16.
+
+    Args:
+      out: JSON file to write.
+      tokens, heads, head_dim: of one row; keys have as many heads.
+      block: tokens in a block.
+      densities: of visible blocks, as shares of those of a causal mask.
+      sparse, dense: implementations of `attention` with the rule and without.
+
+    Raises:
+      RuntimeError: an output differs from the reference.
+      ValueError: a size or a density means nothing.
+    """
+    for name, value in (("tokens", tokens), ("heads", heads), ("head_dim", head_dim), ("block", block)):
+        whole(name, value, least=1)
+    for density in densities:
+        number("densities", density, above=0, most=1)
+    figures: dict[str, Any] = {
+        "tokens": tokens,
+        "heads": heads,
+        "head_dim": head_dim,
+        "block": block,
+        "sparse": sparse,
+        "dense": dense,
+        "calls": [],
+    }
+    for density in densities:
+        mask = draw_blocks(density, block, tokens)
+        error = _error(min(tokens, CHECKED), heads, head_dim, mask, sparse)
+        times = {
+            name: _time(name, tokens, heads, head_dim, mask, sparse, dense) for name in ("forward", "both")
+        }
+        figures["calls"].append(
+            {"density": density, **_shares(mask, tokens, heads, head_dim), "error": error, **times}
+        )
+        save("sparse_attention", out, figures)
+    return figures
+
+
+def draw_blocks(density: float, block: int, tokens: int) -> Any:
+    """Return the causal mask in which a share of the blocks is visible, those of the diagonal always."""
+    from pallas_kernels.attention import masks
+    from pallas_kernels.attention.rules import ByBlock, Custom, Interval
+
+    count = -(-tokens // block)
+    # Leave room for the diagonal: it is 2 / (count + 1) of the causal blocks.
+    drawn = max(density * (count + 1) - 2, 0) / max(count - 1, 1)
+    limit = np.uint32(min(drawn, 1.0) * (2**32 - 1))
+
+    def draw(q: Any, k: Any) -> Any:
+        x = (q.astype(np.uint32) * np.uint32(0x9E3779B1)) ^ (k.astype(np.uint32) * np.uint32(0x85EBCA6B))
+        x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
+        x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+        return (x ^ (x >> np.uint32(16))) <= limit
+
+    return masks.CAUSAL & ByBlock(Interval(0, 0) | Custom(draw), block)
+
+
+def _shares(mask: Any, tokens: int, heads: int, head_dim: int) -> dict[str, float]:
+    """Return what is visited, as shares of what a causal mask visits."""
+    import jax
+
+    from pallas_kernels.attention.report import report
+
+    x = jax.ShapeDtypeStruct((1, tokens, heads, head_dim), "bfloat16")
+    found = report(mask, x, x)
+    return {"blocks": found.block_density, "pairs": found.pair_density, "longest": found.longest}
+
+
+def _arguments(tokens: int, heads: int, head_dim: int) -> list[Any]:
+    import jax
+    import jax.numpy as jnp
+
+    keys, size = jax.random.split(jax.random.key(0), 3), (1, tokens, heads, head_dim)
+    return [jax.random.normal(key, size, jnp.bfloat16) for key in keys]
+
+
+def _error(tokens: int, heads: int, head_dim: int, mask: Any, sparse: Name) -> float:
+    import jax
+
+    from pallas_kernels.attention import attention
+
+    def run(name: Name, *args: Any) -> Any:
+        return np.asarray(jax.jit(partial(attention, mask=mask, implementation=name))(*args), np.float64)
+
+    args = _arguments(tokens, heads, head_dim)
+    got, right = run(sparse, *args), run("reference", *(x.astype("float32") for x in args))
+    error = float(np.linalg.norm(got - right) / np.linalg.norm(right))
+    if not error <= WITHIN:
+        raise RuntimeError(f"{sparse} is off the reference by {error:.2e}, {WITHIN:.2e} is allowed")
+    return error
+
+
+def _time(
+    which: str, tokens: int, heads: int, head_dim: int, mask: Any, sparse: Name, dense: Name
+) -> dict[str, Any]:
+    """Time both sides of a pass, and return the dense one's time over the sparse one's with its 95 % interval, too."""
+    import jax
+
+    from pallas_kernels.attention import attention, masks
+    from pallas_kernels.runtime import Case, compare
+
+    def side(mask: Any, name: Name) -> Any:
+        run = partial(attention, mask=mask, implementation=name)
+        if which == "forward":
+            return run
+        return lambda *args: jax.grad(lambda *x: run(*x).astype("float32").sum(), (0, 1, 2))(*args)
+
+    args = tuple(_arguments(tokens, heads, head_dim))
+    sides = (("dense", side(masks.CAUSAL, dense)), ("sparse", side(mask, sparse)))
+    found = compare(*(Case(name, fn, args) for name, fn in sides))
+    ms = {each.name: 1e3 * each.summary.median for each in (found.first, found.second)}
+    return {"ms": ms, "dense_over_sparse": {"value": found.ratio, "low": found.low, "high": found.high}}

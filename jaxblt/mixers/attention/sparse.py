@@ -1,0 +1,217 @@
+"""Sparse attention whose blocks each token chooses by content: pooled blocks, chosen blocks and a window, gated."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxblt.layers import Linear, linears
+from jaxblt.mixers.attention.branches import Branches, Stream, attend_cached, attend_tokens, kept_share
+from jaxblt.mixers.attention.kv_cache import AttentionState, init_attention_state, meet
+from jaxblt.mixers.attention.pooled import Sums
+from jaxblt.mixers.attention.rotary import turn
+from jaxblt.mixers.driver.base import Clock
+from jaxblt.mixers.driver.choices import given_choice, held
+from jaxblt.mixers.driver.sequence import Rows, check_kind, read
+from jaxblt.mixers.driver.steps import check_causal
+from jaxblt.parallel.attention.by_time import document_times, row_times
+from jaxblt.parallel.islands import over_batch
+from jaxblt.parallel.sequence import over_sequence
+from jaxblt.show import show
+from jaxblt.side_outputs import sow_metric
+from jaxblt.validation import check_bounds, check_fields
+
+CHOICE = "blocks"
+"""Name of the chosen lists among a mixer's hard choices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseAttentionConfig:
+    """Native sparse attention (Yuan et al., 2502.11089), with keys and values that its three branches share.
+
+    Attributes:
+      dim: width D.
+      num_heads: query heads H.
+      num_kv_heads: key and value heads G, a divisor of H; None for H. Heads of a group choose blocks together.
+      head_dim: width K of a head; None for D / H.
+      causal: True; blocks are chosen from complete ones before the token.
+      block: tokens in a block, counted from the start of the document.
+      top_k: blocks that a token chooses; all of them where there are fewer.
+      window: steps that a token sees in any case, its own included; at least a block, so that nothing is lost between.
+      rope_theta: base of the rotary frequencies.
+    """
+
+    dim: int
+    num_heads: int = 8
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    causal: bool = True
+    block: int = 64
+    top_k: int = 16
+    window: int = 512
+    rope_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(
+            self, "dim", "num_heads", "num_kv_heads", "head_dim", "block", "top_k", "window", least=1
+        )
+        if self.window < self.block:
+            raise ValueError(
+                f"SparseAttentionConfig.window must be at least block = {self.block}, got {self.window}: only the "
+                "window shows a token its own block"
+            )
+        check_bounds(self, "rope_theta", above=0)
+        check_causal(self)
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise ValueError(
+                f"dim {self.dim} does not divide among num_heads = {self.num_heads}: set head_dim"
+            )
+        if self.num_heads % self.groups:
+            raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.groups}")
+        if self.width % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of channels: head_dim must be even, got {self.width}"
+            )
+
+    @property
+    def groups(self) -> int:
+        """Key and value heads G."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def width(self) -> int:
+        """Width K of a head."""
+        return self.dim // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def branches(self) -> Branches:
+        """Sizes of the three branches."""
+        return Branches(self.block, self.top_k, self.window)
+
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "SparseAttention":
+        """Return the module; parameters are fp32, computation in `dtype`, softmax, pooling and gates in fp32."""
+        return SparseAttention(self, dtype, name=name)
+
+    def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> "SparseState":
+        """Return an empty cache of `capacity` slots, rounded up to an even number, and of their blocks' sums."""
+        sizes = {"num_kv_heads": self.groups, "head_dim": self.width}
+        cache = init_attention_state(batch_size, capacity=capacity, window=None, dtype=dtype, **sizes)
+        shape = (batch_size, -(-cache.times.shape[1] // self.block))
+        zeros = jnp.zeros((*shape, self.groups, self.width), jnp.float32)
+        return SparseState(cache, Sums(zeros, zeros, jnp.zeros(shape, jnp.float32)), capacity, self.block)
+
+
+@flax.struct.dataclass
+class SparseState:
+    """Keys and values of each row's document, and their sums by block.
+
+    Attributes:
+      cache: keys and values, by time.
+      sums: over the tokens of each block of the document so far.
+      capacity: the most tokens of a document.
+      block: tokens in a block.
+    """
+
+    cache: AttentionState
+    sums: Sums
+    capacity: int = flax.struct.field(pytree_node=False)
+    block: int = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
+
+    @property
+    def clock(self) -> Clock:
+        """The place of each row in its document."""
+        return self.cache.clock
+
+
+class SparseAttention(nn.Module):
+    """Output y = W (g_1 o_pooled + g_2 o_chosen + g_3 o_window), with gates g = sigmoid(x W_g) per head.
+
+    o_pooled attends to the means of complete blocks, o_chosen to the tokens of the `top_k` blocks that the first
+    branch gives the largest shares, o_window to the last `window` tokens. Scores of pooled blocks cost T^2 / block.
+    The metric "kept" is the share of dense attention that falls on chosen blocks and window, for a sample of queries.
+    """
+
+    config: SparseAttentionConfig
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Int[Array, "B T"] | None = None,
+        state: SparseState | None = None,
+    ) -> tuple[Float[Array, "B T D"], SparseState | None]:
+        """Return the output and the state after the tokens (None in training)."""
+        config = self.config
+        check_kind(SparseState, state, block=config.block)
+        clock = None if state is None else state.clock
+        rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
+        times = self._times(rows)
+        heads = {"q": config.num_heads, "k": config.groups, "v": config.groups}
+        layers = [self._project(name, count, config.width) for name, count in heads.items()]
+        q, k, v, gates = linears(rows.x, [*layers, self._project("gate", config.num_heads, 3)])
+        gates = jax.nn.sigmoid(gates.astype(jnp.float32))
+        places = times if positions is None else positions
+        places = places if state is None else rows.arranged.positions
+        q, k = turn(q, k, places, theta=config.rope_theta, scale=1.0)
+        if state is None:
+            o = self._train(rows, Stream(q, k, v, gates, self._ids(rows), times))
+        else:
+            met = meet(k, v, rows.arranged, state.cache, split=False)
+            documents = jnp.where(rows.arranged.live, rows.arranged.run + 1, 0)
+            given = (q, gates, met, documents, state.sums)
+            o, cache, sums = over_batch(lambda given, _: attend_cached(config.branches, *given), given)
+            state = dataclasses.replace(
+                state, cache=dataclasses.replace(state.cache, clock=rows.clock, **cache._asdict()), sums=sums
+            )
+        names = ("heads", "head_dim", "embed")
+        out = Linear("bthk,hkd->btd", {"d": config.dim}, names, self.dtype, name="out")
+        return rows.restore(out(o.astype(self.dtype))), state
+
+    def _times(self, rows: Rows) -> Int[Array, "B T"]:
+        if rows.tokens is not None:
+            return rows.tokens.time
+        if rows.segment_ids is not None:
+            return document_times(rows.segment_ids, rows.axis)
+        size, length = rows.x.shape[:2]
+        if rows.axis is not None:
+            return row_times(size, length, rows.axis)
+        return jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (size, length))
+
+    def _ids(self, rows: Rows) -> Int[Array, "B T"]:
+        return jnp.ones(rows.x.shape[:2], jnp.int32) if rows.segment_ids is None else rows.segment_ids
+
+    def _train(self, rows: Rows, stream: Stream) -> Float[Array, "B T H K"]:
+        """Return the gated outputs; report chosen blocks and the share that they keep."""
+        given = (stream, given_choice(self, CHOICE))
+        heads = Stream(True, True, True, True, False, False), True
+        work = partial(attend_tokens, self.config.branches, rows.axis)
+        if rows.axis is not None:
+            o, lists = over_sequence(work, given, heads=heads)
+        else:
+            o, lists = over_batch(lambda given, _: work(given, (), ()), given, heads=heads)
+        lists = held(self, CHOICE, lists)
+        if rows.axis is None and self.is_mutable_collection("metrics"):
+            share = partial(kept_share, self.config.branches)
+            sow_metric(self, "kept", jnp.mean(over_batch(lambda given, _: share(*given), (stream, lists))))
+        return o
+
+    def _project(self, name: str, heads: int, width: int) -> Linear:
+        axis = "kv_heads" if name in "kv" else "heads"
+        return Linear(
+            "btd,dhk->bthk",
+            {"h": heads, "k": width},
+            ("embed", axis, "head_dim"),
+            self.dtype,
+            name=name,
+        )

@@ -1,0 +1,71 @@
+"""Attention by times, the tokens' places in their documents: for rules, and for caches whose slots are in no order."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxblt.parallel.attention.merge import ring_pass
+from jaxblt.parallel.attention.plan import Plan
+from jaxblt.parallel.sequence import SeqAxis, whole_rows
+from pallas_kernels.attention import Partial, attention_with_lse, masks, merge_partials
+from pallas_kernels.attention.masks import Mask
+
+
+class Seen(NamedTuple):
+    """Keys and values with the documents and times that decide who sees them."""
+
+    k: Float[Array, "B S G K"]
+    v: Float[Array, "B S G K"]
+    ids: Int[Array, "B S"]
+    times: Int[Array, "B S"]
+
+
+def document_times(ids: Int[Array, "B T"], axis: SeqAxis | None) -> Int[Array, "B T"]:
+    """Return steps since the start of the document of each token or hole; `axis` splits the tokens, or is None."""
+    length = ids.shape[1]
+    if axis is not None:
+        ids = lax.all_gather(ids, axis.name, axis=1, tiled=True) if axis.manual else whole_rows(ids)
+    document = jnp.abs(ids)
+    index = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32)[None], ids.shape)
+    changed = document != jnp.pad(document[:, :-1], ((0, 0), (1, 0)))
+    times = index - lax.cummax(jnp.where(changed, index, 0), axis=1)
+    if axis is None or not axis.manual:
+        return times
+    return lax.dynamic_slice_in_dim(times, lax.axis_index(axis.name) * length, length, 1)
+
+
+def row_times(rows: int, length: int, axis: SeqAxis) -> Int[Array, "B T"]:
+    """Return the indices of tokens of one document a row, of which arrays in hand hold `length`."""
+    first = lax.axis_index(axis.name) * length if axis.manual else 0
+    return jnp.broadcast_to(first + jnp.arange(length, dtype=jnp.int32)[None], (rows, length))
+
+
+def time_mask(plan: Plan, times: Int[Array, "B T"], kv_times: Int[Array, "B S"]) -> Mask:
+    """Return the plan's mask between tokens at these times, of one document."""
+    return plan.band & masks.positions(times, kv_times)
+
+
+def partial_by_time(
+    plan: Plan,
+    q: Float[Array, "B T H K"],
+    ids: Int[Array, "B T"],
+    times: Int[Array, "B T"],
+    seen: Seen,
+    slopes: Float[Array, "H"] | None,
+) -> Partial:
+    """Return attention of tokens to keys of the same documents, with its log-sum-exp."""
+    mask = time_mask(plan, times, seen.times) & masks.documents(ids, seen.ids)
+    return Partial(*attention_with_lse(q, seen.k, seen.v, mask, alibi_slopes=slopes, scale=plan.scale))
+
+
+def ring_by_time(
+    plan: Plan, q: Float[Array, "B T H K"], own: Seen, slopes: Float[Array, "H"] | None
+) -> Partial:
+    """Return attention of this device's tokens to those of all devices; keys and values pass all of them."""
+
+    def attend(held: Seen) -> Partial:
+        return partial_by_time(plan, q, own.ids, own.times, held, slopes)
+
+    return ring_pass(lambda merged, held: merge_partials(merged, attend(held)), attend(own), own)
