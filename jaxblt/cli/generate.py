@@ -1,7 +1,7 @@
 """Continues prompts with a trained run: jaxblt generate RUN_DIR --prompts "Once" "The"."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -51,9 +51,8 @@ def generate(
       stream: write bytes as they come, whole characters of UTF-8 at a time; the output is the same.
       adapters: of a run with a router, for all prompts or for each: the number of an expert of its bank, "base",
         "static", or "router" for its own code.
-      drafts: the most bytes to guess from a row's own bytes and to check in one call, from 0 to 16; the bytes are those
-        of 0, and the last line of standard error says what the drafts were good for.
-      drafter: how bytes are guessed, "lookup" or "counts"; by default "lookup".
+      drafts: bytes to guess and check in one call, 0 to 16; standard error says how many were right.
+      drafter: how bytes are guessed from those of the row; by default "lookup".
       as_trained: prompts are read in the case of the run's data; without it every byte is taken as it is.
       mesh: sizes of the mesh axes, such as "seq=8", for prompts and caches split over devices; one device by default.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
@@ -75,7 +74,7 @@ def generate(
     sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     if drafts is None and drafter is not None:
         raise ValueError(f"--drafter {drafter} needs --drafts: say how many bytes, such as --drafts 8")
-    chosen_drafts = None if drafts is None else Drafts(count=drafts, drafter=drafter or "lookup")
+    drafting = None if drafts is None else Drafts(count=drafts, drafter=drafter or "lookup")
     data = read_prompts(prompts, prompts_hex, prompts_file)
     chosen = [read_adapter(text) for text in adapters]
     pieces = continuations(
@@ -86,15 +85,18 @@ def generate(
         seed=seed,
         alphabet=None if alphabet is None else alphabet.encode("utf-8", "surrogateescape"),
         adapters=chosen[0] if len(chosen) == 1 else chosen or None,
-        drafts=chosen_drafts,
-        report=None if drafts is None else write_counts,
+        drafts=drafting,
+        report=None if drafting is None else write_counts,
         as_trained=as_trained,
         mesh=None if mesh is None else parse_mesh(mesh),
     )
-    if stream:
-        return write_as_they_come(data, pieces)
+    return write_as_they_come(data, pieces) if stream else write_whole(data, pieces)
+
+
+def write_whole(prompts: Sequence[bytes], pieces: Iterable[list[bytes]]) -> list[bytes]:
+    """Write each prompt with all bytes that follow it, and return these."""
     found = [b"".join(parts) for parts in zip(*pieces, strict=True)]
-    for prompt, continuation in zip(data, found, strict=True):
+    for prompt, continuation in zip(prompts, found, strict=True):
         sys.stdout.buffer.write(prompt + continuation + b"\n")
     return found
 

@@ -27,7 +27,7 @@ def here(runs, monkeypatch, tmp_path):
 def test_examples_run(here):
     namespace = {"jaxblt": jaxblt}
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    assert len(examples) == 7
+    assert len(examples) == 8
     for example in examples:
         exec(compile(example, "answers.md", "exec"), namespace)
     assert all(Path(name).stat().st_size for name in ("scores.tsv", "states.npz", "effects.tsv"))

@@ -37,7 +37,7 @@ from jaxblt.data.tasks import (
     TextLabels,
     TextPairs,
 )
-from jaxblt.inference import Decoder, SamplingConfig
+from jaxblt.inference import Decoder, Drafts, SamplingConfig
 from jaxblt.inference.engine import EngineConfig, Lane, Request, Sampling
 from jaxblt.mixers import (
     AttentionConfig,
@@ -309,6 +309,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     },
     MeshConfig: {"data": (0, -2), "fsdp": (0, 1.5), "seq": (2.5, True), "tensor": ("2",)},
     SequenceLayout: {"kind": ("spiral",)},
+    Drafts: {"count": (-1, 17, 2.5), "drafter": ("model", None), "order": (0, 17)},
     SamplingConfig: {"temperature": (-1, NAN, INF), "top_k": (-1, 2.5), "top_p": (0.0, 1.5, NAN)},
     EngineConfig: {
         "lanes": ((), (8,)),

@@ -41,7 +41,7 @@ from jaxblt.data.tasks import (
     TextLabels,
     TextPairs,
 )
-from jaxblt.inference import Decoder, SamplingConfig
+from jaxblt.inference import Decoder, Drafts, SamplingConfig
 from jaxblt.inference.engine import EngineConfig, Lane, Request, Sampling
 from jaxblt.mixers import (
     AttentionConfig,
@@ -142,6 +142,7 @@ GOOD: dict[type, dict[str, Any]] = {
     BoundaryConfig: {},
     MeshConfig: {},
     SequenceLayout: {},
+    Drafts: {},
     SamplingConfig: {},
     EngineConfig: {},
     Lane: {},

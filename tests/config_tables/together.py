@@ -11,7 +11,7 @@ from jaxblt.adapters import (
     Sticky,
 )
 from jaxblt.adapters.files.serving import Limits
-from jaxblt.inference import SamplingConfig
+from jaxblt.inference import Drafts, SamplingConfig
 from jaxblt.inference.engine import Sampling
 from jaxblt.mixers import (
     AttentionConfig,
@@ -200,6 +200,7 @@ MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
     Regress: {"center": (-1.0,)},
     TaskLoss: {"weight": (0.0,)},
     PatcherConfig: {"threshold": (0.0, -1.0), "threshold_add": (0.0, -1.0), "margin": (0.0,)},
+    Drafts: {"count": (0,)},
     SamplingConfig: {"temperature": (0.0,)},
     Sampling: {"temperature": (0.0,), "frequency_penalty": (-1.0,), "presence_penalty": (-1.0,)},
     BoundaryConfig: {"ratio_weight": (0.0,)},

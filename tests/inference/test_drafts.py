@@ -173,19 +173,6 @@ def test_what_is_drafted(drafts, expected):
 jitted = jax.jit(draft)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"count": 17}, r"^Drafts.count must lie in 0\.\.16, got 17: 0 drafts nothing$"),
-        ({"order": 0}, r"^Drafts.order must lie in 1\.\.16, got 0$"),
-        ({"drafter": "model"}, "^Drafts.drafter must be .*'lookup'.*, got 'model'$"),
-    ],
-)
-def test_wrong_settings_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Drafts(**options)
-
-
 def test_what_is_no_drafts_is_refused():
     with pytest.raises(
         ValueError, match=r"drafts must be a Drafts, such as Drafts\(count=8\), or None, got 8"
