@@ -62,21 +62,21 @@ def score_boundaries(
     cuts, reference = cuts & here, reference & here
     found = _matched(cuts, reference, segments, tolerance)
     random = [
-        _f1(_matched(drawn, reference, segments, tolerance), drawn.sum(), reference.sum())
+        _f1(_matched(drawn, reference, segments, tolerance), drawn, reference)
         for drawn in (_random(cuts, here, np.random.default_rng((seed, i))) for i in range(draws))
     ]
     return BoundaryScores(
         precision=found / max(int(cuts.sum()), 1),
         recall=found / max(int(reference.sum()), 1),
-        f1=_f1(found, cuts.sum(), reference.sum()),
+        f1=_f1(found, cuts, reference),
         random_f1=float(np.mean(random)),
         cuts=int(cuts.sum()),
         boundaries=int(reference.sum()),
     )
 
 
-def _f1(found: int, cuts: int, boundaries: int) -> float:
-    return 2 * found / max(int(cuts + boundaries), 1)
+def _f1(found: int, cuts: np.ndarray, reference: np.ndarray) -> float:
+    return 2 * found / max(int(cuts.sum()) + int(reference.sum()), 1)
 
 
 def _matched(cuts: np.ndarray, reference: np.ndarray, segments: np.ndarray, tolerance: int) -> int:

@@ -33,6 +33,15 @@ class PositionConfig:
     offset_periods: tuple[int, ...] = (2, 4, 8, 16, 32)
     periods: tuple[int, ...] = (2, 3, 4, 8, 16, 64, 256, 1024, 4096)
 
+    @classmethod
+    def genomic(cls) -> "PositionConfig":
+        """Return the periods of genomes.
+
+        Positions have those of a codon (3), a hexamer (6), motifs and turns of the helix (8, 10, 21), and a nucleosome
+        (147).
+        """
+        return cls(periods=(3, 6, 8, 10, 21, 147))
+
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "offset_periods", "periods", least=1)

@@ -104,6 +104,16 @@ def test_sources_md_makes_rows(capsys):
         names["Letters"]().read(3, 500, 600)
 
 
+def test_boundaries_md_scores_cuts(capsys):
+    for text in blocks(GUIDES / "boundaries.md", "python"):
+        exec(compile(text, "boundaries.md", "exec"), {})
+    told, same, late = capsys.readouterr().out.splitlines()
+    assert told == "content_similarity learned 4.5"
+    assert same == "1.0"
+    exact, near = map(float, late.split())
+    assert exact < 0.1 < 0.9 < near
+
+
 @EXAMPLES
 def test_state_engines_md_streams(capsys):
     names = {}

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from jaxblt.models.positions import Places, PositionConfig, features, places
 from jaxblt.patching.patches import from_closed
@@ -63,12 +64,15 @@ def test_phases_are_exact_far_out():
     np.testing.assert_allclose(np.asarray(feature(CONFIG, *here))[0, 0, 4:8], want, atol=1e-6)
 
 
-def test_the_spectrum_has_the_configured_periods_alone():
-    config = PositionConfig(offset_periods=(2,), periods=(4, 16))
-    t = np.arange(64, dtype=np.int32)[None]
-    x = np.asarray(feature(config, t * 0, t * 0, t))[0, :, 2:6]
+@pytest.mark.parametrize("config", [PositionConfig(periods=(4, 16)), PositionConfig.genomic()])
+def test_the_spectrum_has_the_configured_periods_alone(config):
+    """Codon, hexamer, promoter, helix and nucleosome for genomes: over a whole number of each."""
+    length = np.lcm.reduce(config.periods)
+    t = np.arange(length, dtype=np.int32)[None]
+    first = 2 * len(config.offset_periods)
+    x = np.asarray(feature(config, t * 0, t * 0, t))[0, :, first : first + 2 * len(config.periods)]
     power = np.abs(np.fft.rfft(x, axis=0)).sum(-1)
-    assert set(np.flatnonzero(power > 1e-3 * power.max())) == {64 // 4, 64 // 16}
+    assert set(np.flatnonzero(power > 1e-3 * power.max())) == {length // period for period in config.periods}
 
 
 def test_jit_equals_no_jit():

@@ -46,7 +46,8 @@ class BoundaryConfig:
       pattern_aware       the largest response of the motifs that end at t, plus a number by position modulo 3
       adaptive_hybrid     sum over `parts` k of pi_k (s_k - center_k) / spread_k, pi = softmax(W_g h_t)
 
-    A full match of a motif has response 1, and a byte that fits no place of it adds 0.
+    A full match of a given motif has response 1, and a byte that fits no place of it adds 0. Given motifs stay as they
+    are; filters that are drawn are trained.
 
     Attributes:
       strategy: what is scored.

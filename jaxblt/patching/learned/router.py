@@ -123,19 +123,15 @@ class Router(nn.Module):
         self, ids: Any, segment_ids: Any, positions: Any, state: RouterState | None
     ) -> tuple[Float[Array, "B T"], Any]:
         """Return the largest response of the motifs that end at each byte."""
-        config = self.config
-        length, drawn = config.longest, config.learned_motifs
-
-        def init(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
-            given = motif_table(config.given, length=length, vocab_size=self.vocab_size)
-            rest = jax.random.normal(key, (config.motif_length, self.vocab_size, drawn), dtype)
-            rest = jnp.pad(rest / config.motif_length, ((0, length - config.motif_length), (0, 0), (0, 0)))
-            return (
-                jnp.concatenate([jnp.asarray(given, dtype), rest], -1) if drawn else jnp.asarray(given, dtype)
-            )
-
-        shape = (length, self.vocab_size, len(config.given) + drawn)
-        table = self.param("motifs", named(init, "taps", None, "channels"), shape, jnp.float32)
+        config, length = self.config, self.config.longest
+        given = motif_table(config.given, length=length, vocab_size=self.vocab_size)
+        table = jnp.asarray(given)
+        if config.learned_motifs:
+            shape = (config.motif_length, self.vocab_size, config.learned_motifs)
+            init = named(nn.initializers.normal(1 / config.motif_length), "taps", None, "channels")
+            drawn = self.param("motifs", init, shape, jnp.float32)
+            drawn = jnp.pad(drawn, ((0, length - config.motif_length), (0, 0), (0, 0)))
+            table = jnp.concatenate([table, drawn], -1)
         rows = read_document((ids + 1)[..., None], segment_ids, state)
         found, seen = rows.run(Responses(table), rows.x[..., 0], None if state is None else state.ids)
         response = jnp.max(rows.restore(found), -1)

@@ -1,0 +1,88 @@
+"""A run with learned boundaries: calibrated at step 0, stored, read back, and ended if its rate strays."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import jaxblt
+from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
+from jaxblt.models import BLTConfig, StackConfig
+from jaxblt.patching import PatcherConfig
+from jaxblt.patching.learned import BoundaryConfig
+from jaxblt.training.health import TrainingFailed, check_health
+from jaxblt.training.loop import fit
+from tests.training.tiny import Letters, tiny_recipe
+
+TARGET = 3.0
+
+
+def recipe(router: BoundaryConfig, **options):
+    window = AttentionConfig(dim=16, num_heads=2, window=8)
+    local = StackConfig(dim=16, num_layers=1, pattern=("w",), mlp_dim=0, mixers={"w": window}, scan=False)
+    mixers = {"r": GatedRecurrenceConfig(dim=16)}
+    latent = StackConfig(dim=16, num_layers=2, pattern=("r",), mlp_dim=0, mixers=mixers, remat="full")
+    model = BLTConfig(
+        encoder=local,
+        latent=latent,
+        decoder=local,
+        hash=None,
+        bridge_heads=2,
+        features_enter="output",
+        router=router,
+        tie_head=False,
+    )
+    patcher = PatcherConfig(mode="learned", block_size=16)
+    return tiny_recipe(model=model, patcher=patcher, bytes_per_patch=TARGET, max_overflow=1.0, **options)
+
+
+@pytest.mark.slow(days=28, group="runs of learned boundaries")
+def test_a_run_is_calibrated_trained_split_and_read_back(tmp_path) -> None:
+    """In micro-batches over split parameters: the figures are those of one device and one batch."""
+    router = BoundaryConfig(strategy="adaptive_hybrid", motifs=("GT",), learned_motifs=2, motif_length=3)
+    source, logged = Letters(), []
+    for name, options in (("one", {}), ("split", {"mesh": {"data": 2, "fsdp": 2}, "accumulate": 2})):
+        own = recipe(router, steps=6, log_every=1, eval_every=0, **options)
+        done = fit(own, tmp_path / name, source=source, devices=jax.devices()[: 4 if options else 1])
+        lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        logged.append([json.loads(line) for line in lines if "router/cut_rate" in line])
+        assert done.recipe.patcher.target == TARGET
+        assert done.recipe.patcher.capacity == 8
+    first, split = (lines[0] for lines in logged)
+    assert first["router/cut_rate"] == pytest.approx(1 / TARGET, abs=0.06)
+    assert first["router/grad_norm"] > 0
+    for name in ("router/cut_rate", "router/mean_p", "bits_per_byte"):
+        assert split[name] == pytest.approx(first[name], rel=1e-3)
+    run = jaxblt.load(tmp_path / "one")
+    assert run.recipe.model.router == router
+    begun = np.asarray(run.params["router"]["theta"])
+    assert begun.shape == (1,)
+    assert begun != 0
+
+
+def test_a_rate_that_strays_ends_the_run_with_the_figure() -> None:
+    own = recipe(BoundaryConfig())
+    figures = {"skipped_in_a_row": 0.0, "router/cut_rate": 0.01}
+    check_health(figures, own.optimizer.warmup_steps, own)
+    check_health(figures | {"router/cut_rate": 0.3}, 100, own)
+    with pytest.raises(
+        TrainingFailed, match=r"at step 100 the router ends patches at 1.00% .* asks for 33.33%"
+    ):
+        check_health(figures, 100, own)
+
+
+def test_what_a_recipe_lacks_is_named() -> None:
+    own = recipe(BoundaryConfig())
+    assert (own.patcher.target, own.patcher.reads_entropies) == (TARGET, False)
+    with pytest.raises(
+        ValueError, match="patcher mode 'learned' is led to a mean length, and bytes_per_patch is None"
+    ):
+        replace(own, bytes_per_patch=None)
+    with pytest.raises(ValueError, match=r"target must be > 1, got 1.0 \(bytes_per_patch of the recipe\)"):
+        replace(own, bytes_per_patch=1.0)
+    with pytest.raises(ValueError, match="patcher mode 'learned' needs entropies: set entropy_run"):
+        replace(own, model=replace(own.model, router=BoundaryConfig(strategy="entropy_based")))
+    with pytest.raises(ValueError, match=r"patcher mode 'learned' and model\.router None do not fit"):
+        replace(own, model=replace(own.model, router=None))
