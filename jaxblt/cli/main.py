@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),
     "models": ("jaxblt.cli.models", "list the trained runs that come with jaxblt"),
     "card": ("jaxblt.cli.card", "write what a run is, what it was trained on and how good it is"),
+    "quantize": ("jaxblt.cli.quantize", "write a run with weights in 8 or 4 bits, and what that costs"),
     "export": ("jaxblt.cli.export", "write a run to one file for other programs"),
     "import": (
         "jaxblt.cli.import_run",

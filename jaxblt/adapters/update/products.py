@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jaxblt.layers import PRODUCT, Linear, Weights, multiply, read_equation
+from jaxblt.layers import PRODUCT, Linear, StoredKernel, Weights, multiply, read_equation
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.parallel.islands import BATCH_AXES, open_axes, over_batch
 from pallas_kernels.routed_lora import Joined, active_blocks, can_skip, multiply_joined, routed_lora
@@ -93,7 +93,8 @@ def groups_of(x: Any, layers: Sequence[Linear], weights: Sequence[Weights]) -> I
     """Return the places of sites that are one call of the op."""
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, (layer, w) in enumerate(zip(layers, weights, strict=True)):
-        if isinstance(w, Adapted) and is_fusable(layer, x.shape[0]):
+        stored = isinstance(w.kernel, StoredKernel)
+        if isinstance(w, Adapted) and not stored and is_fusable(layer, x.shape[0]):
             order = is_channel_major(layer.equation)
             groups[jnp.dtype(layer.dtype), w.scale, id(w.code), order].append(i)
     return groups.values()

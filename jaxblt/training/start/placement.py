@@ -15,6 +15,7 @@ from jaxblt.parallel.distributed import local_rows
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, layout_of
 from jaxblt.parallel.mesh import AXES, MeshConfig, off_mesh
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
+from jaxblt.precision.weights import refuse_quantized
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.setup import boxed_params, make_task, place_frozen, to_devices
 from jaxblt.training.state import Frozen
@@ -52,6 +53,7 @@ def place_params(
     """
     if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
         return jax.device_put((params, dict(frozen)), replicated(mesh))
+    refuse_quantized((params, dict(frozen)), "a mesh whose axes fsdp or tensor split weights")
     with off_mesh():
         boxed = boxed_params(make_task(recipe), recipe)
     shardings = {name: place_frozen(name, tree, lambda: boxed, mesh) for name, tree in frozen.items()}
