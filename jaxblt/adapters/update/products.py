@@ -153,7 +153,7 @@ def _fused(
     rows = x.reshape(*tokens, -1).astype(dtype)
     if code is not None:  # a governor makes one for all tokens where there is none
         code = jnp.broadcast_to(code, (*tokens, code.shape[-1]))
-    w, v, u = matrices_of(sites)
+    v, u = updates_of(sites)
 
     def run(batched: Any, shared: Any) -> Any:
         rows, code = batched
@@ -168,7 +168,10 @@ def _fused(
         return routed_lora(rows, w, v, u, code, active=active, **options)
 
     # without the weight products are XLA's, which splits them itself
-    ys = run((rows, code), (None, v, u)) if alone else over_batch(run, (rows, code), joined or (w, v, u))
+    if alone:
+        ys = run((rows, code), (None, v, u))
+    else:
+        ys = over_batch(run, (rows, code), joined or matrices_of(sites))
     new = [site.u.shape[1:] for site in sites]
     sizes = [(tokens[0], *shape, tokens[1]) if channels_first else (*tokens, *shape) for shape in new]
     return tuple(y.reshape(shape) for y, shape in zip(ys, sizes, strict=True))
@@ -176,12 +179,15 @@ def _fused(
 
 def matrices_of(sites: Iterable[Any]) -> tuple[tuple[Array, ...], ...]:
     """Return W [K, N], V [K, r] and U [r, N] of all sites, each of which has `kernel`, `v` and `u`."""
-    flat = [
-        (a.kernel.reshape(-1, a.u[0].size), a.v.reshape(-1, len(a.u)), a.u.reshape(len(a.u), -1))
-        for a in sites
-    ]
-    w, v, u = zip(*flat, strict=True)
-    return w, v, u
+    sites = list(sites)
+    return tuple(site.kernel.reshape(-1, site.u[0].size) for site in sites), *updates_of(sites)
+
+
+def updates_of(sites: Iterable[Any]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Return V [K, r] and U [r, N] of all sites."""
+    flat = [(site.v.reshape(-1, len(site.u)), site.u.reshape(len(site.u), -1)) for site in sites]
+    v, u = zip(*flat, strict=True)
+    return v, u
 
 
 def _by_channels(x: Float[Array, "B ..."], layer: Linear, site: Adapted) -> Float[Array, "B ..."]:
