@@ -168,10 +168,8 @@ def _fused(
         return routed_lora(rows, w, v, u, code, active=active, **options)
 
     # without the weight products are XLA's, which splits them itself
-    if alone:
-        ys = run((rows, code), (None, v, u))
-    else:
-        ys = over_batch(run, (rows, code), joined or matrices_of(sites))
+    given = (rows, code)
+    ys = run(given, (None, v, u)) if alone else over_batch(run, given, joined or matrices_of(sites))
     new = [site.u.shape[1:] for site in sites]
     sizes = [(tokens[0], *shape, tokens[1]) if channels_first else (*tokens, *shape) for shape in new]
     return tuple(y.reshape(shape) for y, shape in zip(ys, sizes, strict=True))
