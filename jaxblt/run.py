@@ -48,7 +48,14 @@ from jaxblt.models.products import products_in
 from jaxblt.parallel.layout import layout_of
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
-from jaxblt.precision.weights import Chooser, Scheme, from_stored, is_stored, shapes_as_stored
+from jaxblt.precision.weights import (
+    Chooser,
+    Scheme,
+    from_stored,
+    is_stored,
+    refuse_quantized,
+    shapes_as_stored,
+)
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import rounded, trained_part, whole
@@ -141,6 +148,7 @@ class Run:
         """
         if self.stored_base is not None and not retrievals(self.recipe.model):
             return self.stored_base
+        refuse_quantized(self.params, "a base's hash")
         dtype = self.recipe.train.compute_dtype
         products, boxed = products_in(dtype, lambda: boxed_params(self.task, self.recipe))
         # Leave out a router's index, which is stored with the base and is no part of its model

@@ -66,7 +66,8 @@ def _drawn_model(pattern: str, tiny: bool) -> tuple[Any, dict[str, Any], Any]:
     patcher = PatcherConfig(mode="static", patch_size=4)
     decoder = Decoder(model, patcher, dtype=jnp.bfloat16)
     ids = jnp.zeros((1, patcher.block_size), jnp.int32)
-    init = partial(decoder.build().init, jax.random.key(0))
+    built: Any = decoder.build()
+    init = partial(built.init, jax.random.key(0))
     products, _ = find_products(decoder.dtype, lambda: jax.eval_shape(init, ids))
     return decoder, nn.meta.unbox(jax.jit(init)(ids))["params"], products
 

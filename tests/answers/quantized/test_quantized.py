@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jaxblt
+from jaxblt.adapters import fuse
 from jaxblt.answers.quantized import (
     choose_products,
     count_flips,
@@ -17,7 +18,9 @@ from jaxblt.answers.quantized import (
 from jaxblt.cli.main import main
 from jaxblt.inference import SamplingConfig
 from jaxblt.inference.engine import Engine, EngineConfig, Lane, Sampling
+from jaxblt.inference.prune import prune
 from jaxblt.interchange.quantized_run import write_quantized
+from jaxblt.interchange.runs import write_run
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.precision.weights import bits_per_weight, count_bytes, dense_params, has_quantized
@@ -102,6 +105,17 @@ def test_a_folder_of_which_a_bit_changed_is_refused(folder):
     finally:
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
+
+
+def test_what_needs_whole_weights_says_so(int4, tmp_path):
+    for call in (
+        lambda: prune(int4.params, 0.5),
+        lambda: int4.base_hash,
+        lambda: fuse(int4.recipe.model, int4.params),
+        lambda: write_run(int4, tmp_path / "run.safetensors"),
+    ):
+        with pytest.raises(ValueError, match="needs weights that are not quantised: open the run"):
+            call()
 
 
 def test_the_least_sensitive_are_quantised_first(run, products):
