@@ -5,6 +5,7 @@ low-rank adapters have one place to go. This room holds nothing that mixes along
 """
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -13,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.errors import ScopeParamShapeError
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
@@ -184,16 +186,29 @@ def _multiply_by_row_jvp(
     return y, dy
 
 
+class StoredKernel(ABC):
+    """A kernel in fewer bits than its product's dtype, as a pytree in its place (`jaxblt.precision.weights`)."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the kernel that it stands for."""
+
+    @abstractmethod
+    def multiply(self, layer: "Linear", x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Return x W, as `layer` multiplies."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Weights:
     """The parameters of a `Linear`.
 
     Attributes:
-      kernel: the kernel in the dtype of the product.
+      kernel: the kernel in the dtype of the product, or as it is stored.
       bias: the bias in fp32, or None.
     """
 
-    kernel: Float[Array, "..."]
+    kernel: Float[Array, "..."] | StoredKernel
     bias: Float[Array, "..."] | None
 
 
@@ -241,12 +256,24 @@ class Linear(nn.Module):
         def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
             return self.kernel_init(key, (inner, outer), dtype).reshape(shape)
 
-        kernel = self.param("kernel", named(draw, *self.names), shape, jnp.float32)
-        kernel = whole_weight(kernel.astype(self.dtype), self.names)
+        kernel = self._find_stored(shape)
+        if kernel is None:
+            kernel = self.param("kernel", named(draw, *self.names), shape, jnp.float32)
+            kernel = whole_weight(kernel.astype(self.dtype), self.names)
         if self.bias is None:
             return Weights(kernel, None)
         init, shape = named(self.bias, *self.names[len(summed) :]), shape[len(summed) :]
         return Weights(kernel, self.param("bias", init, shape, jnp.float32))
+
+    @nn.nowrap
+    def _find_stored(self, shape: tuple[int, ...]) -> StoredKernel | None:
+        """Return a kernel in fewer bits, if the parameters hold one."""
+        kernel: Any = self.get_variable("params", "kernel")
+        if not isinstance(kernel, StoredKernel):
+            return None
+        if kernel.shape != shape:
+            raise ScopeParamShapeError("kernel", "/".join(self.path), shape, kernel.shape)
+        return kernel
 
     def products(
         self, x: Float[Array, "..."], layers: Sequence["Linear"], weights: Sequence[Weights]
@@ -258,8 +285,12 @@ class Linear(nn.Module):
         return [layer.multiply(x, w.kernel) for layer, w in zip(layers, weights, strict=True)]
 
     @nn.nowrap
-    def multiply(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
+    def multiply(
+        self, x: Float[Array, "..."], kernel: Float[Array, "..."] | StoredKernel
+    ) -> Float[Array, "..."]:
         """Return x W, in `dtype`."""
+        if isinstance(kernel, StoredKernel):
+            return kernel.multiply(self, x)
         kinds = {"precision": self.precision, "preferred_element_type": self.accumulate}
         return self.product(self.equation, x.astype(self.dtype), kernel, **kinds)
 

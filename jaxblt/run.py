@@ -34,6 +34,7 @@ from jaxblt.answers import (
     score,
     variants,
 )
+from jaxblt.answers.quantized import quantize_run
 from jaxblt.data import vocab
 from jaxblt.data.labelled import LabelledDataConfig, check_labels
 from jaxblt.data.pipeline import make_dataset
@@ -48,6 +49,14 @@ from jaxblt.models.products import products_in
 from jaxblt.parallel.layout import layout_of
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.precision.weights import (
+    Chooser,
+    Scheme,
+    from_stored,
+    is_stored,
+    refuse_quantized,
+    shapes_as_stored,
+)
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import rounded, trained_part, whole
@@ -99,7 +108,7 @@ class Run:
     def __repr__(self) -> str:
         """Write what a notebook shows: no parameters, which alone would fill pages."""
         recipe, patcher = self.recipe, self.patcher
-        count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.params, is_leaf=is_stored))
         lines = [f"Run {recipe.name!r} at step {self.step:,} of {recipe.train.steps:,}"]
         which = "" if self.weights == "raw" else f", their average over steps (ema {recipe.train.ema})"
         lines.append(f"  model      {type(recipe.model).__name__}, {count:,} parameters{which}")
@@ -140,6 +149,7 @@ class Run:
         """
         if self.stored_base is not None and not retrievals(self.recipe.model):
             return self.stored_base
+        refuse_quantized(self.params, "a base's hash")
         dtype = self.recipe.train.compute_dtype
         products, boxed = products_in(dtype, lambda: boxed_params(self.task, self.recipe))
         # Leave out a router's index, which is stored with the base and is no part of its model
@@ -349,6 +359,33 @@ class Run:
         options |= {"drafts": drafts, "report": report}
         return [b"".join(parts) for parts in zip(*continuations(self, prompts, **options), strict=True)]
 
+    def quantize(
+        self,
+        scheme: Scheme,
+        *,
+        products: Sequence[tuple[str, ...]] | None = None,
+        keep: Sequence[str] = (),
+        entropy: bool = False,
+        calibration: Sequences | None = None,
+        chooser: Chooser | None = None,
+    ) -> "Run":
+        """Return the run with kernels of products in 8 or 4 bits; see `jaxblt.answers.quantized.quantize_run`.
+
+        Args:
+          scheme: "int8", "int4", "fp8", or "w8a8" with activations in 8 bits as well.
+          products: paths of those to quantise, see `jaxblt.answers.quantized.products_of`; None for all.
+          keep: patterns of paths of products that stay as they are, such as "stack/*/mixer/*".
+          entropy: quantise the entropy model too, which moves some boundaries of patches.
+          calibration: records that ranges of activations are chosen on ("w8a8"); None for those of each token.
+          chooser: of the ranges, "mse" by default.
+
+        Raises:
+          ValueError: the run is quantised already, a pattern names no product, or an option does not suit the scheme.
+        """
+        options = {"products": products, "keep": keep, "entropy": entropy, "calibration": calibration}
+        options |= {"chooser": chooser}
+        return quantize_run(self, scheme, **options)
+
     def recalibrate(
         self,
         data: RowsConfig | None = None,
@@ -453,7 +490,8 @@ def _load(
     others = {name: tree for name, tree in resolved.frozen.items() if name not in (*base, REFERENCE)}
     frozen = load_frozen(run_dir, resolved._replace(frozen=others), step=restored.step)
     stored_base = None if recipe.base_run is None else resolved.frozen[BASE]
-    return Run(recipe, restored.step, task, whole(restored.state, base), frozen, weights, stored_base)
+    params = whole(from_stored(restored.state), base)
+    return Run(recipe, restored.step, task, params, frozen, weights, stored_base)
 
 
 def _weights(recipe: Recipe, run_dir: str | os.PathLike[str], asked: Weights | None) -> Weights:
@@ -493,9 +531,11 @@ def _param_shapes(task: Task, recipe: Recipe, base: dict[str, Frozen], mesh: Mes
     """
     data = recipe.data
     below = jax.eval_shape(lambda: base[BASE].params) if BASE in base else {}
-    shapes = fitting_shapes(
+    held = from_stored(stored)
+    found = fitting_shapes(
         lambda: trained_part(recipe, init_params(task, data, recipe.train.seed)),
         lambda both: task.model.apply({"params": join_params(*both)}, **blank_inputs(task, data)),
-        (below, stored),
+        (below, held),
     )
+    shapes = shapes_as_stored(found, held)
     return shapes if mesh is None else on_mesh(recipe, shapes, mesh)

@@ -18,6 +18,7 @@ from jaxblt.cli.mesh import asked_mesh
 from jaxblt.cli.reports import check_reports, open_sequences, save_picture
 from jaxblt.data.splits import SplitName
 from jaxblt.outputs import check_output
+from jaxblt.precision.weights import Scheme
 from jaxblt.training.state import Step, Weights
 from jaxblt.training.stored.resolved import run_files
 
@@ -38,6 +39,7 @@ def score(
     as_trained: bool = True,
     mesh: str | None = None,
     overwrite: bool = False,
+    quantize: Scheme | None = None,
     step: Step | None = None,
     weights: Weights | None = None,
 ) -> str:
@@ -57,6 +59,7 @@ def score(
       as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
       mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
       overwrite: replace OUT if it is there.
+      quantize: read kernels of products in fewer bits: int8, int4, fp8, or w8a8 with activations of 8 bits too.
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
 
@@ -64,13 +67,13 @@ def score(
       A line that says what was written.
     """
     from jaxblt.answers.reports.tracks import write_track
-    from jaxblt.run import load
+    from jaxblt.cli.quantize import load_quantized
 
     written = {"--out": out, "--track": track}
     check_reports(written, inputs=(file, regions, *run_files(run_dir)), overwrite=overwrite)
     source = open_sequences(file, regions, feature, as_genome=track is not None)
     options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
-    found = load(run_dir, step=step, weights=weights).score(
+    found = load_quantized(run_dir, quantize, step=step, weights=weights).score(
         source, per_byte=per_byte or track is not None, both_strands=both_strands, **options
     )
     if track is not None:

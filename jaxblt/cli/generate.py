@@ -9,7 +9,9 @@ import tyro
 
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
+from jaxblt.cli.quantize import load_quantized
 from jaxblt.cli.streaming import write_as_they_come
+from jaxblt.precision.weights import Scheme
 from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Step, Weights
 from jaxblt.validation import MOST_SEED, whole
@@ -32,6 +34,7 @@ def generate(
     drafter: Literal["lookup", "counts"] | None = None,
     as_trained: bool = True,
     mesh: str | None = None,
+    quantize: Scheme | None = None,
     weights: Weights | None = None,
     step: Step | None = None,
 ) -> list[bytes]:
@@ -55,6 +58,7 @@ def generate(
       drafter: how bytes are guessed from those of the row; by default "lookup".
       as_trained: prompts are read in the case of the run's data; without it every byte is taken as it is.
       mesh: sizes of the mesh axes, such as "seq=8", for prompts and caches split over devices; one device by default.
+      quantize: read kernels of products in fewer bits: int8, int4, fp8, or w8a8 with activations of 8 bits too.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
 
@@ -63,7 +67,6 @@ def generate(
       ValueError: an option is out of range, a prompt is not hexadecimal, or the mesh has not as many devices as there
         are, or splits both the batch and the sequence.
     """
-    import jaxblt
     from jaxblt.answers import continuations
     from jaxblt.inference import Drafts, SamplingConfig
 
@@ -78,7 +81,7 @@ def generate(
     data = read_prompts(prompts, prompts_hex, prompts_file)
     chosen = [read_adapter(text) for text in adapters]
     pieces = continuations(
-        jaxblt.load(run_dir, step=step, weights=weights),
+        load_quantized(run_dir, quantize, step=step, weights=weights),
         data,
         max_new_bytes=max_new_bytes,
         sampling=sampling,

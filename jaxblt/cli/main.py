@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("jaxblt.cli.models", "list the trained runs that come with jaxblt"),
     "card": ("jaxblt.cli.card", "write what a run is, what it was trained on and how good it is"),
     "push": ("jaxblt.cli.push", "upload a run and its card to the Hugging Face hub"),
+    "quantize": ("jaxblt.cli.quantize", "write a run with weights in 8 or 4 bits, and what that costs"),
     "export": ("jaxblt.cli.export", "write a run to one file for other programs"),
     "import": (
         "jaxblt.cli.import_run",

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import tyro
 
 from jaxblt.cli.parsing import parse
+from jaxblt.cli.quantize import load_quantized
+from jaxblt.precision.weights import Scheme
 from jaxblt.training.state import Step, Weights
 from jaxblt.validation import number, whole
 
@@ -28,6 +30,7 @@ def serve(
     name: str | None = None,
     as_trained: bool = True,
     dtype: str | None = None,
+    quantize: Scheme | None = None,
     weights: Weights | None = None,
     step: Step | None = None,
 ) -> None:
@@ -49,6 +52,7 @@ def serve(
       name: of the model in /v1/models; by default the folder's.
       as_trained: prompts are read in the case of the run's data; without it every byte is taken as it is.
       dtype: to compute in, "bfloat16" or "float32"; by default the recipe's.
+      quantize: read kernels of products in fewer bits: int8, int4, fp8, or w8a8 with activations of 8 bits too.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
 
@@ -57,7 +61,6 @@ def serve(
       ValueError: an option is out of range, or the model cannot generate.
       OSError: the address is taken.
     """
-    import jaxblt
     from jaxblt.inference.engine import Engine, EngineConfig
     from jaxblt.inference.server import Limits, Service, run_server
 
@@ -72,7 +75,7 @@ def serve(
         piece_bytes=piece_bytes,
         prefix_bytes=prefix_mb << 20,
     )
-    run = jaxblt.load(run_dir, step=step, weights=weights, dtype=dtype)
+    run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype)
     engine = Engine(run, config, as_trained=as_trained)
     print("compiling the programs of all lanes", flush=True)
     engine.warm()

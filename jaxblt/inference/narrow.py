@@ -9,6 +9,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxblt.adapters.update.side_by_side import groups_in, lay_out_groups
 from jaxblt.inference.decode import PREPARED, Decoder, DecoderState
+from jaxblt.layers import StoredKernel
 from jaxblt.models.products import products_in
 
 
@@ -53,4 +54,9 @@ def _narrowed(params: Any, dtype: Any, products: set[str]) -> Any:
         *above, own = (entry.key for entry in path)
         return leaf.astype(dtype) if own == "kernel" and "/".join(above) in products else leaf
 
-    return jax.tree_util.tree_map_with_path(cast, params)
+    # Leave quantised kernels as they are: they are read in the dtype of the product
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if isinstance(leaf, StoredKernel) else cast(path, leaf),
+        params,
+        is_leaf=lambda leaf: isinstance(leaf, StoredKernel),
+    )

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxblt.precision.weights import refuse_quantized
+
 KERNEL = "kernel"
 """The last name of a weight's path; embeddings, norms, biases and filters are not pruned."""
 
@@ -33,6 +35,7 @@ def prune(params: Any, share: float, *, over: Literal["model", "matrix"] = "mode
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share of weights to prune must be from 0 to 1, got {share}")
+    refuse_quantized(params, "pruning")
     flat: dict[Any, Any] = dict(flatten_dict(params))
     names = [name for name, leaf in flat.items() if name[-1] == KERNEL and leaf.ndim > 1]
     if not names:

@@ -29,6 +29,7 @@ from jaxblt.interchange.tensors import (
     read_tensors,
     write_tensors,
 )
+from jaxblt.precision.weights import refuse_quantized
 from jaxblt.seals import check_seal
 from jaxblt.training.experimental.hybrid import without_weights
 from jaxblt.training.recipe import Recipe
@@ -90,6 +91,7 @@ def write_run(
     if dtype not in ("float32", "bfloat16"):
         raise ValueError(f"dtype is {dtype!r}, expected 'float32' or 'bfloat16'")
     check_new(file, overwrite=overwrite)
+    refuse_quantized((run.params, run.frozen), "a safetensors file")
     params = jax.tree.map(lambda x: np.asarray(x).astype(_stored(x, dtype)), run.params)
     arrays = by_name(params, MODEL)
     for name, tree in run.frozen.items():

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblt.layers import read_equation
+from jaxblt.layers import Letters, read_equation
 from jaxblt.precision.formats import (
     E4M3,
     E5M2,
@@ -69,12 +69,16 @@ def fp8_product(
 
 
 def _kind(equation: str, rank: int, margin: int) -> Kind:
+    letters = spell_out(equation, rank)
+    return Kind(letters.given, letters.summed + letters.new, letters.result, margin)
+
+
+def spell_out(equation: str, rank: int) -> Letters:
+    """Return a `Linear`'s letters for x of this rank, with letters in the place of an ellipsis."""
     letters = read_equation(equation)
-    kernel = letters.summed + letters.new
-    given = letters.given.replace("...", "")
-    more = [c for c in "ABCDEFGH" if c not in equation][: rank - len(given)]
-    spread = [text.replace("...", "".join(more)) for text in (letters.given, letters.result)]
-    return Kind(spread[0], kernel, spread[1], margin)
+    more = [c for c in "ABCDEFGH" if c not in equation][: rank - len(letters.given.replace("...", ""))]
+    given, result = (text.replace("...", "".join(more)) for text in (letters.given, letters.result))
+    return letters._replace(given=given, result=result)
 
 
 def contract(

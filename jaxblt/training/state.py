@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import Array, Int
 
 from jaxblt.adapters import join_params
+from jaxblt.layers import StoredKernel
 from jaxblt.show import show
 
 ENTROPY = "entropy"
@@ -155,8 +156,12 @@ def freeze_entropy(params: Any) -> dict[str, Frozen]:
 
 
 def widen(params: Any) -> Any:
-    """Return frozen parameters in fp32, as modules take them; their values stay those that are stored."""
-    return jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    """Return frozen parameters in fp32, as modules take them; their values stay those that are stored.
+
+    Quantised kernels stay as they are.
+    """
+    is_stored = lambda x: isinstance(x, StoredKernel)  # noqa: E731
+    return jax.tree.map(lambda x: x if is_stored(x) else x.astype(jnp.float32), params, is_leaf=is_stored)
 
 
 def whole_params(params: Any, frozen: Mapping[str, Frozen]) -> Any:

@@ -15,6 +15,7 @@ from jaxblt.adapters.update.params import split_params, without_routers
 from jaxblt.adapters.update.products import coded_scale
 from jaxblt.adapters.update.site import ADAPTER, SCALE
 from jaxblt.models.stack import StackConfig
+from jaxblt.precision.weights import refuse_quantized
 
 
 def fuse[C](config: C, params: Any, *, code: Float[Array, "*L W"] | None = None) -> tuple[C, Any]:
@@ -35,6 +36,7 @@ def fuse[C](config: C, params: Any, *, code: Float[Array, "*L W"] | None = None)
       ValueError: an adapter has a router and there is no code, or the code has another length or is not finite; an
         adapter that the config has is missing among the parameters.
     """
+    refuse_quantized(params, "merging adapters")
     trees = dict(split_params(params)[0])
     for name, stack in stacks_of(config).items():
         if stack.adapter is not None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jaxblt.layers import PRODUCT, Linear, Weights, multiply, read_equation
+from jaxblt.layers import PRODUCT, Linear, StoredKernel, Weights, multiply, read_equation
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.parallel.islands import BATCH_AXES, open_axes, over_batch
 from pallas_kernels.routed_lora import Joined, active_blocks, can_skip, multiply_joined, routed_lora
@@ -93,7 +93,8 @@ def groups_of(x: Any, layers: Sequence[Linear], weights: Sequence[Weights]) -> I
     """Return the places of sites that are one call of the op."""
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, (layer, w) in enumerate(zip(layers, weights, strict=True)):
-        if isinstance(w, Adapted) and is_fusable(layer, x.shape[0]):
+        stored = isinstance(w.kernel, StoredKernel)
+        if isinstance(w, Adapted) and not stored and is_fusable(layer, x.shape[0]):
             order = is_channel_major(layer.equation)
             groups[jnp.dtype(layer.dtype), w.scale, id(w.code), order].append(i)
     return groups.values()
@@ -152,7 +153,7 @@ def _fused(
     rows = x.reshape(*tokens, -1).astype(dtype)
     if code is not None:  # a governor makes one for all tokens where there is none
         code = jnp.broadcast_to(code, (*tokens, code.shape[-1]))
-    w, v, u = matrices_of(sites)
+    v, u = updates_of(sites)
 
     def run(batched: Any, shared: Any) -> Any:
         rows, code = batched
@@ -167,7 +168,8 @@ def _fused(
         return routed_lora(rows, w, v, u, code, active=active, **options)
 
     # without the weight products are XLA's, which splits them itself
-    ys = run((rows, code), (None, v, u)) if alone else over_batch(run, (rows, code), joined or (w, v, u))
+    given = (rows, code)
+    ys = run(given, (None, v, u)) if alone else over_batch(run, given, joined or matrices_of(sites))
     new = [site.u.shape[1:] for site in sites]
     sizes = [(tokens[0], *shape, tokens[1]) if channels_first else (*tokens, *shape) for shape in new]
     return tuple(y.reshape(shape) for y, shape in zip(ys, sizes, strict=True))
@@ -175,12 +177,15 @@ def _fused(
 
 def matrices_of(sites: Iterable[Any]) -> tuple[tuple[Array, ...], ...]:
     """Return W [K, N], V [K, r] and U [r, N] of all sites, each of which has `kernel`, `v` and `u`."""
-    flat = [
-        (a.kernel.reshape(-1, a.u[0].size), a.v.reshape(-1, len(a.u)), a.u.reshape(len(a.u), -1))
-        for a in sites
-    ]
-    w, v, u = zip(*flat, strict=True)
-    return w, v, u
+    sites = list(sites)
+    return tuple(site.kernel.reshape(-1, site.u[0].size) for site in sites), *updates_of(sites)
+
+
+def updates_of(sites: Iterable[Any]) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Return V [K, r] and U [r, N] of all sites."""
+    flat = [(site.v.reshape(-1, len(site.u)), site.u.reshape(len(site.u), -1)) for site in sites]
+    v, u = zip(*flat, strict=True)
+    return v, u
 
 
 def _by_channels(x: Float[Array, "B ..."], layer: Linear, site: Adapted) -> Float[Array, "B ..."]:

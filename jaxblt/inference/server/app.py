@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Awaitable, Callable
+from importlib import resources
 from typing import Any
 
 from jaxblt.inference.engine import Stream
@@ -11,6 +12,9 @@ from jaxblt.inference.server.errors import ApiError
 from jaxblt.inference.server.metrics import Metrics
 from jaxblt.inference.server.records import embed_records, score_records
 from jaxblt.inference.server.service import Service
+
+PAGE = resources.files("jaxblt.inference.server") / "page.html"
+"""A page without a framework, which asks /v1/models and /v1/completions."""
 
 Call = Callable[[Any], Awaitable[Answer]]
 """From a request of Starlette to a response."""
@@ -25,6 +29,7 @@ def make_app(service: Service) -> Any:
     routes = _Routes(service)
     posts = {"completions": routes.complete, "scores": routes.score, "embeddings": routes.embed}
     gets: dict[str, Call] = {
+        "/": routes.show_page,
         "/v1/models": routes.list_models,
         "/health": routes.tell_health,
         "/ready": routes.tell_ready,
@@ -135,8 +140,12 @@ class _Routes:
         """Name the one model."""
         service = self.service
         model = {"id": service.name, "object": "model", "created": service.created, "owned_by": "jaxblt"}
-        model["max_bytes"] = service.capacity
+        model |= {"max_bytes": service.capacity, "threshold": service.threshold}
         return answer_json(_now({"object": "list", "data": [model]}))
+
+    async def show_page(self, request: Any) -> Answer:
+        """Return the page that shows bytes as they come."""
+        return answer_text(PAGE.read_bytes(), "text/html; charset=utf-8")
 
     async def tell_health(self, request: Any) -> Answer:
         """Tell whether the engine works."""

@@ -21,9 +21,9 @@ from jaxblt.validation import MOST, MOST_SEED
 FIELDS = (
     *("model", "prompt", "prompt_base64", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop"),
     *("alphabet", "frequency_penalty", "presence_penalty", "n", "best_of", "echo", "logprobs", "stream"),
-    *("stream_options", "user"),
+    *("stream_options", "user", "patches"),
 )
-"""Fields of a request; "alphabet", "top_k" and "prompt_base64" are ours, "user" is not read."""
+"""Fields of a request; "alphabet", "top_k", "prompt_base64" and "patches" are ours, "user" is not read."""
 MOST_STOPS = 16
 """Stop strings of a request."""
 
@@ -38,6 +38,7 @@ class Completion:
       echo: the text begins with the prompt.
       top: how many of the most probable bytes are named with each byte; None for no log-probabilities.
       coded: the bytes are told as base64 besides.
+      cut: entropies, and where patches end, are told besides.
       stream: pieces are sent as they come.
       counted: a stream ends with a piece that counts bytes.
     """
@@ -47,6 +48,7 @@ class Completion:
     echo: bool
     top: int | None
     coded: bool
+    cut: bool
     stream: bool
     counted: bool
 
@@ -79,6 +81,7 @@ def read_completion(data: bytes, service: Service) -> Completion:
         echo=echo,
         top=top,
         coded=coded,
+        cut=fields.flag("patches"),
         stream=fields.flag("stream"),
         counted=fields.option("stream_options", "include_usage"),
     )
@@ -150,7 +153,12 @@ class Choice:
         self.begun = True
         text = self.text.add(data, last=piece.finish is not None)
         found = {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish}
-        return found | ({"base64": base64.b64encode(data).decode()} if asked.coded else {})
+        if asked.coded:
+            found["base64"] = base64.b64encode(data).decode()
+        if asked.cut:
+            found["entropies"] = [round(x, 4) for x in piece.entropies.tolist()]
+            found["closed"] = piece.closed.tolist()
+        return found
 
 
 def choices_of(asked: Completion) -> list[Choice]:

@@ -84,6 +84,11 @@ class Service:
         """Bytes of the longest document that a lane holds, prompt and new bytes together."""
         return max(lane.capacity for lane in self.engine.config.lanes) - 1
 
+    @property
+    def threshold(self) -> float | None:
+        """Entropy in nats above which a patch ends; None for a model without."""
+        return None if (patcher := self.run.decoder.patcher) is None else patcher.threshold
+
     async def answer(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a method of the run in a thread of its own; one at a time, beside the engine."""
         async with self._answers:

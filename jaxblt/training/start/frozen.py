@@ -26,6 +26,7 @@ from jaxblt.patching import (
     patches_per_block,
     threshold_margin,
 )
+from jaxblt.precision.weights import from_stored, shapes_as_stored
 from jaxblt.random_keys import make_key
 from jaxblt.training.packing import capacity_multiple, fill_rows, mean_slots
 from jaxblt.training.recipe import Recipe
@@ -77,12 +78,13 @@ def load_frozen(
       CheckpointCorrupt: a tree is damaged.
       ValueError: the entropy model's config describes no model that can be built.
     """
-    return {
+    found = {
         name: read_frozen(
             run_dir, name, content_hash, partial(_asked, resolved.recipe, name, mesh), step=step
         )
         for name, content_hash in resolved.frozen.items()
     }
+    return {name: replace(tree, params=from_stored(tree.params)) for name, tree in found.items()}
 
 
 def _asked(recipe: Recipe, name: str, mesh: Mesh | None, stored: Any) -> Any:
@@ -90,8 +92,10 @@ def _asked(recipe: Recipe, name: str, mesh: Mesh | None, stored: Any) -> Any:
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stored)
     if name == ENTROPY:
         config = recipe.entropy_model
-        found = fitting_shapes(lambda: _boxed(config), lambda params: _pass(config, params), stored)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), found)
+        held = from_stored(stored)
+        found = fitting_shapes(lambda: _boxed(config), lambda params: _pass(config, params), held)
+        found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), found)
+        shapes = shapes_as_stored(found, held)
     if mesh is None:
         return shapes
     shardings = place_frozen(name, shapes, partial(boxed_params, make_task(recipe), recipe), mesh)

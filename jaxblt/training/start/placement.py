@@ -15,9 +15,12 @@ from jaxblt.parallel.distributed import local_rows
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, layout_of
 from jaxblt.parallel.mesh import AXES, MeshConfig, off_mesh
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
+from jaxblt.precision.weights import refuse_quantized
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.setup import boxed_params, make_task, place_frozen, to_devices
 from jaxblt.training.state import Frozen
+
+SPLIT = "a mesh whose axes fsdp or tensor split weights"
 
 
 def find_mesh(mesh: MeshConfig | Mesh | None) -> Mesh | None:
@@ -52,6 +55,7 @@ def place_params(
     """
     if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
         return jax.device_put((params, dict(frozen)), replicated(mesh))
+    refuse_quantized((params, dict(frozen)), SPLIT)
     boxed = _boxed(recipe)
     shardings = {name: place_frozen(name, tree, lambda: boxed, mesh) for name, tree in frozen.items()}
     return jax.device_put((params, dict(frozen)), (state_shardings(params, boxed, mesh), shardings))
@@ -59,6 +63,10 @@ def place_params(
 
 def on_mesh(recipe: Recipe, shapes: Any, mesh: Mesh) -> Any:
     """Return shapes of a run's parameters with their shardings on a mesh, so that each device reads its own part."""
+    if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
+        whole = replicated(mesh)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), shapes)
+    refuse_quantized(shapes, SPLIT)
     return jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         shapes,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxblt.precision.weights import to_stored
 from jaxblt.training.state import Frozen, content_hash, freeze
 from jaxblt.training.stored.checkpoint import Checkpointer, restore
 from jaxblt.training.stored.integrity import CheckpointCorrupt, StateMismatch
@@ -26,7 +27,7 @@ def write_frozen(run_dir: str | os.PathLike[str], frozen: Mapping[str, Frozen]) 
     for tree in frozen.values():
         with Checkpointer(frozen_dir(run_dir, tree.content_hash)) as folder:
             if not folder.steps():
-                folder.save(0, tree.params)
+                folder.save(0, to_stored(tree.params))
 
 
 def read_frozen(

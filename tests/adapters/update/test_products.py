@@ -22,6 +22,7 @@ from jaxblt.mixers import (
 )
 from jaxblt.models.stack import Block, StackConfig
 from jaxblt.parallel import make_mesh
+from jaxblt.precision.weights import quantize_kernel
 from pallas_kernels._dispatch import compiling_for, record_choices
 from tests.adapters.update.test_site import H200, kernels
 from tests.parameters import drawn
@@ -176,3 +177,20 @@ def test_a_group_is_one_kernel_forward_and_one_back() -> None:
         program = jax.make_jaxpr(jax.grad(loss))(params, x)
     assert lines == ["routed_lora: mosaic_gpu on NVIDIA H200"]
     assert kernels(program.jaxpr) == ["routed_lora", "routed_lora_dx"]
+
+
+def test_updates_are_added_to_quantised_kernels(calls: list[int]) -> None:
+    """The op multiplies arrays only: it makes the updates alone, and the kernel its own product."""
+    module, x = Heads(ADAPTER), numbers(ROWS, LENGTH, DIM)
+    code = numbers(ROWS, LENGTH, 4)
+    params = drawn(module, x, code)["params"]
+    stored, dense = ({**params}, {**params})
+    for name in "qkv":
+        kernel = quantize_kernel(params[name]["kernel"], "int8", summed=1)
+        stored[name] = {**params[name], "kernel": kernel}
+        dense[name] = {**params[name], "kernel": kernel.dense()}
+    calls.clear()
+    found, expected = (module.apply({"params": given}, x, code) for given in (stored, dense))
+    assert calls == [1, 1, 1, 3]
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, n=DIM)

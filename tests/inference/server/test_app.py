@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import random
+import re
 import string
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ import jaxblt.inference.engine
 from jaxblt.inference import SamplingConfig
 from jaxblt.inference.engine import Engine, Request
 from jaxblt.inference.server import Limits, Service, make_app
+from jaxblt.inference.server.completions import FIELDS
 from tests.docs.documents import ROOT, blocks
 from tests.inference.server.conftest import CONFIG, LIMITS, Reply, call, post
 
@@ -340,3 +342,26 @@ def test_serving_md_runs(run, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "stop" in said or "length" in said
     assert said.endswith(" upon")
+
+
+def test_the_page_asks_only_what_is_answered(app):
+    """Its script calls paths that there are, with fields that are known."""
+    page = call(app, "GET", "/")
+    assert page.headers["content-type"].startswith("text/html")
+    text = b"".join(page.parts).decode()
+    paths = {route.path: route.methods for route in app.routes}
+    called = re.findall(r'fetch\("([^"]+)",\s*\{(?:method: "(\w+)")?', text)
+    assert called == [("/v1/models", ""), ("/v1/completions", "POST")]
+    assert all((method or "GET") in paths[path] for path, method in called)
+    assert not re.findall(r"https?://|<link|src=", text)
+    body = re.search(r"const body = \{(.*?)\};", text, re.DOTALL)
+    assert set(re.findall(r"(\w+): ", body[1])) <= set(FIELDS)
+
+
+def test_patches_are_told_byte_by_byte(app):
+    [choice] = completed(app, patches=True, alphabet="\u00e9").json["choices"]
+    assert len(choice["entropies"]) == len(choice["closed"]) == 20
+    assert all(0 <= entropy <= math.log(260) for entropy in choice["entropies"])
+    # A byte model has no patches that end
+    assert set(choice["closed"]) <= {True, False}
+    assert call(app, "GET", "/v1/models").json["data"][0]["threshold"] is None

@@ -1,0 +1,139 @@
+"""Kernels in fewer bits: packing, errors of rounding, bytes, and products of every layout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from jaxblt.layers import Linear
+from jaxblt.precision.weights import (
+    GROUP,
+    SCHEMES,
+    dense_params,
+    find_products,
+    from_stored,
+    pack,
+    quantize,
+    quantize_kernel,
+    quantized_bytes,
+    to_stored,
+    unpack,
+)
+from jaxblt.testing.tolerances import bound, typical, worst
+
+SHAPE = (192, 32)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    """Channels of sizes that differ by a factor of 100, as trained ones do."""
+    rng = np.random.default_rng(0)
+    return (rng.standard_normal(SHAPE) * np.geomspace(0.01, 1, SHAPE[1])).astype(np.float32)
+
+
+@settings(deadline=None, max_examples=50)
+@given(arrays(np.int8, (6, 3), elements=st.integers(-8, 7)))
+def test_what_is_packed_comes_back(values):
+    packed = pack(jnp.asarray(values))
+    assert packed.nbytes == values.size // 2
+    np.testing.assert_array_equal(unpack(packed), values)
+
+
+def test_an_entry_is_off_by_half_a_scale_at_the_most(kernel):
+    """In int8, and in int4 what lies within -8 to 7 scales."""
+    for scheme, least, most in (("int8", -127.001, 127.001), ("int4", -8, 7)):
+        made = quantize_kernel(jnp.asarray(kernel), scheme, summed=1)
+        scale = np.asarray(made.scale, np.float64)
+        if scheme == "int4":
+            scale = np.repeat(scale, GROUP, 0)[: len(kernel)]
+        inside = (kernel / scale <= most) & (kernel / scale >= least)
+        error = np.abs(np.asarray(made.dense(), np.float64) - kernel)
+        assert np.all((error <= np.abs(scale) / 2 * (1 + 1e-5)) | ~inside)
+        assert np.max((error / np.abs(scale))[inside]) > 0.45
+        assert inside.all() if scheme == "int8" else inside.mean() > 0.95
+
+
+def test_four_bits_are_clipped_where_that_is_closer(kernel):
+    """Scales are closer than those that the largest entries of groups give."""
+    groups = np.pad(kernel, [(0, -len(kernel) % GROUP), (0, 0)]).reshape(-1, GROUP, SHAPE[1])
+    scale = np.abs(groups).max(1, keepdims=True) / 7
+    largest = (np.round(groups / scale) * scale).reshape(-1, SHAPE[1])[: len(kernel)]
+    found = quantize_kernel(jnp.asarray(kernel), "int4", summed=1).dense()
+    assert typical(found, kernel) < 0.9 * typical(largest, kernel)
+
+
+def test_fewer_bits_and_shared_scales_cost_more(kernel):
+    """8 bits are closer than E4M3, and that than 4 bits; a scale of the whole matrix is worse than one a channel."""
+    errors = [typical(quantize_kernel(jnp.asarray(kernel), s, summed=1).dense(), kernel) for s in SCHEMES]
+    int8, int4, fp8, _ = errors
+    assert int8 < fp8 < int4
+    scale = np.abs(kernel).max() / 127
+    assert int8 < typical(np.round(kernel / scale) * scale, kernel)
+
+
+def test_a_kernel_of_zeros_stays_one():
+    for scheme in SCHEMES:
+        assert not np.any(np.asarray(quantize_kernel(jnp.zeros((16, 16)), scheme, summed=1).dense()))
+
+
+LAYOUTS = [
+    ("btd,dhk->bthk", {"h": 4, "k": 8}, (2, 5, 192)),
+    ("bthk,hkd->btd", {"d": 32}, (2, 5, 6, 32)),
+    ("btd,de->bet", {"e": 32}, (2, 5, 192)),
+    ("bct,cd->btd", {"d": 32}, (2, 192, 5)),
+    ("...d,de->...e", {"e": 32}, (2, 5, 192)),
+]
+
+
+@pytest.mark.parametrize(("equation", "sizes", "shape"), LAYOUTS)
+def test_products_are_those_of_the_rounded_kernel(equation, sizes, shape):
+    """Of every order of axes; with activations in 8 bits too within the rounding of 127 steps."""
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    letters = equation.partition(",")[2].partition("->")[0]
+    layer = Linear(equation, sizes, (None,) * len(letters))
+    products, made = find_products(jnp.float32, lambda: jax.eval_shape(layer.init, jax.random.key(0), x))
+    given = made["params"]["kernel"].value
+    params = {"kernel": jnp.asarray(rng.standard_normal(given.shape) / 14, jnp.float32)}
+    for scheme in SCHEMES:
+        stored = quantize(params, products, scheme)
+        assert stored["kernel"].shape == given.shape
+        assert sum(leaf.nbytes for leaf in jax.tree.leaves(stored)) == quantized_bytes(products[()], scheme)
+        found = layer.apply({"params": stored}, x)
+        wanted = layer.apply({"params": dense_params(stored, products)}, x)
+        assert found.dtype == wanted.dtype
+        if scheme == "w8a8":
+            assert 0 < typical(found, wanted) < 0.01
+        else:
+            assert worst(found, wanted) <= bound(jnp.float32, 192)
+
+
+def test_a_product_in_integers_keeps_what_is_not_finite_in_its_token():
+    layer = Linear("btd,de->bte", {"e": 16}, (None, None))
+    made = quantize_kernel(jnp.ones((16, 16)), "w8a8", summed=1)
+    for kernel in (made, made.replace(inputs=jnp.float32(0.1))):
+        x = jnp.ones((1, 3, 16)).at[0, 1, 2].set(jnp.nan)
+        y = np.asarray(layer.apply({"params": {"kernel": kernel}}, x))
+        assert np.isnan(y[0, 1]).all()
+        assert np.isfinite(y[0, [0, 2]]).all()
+
+
+def test_folders_say_the_scheme():
+    tree = {"a": {"kernel": quantize_kernel(jnp.ones((16, 16)), "fp8", summed=1)}, "scale": jnp.ones(3)}
+    stored = to_stored(tree)
+    assert set(stored["a"]["kernel"]) == {"fp8"}
+    assert jax.tree.structure(from_stored(stored)) == jax.tree.structure(tree)
+
+
+def test_bad_arguments_are_named(kernel):
+    products = {("a",): None}
+    with pytest.raises(ValueError, match="no product to quantise"):
+        quantize({}, {}, "int8")
+    with pytest.raises(ValueError, match="calibrate 'w8a8' only"):
+        quantize({}, products, "int8", inputs={})
+    made = {"a": {"kernel": quantize_kernel(jnp.asarray(kernel), "int8", summed=1)}}
+    with pytest.raises(ValueError, match="needs weights that are not quantised"):
+        quantize(made, products, "int8")
