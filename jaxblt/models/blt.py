@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.array_checks import check_like, check_whole
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.models.blt_prefill import (
     after_prompt,
+    check_split,
     earlier_patches,
     fed_slots,
     last_index,
@@ -20,7 +21,14 @@ from jaxblt.models.blt_prefill import (
 )
 from jaxblt.models.blt_state import BLTState, advance, begin, check_rule, check_state, init_blt_state
 from jaxblt.models.blt_stream import Cut, after_bytes, cut_bytes, lay_bytes
-from jaxblt.models.bridge import BytesToPatches, PatchesToBytes, last_bytes, to_blocks, visible_patches
+from jaxblt.models.bridge import (
+    BytesToPatches,
+    PatchesToBytes,
+    last_bytes,
+    to_blocks,
+    to_row,
+    visible_patches,
+)
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
 from jaxblt.models.positions import (
@@ -34,7 +42,6 @@ from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.models.unmerge import LatestPatch, keep_bytes, smooth
 from jaxblt.parallel.layout import CONTIGUOUS
-from jaxblt.parallel.sequence import seq_axis
 from jaxblt.patching import (
     PatcherConfig,
     make_patches,
@@ -258,7 +265,7 @@ class BLT(nn.Module):
             own = patches
             if own is None:
                 own = make_patches(self._rule(), ids, segment_ids=segment_ids, entropies=scores)
-            _check_split(own)
+            check_split(own)
             return own, places(own, positions, causal=self.config.causal)
 
         h, patches, p, _ = self._encode(
@@ -382,7 +389,7 @@ class BLT(nn.Module):
             z, patches, look_back=self.config.look_back, causal=self.config.causal, earlier=earlier
         )
         read = self.down(to_blocks(h, patches), keys, latest, valid)
-        return self._merge(h, _to_row(read, h), p, _to_row(patches.closed, h))
+        return self._merge(h, to_row(read, h), p, to_row(patches.closed, h))
 
     def _merge(
         self, h: Float[Array, "B T C"], read: Float[Array, "B T C"], p: Any, closed: Bool[Array, "B T"]
@@ -433,7 +440,7 @@ class BLT(nn.Module):
                 rated = read_entropies(rule, ids, scores)
                 patcher, ends = prefill_patcher(rule, patcher, ids, rated, segment_ids)
             patches = prompt_patches(state, ends, segment_ids)
-            _check_split(patches)
+            check_split(patches)
             place = prompt_places(state, patches)
             return (patcher, patches, place), place
 
@@ -598,21 +605,3 @@ class BLT(nn.Module):
         nothing = jnp.zeros((*holes.shape, self.config.latent.dim), self.dtype)
         _, latent = self.latent(nothing, segment_ids=holes, state=state.latent)
         return state.replace(latent=latent)
-
-
-def _to_row(x: Shaped[Array, "B N S *C"], h: Float[Array, "B T D"]) -> Shaped[Array, "B T *C"]:
-    """Put blocks one behind the other, without the bytes that filled up the last one."""
-    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, : h.shape[1]]
-
-
-def _check_split(patches: Patches) -> None:
-    """Raise ValueError unless every device of a `seq` axis has whole blocks, and equally many."""
-    axis = seq_axis(patches)
-    if axis is None or axis.whole(patches.num_bytes) % (axis.size * patches.block_size) == 0:
-        return
-    length, blocks = axis.whole(patches.num_bytes), axis.whole(patches.patch_ids.shape[1])
-    raise ValueError(
-        f"rows of {length} bytes, {blocks} blocks of {patches.block_size} bytes, do not "
-        f"divide among the {axis.size} devices of mesh axis {axis.name!r}: use rows of a multiple of "
-        f"{axis.size * patches.block_size} bytes"
-    )

@@ -12,6 +12,7 @@ from jaxblt.mixers.driver.base import rows
 from jaxblt.models.blt_state import BLTState
 from jaxblt.models.bridge import Tail, take_ranks
 from jaxblt.models.positions import Places, last_index, places
+from jaxblt.parallel.sequence import seq_axis
 from jaxblt.patching.patches import Patches, from_closed
 
 
@@ -108,3 +109,16 @@ def _open_patch(
     start = (last + 1 - count)[:, None]
     found = jnp.take_along_axis(x, jnp.minimum(start + index, x.shape[1] - 1)[..., None], 1)
     return jnp.where((index < count[:, None])[..., None], found.astype(before.dtype), before)
+
+
+def check_split(patches: Patches) -> None:
+    """Raise ValueError unless every device of a `seq` axis has whole blocks, and equally many."""
+    axis = seq_axis(patches)
+    if axis is None or axis.whole(patches.num_bytes) % (axis.size * patches.block_size) == 0:
+        return
+    length, blocks = axis.whole(patches.num_bytes), axis.whole(patches.patch_ids.shape[1])
+    raise ValueError(
+        f"rows of {length} bytes, {blocks} blocks of {patches.block_size} bytes, do not "
+        f"divide among the {axis.size} devices of mesh axis {axis.name!r}: use rows of a multiple of "
+        f"{axis.size * patches.block_size} bytes"
+    )

@@ -7,7 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.layers import RMSNorm, dense, named
 from jaxblt.parallel.carry import exclusive_scan
@@ -22,6 +22,11 @@ from pallas_kernels.runtime import count_below
 def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S D"]:
     """Reshape bytes to whole blocks, the last one padded with zeros."""
     return into_blocks(x, patches.block_size)
+
+
+def to_row(x: Shaped[Array, "B N S *C"], h: Float[Array, "B T D"]) -> Shaped[Array, "B T *C"]:
+    """Put blocks one behind the other, without the bytes that filled up the last one."""
+    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, : h.shape[1]]
 
 
 def _over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shared: Any = ()) -> Array:
