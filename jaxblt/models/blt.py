@@ -31,27 +31,15 @@ from jaxblt.models.bridge import (
 )
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
-from jaxblt.models.positions import (
-    Places,
-    PositionConfig,
-    SegmentAwarePosition,
-    document_positions,
-    places,
-)
+from jaxblt.models.positions import Places, PositionConfig, SegmentAwarePosition, document_positions, places
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.models.unmerge import LatestPatch, keep_bytes, smooth
 from jaxblt.parallel.layout import CONTIGUOUS
-from jaxblt.patching import (
-    PatcherConfig,
-    make_patches,
-    prefill_patcher,
-    read_entropies,
-    step_patcher,
-    stream_patcher,
-)
+from jaxblt.patching import PatcherConfig, make_patches, read_entropies
 from jaxblt.patching.learned import BoundaryConfig, Router, confidence
 from jaxblt.patching.patches import Patches, check_patches
+from jaxblt.patching.stream import prefill_patcher, step_patcher, stream_patcher
 from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 
