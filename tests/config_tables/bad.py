@@ -590,12 +590,9 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
     Sticky: {"tau": (-0.1, 1.0, NAN)},
     TopK: {"k": (0, 1.5)},
     Limits: {
-        "least_entropy": (-1.0, NAN),
-        "most_rms": (-1.0, NAN),
-        "most_flips": (-0.1, 1.5, NAN),
+        **dict.fromkeys(("least_entropy", "most_rms"), (-1.0, NAN)),
+        **dict.fromkeys(("most_flips", "least_hits", "most_violations"), (-0.1, 1.5, NAN)),
         **dict.fromkeys(("most_p95", "most_p99"), (0.0, -1.0, NAN)),
-        "least_hits": (-0.1, 1.5, NAN),
-        "most_violations": (-0.1, 1.5, NAN),
     },
 }
 """Of each class values of its fields, each of which is refused by itself."""
