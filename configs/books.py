@@ -116,12 +116,19 @@ def learned() -> Recipe:
     """Return `books` with patches that the model's own loss cuts, of the same mean length; no entropy model is needed.
 
     A byte is scored by how little the encoder's output resembles that of the byte before (H-Net, 2507.07955). The head
-    has a table of its own: one that it shares with the embedding makes all bytes resemble each other early on.
+    has a table of its own: one that it shares with the embedding makes all bytes resemble each other early on. The
+    warm-up is longer, as the rate of cuts swings in the first hundred steps, and refused boundaries end no run then.
     """
     base = blt()
     model = replace(base.model, router=BoundaryConfig(), features_enter="output", tie_head=False)
     return replace(
-        base, name="books_learned", model=model, patcher=PatcherConfig(mode="learned"), entropy_run=None
+        base,
+        name="books_learned",
+        model=model,
+        patcher=PatcherConfig(mode="learned"),
+        entropy_run=None,
+        optimizer=replace(base.optimizer, warmup_steps=400),
+        train=replace(base.train, max_overflow=0.9),
     )
 
 

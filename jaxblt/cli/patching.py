@@ -69,7 +69,7 @@ def load_entropy_model(run_dir: str, step: Step | None = None) -> EntropyModel:
     """Read the entropy model of a byte-patched run, or a byte language model's run itself.
 
     Raises:
-      ValueError: the run has neither.
+      ValueError: the run has neither, or a router in place of an entropy model.
     """
     import jaxblt
 
@@ -78,6 +78,11 @@ def load_entropy_model(run_dir: str, step: Step | None = None) -> EntropyModel:
         context = None if run.patcher is None else run.patcher.entropy_context
         frozen = run.frozen[ENTROPY]
         return EntropyModel(run.recipe.entropy_model, frozen, run.patcher, context, run.recipe.data)
+    if run.patcher is not None and run.patcher.mode == "learned":
+        raise ValueError(
+            f"{run_dir} cuts patches by a router of its own, and patch draws rules and entropies: call "
+            "model.apply(..., method='route') for p (docs/guides/boundaries.md), or name a byte language model's run"
+        )
     if not isinstance(run.recipe.model, ByteLMConfig):
         raise ValueError(f"{run_dir} has no entropy model: name a run of a byte language model")
     context = bounded_context(run.recipe.model, run.recipe.data.seq_len)
