@@ -8,6 +8,7 @@ import pytest
 
 import jaxblt
 from jaxblt.cli import answers as commands
+from jaxblt.cli.generate import generate
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "answers.md").read_text(encoding="utf-8")
 
@@ -24,7 +25,7 @@ def here(runs, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow(days=28, group="pages and gates of benchmarks")
-def test_examples_run(here):
+def test_examples_run(here, runs, monkeypatch, capsysbinary):
     namespace = {"jaxblt": jaxblt}
     examples = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     assert len(examples) == 8
@@ -34,6 +35,11 @@ def test_examples_run(here):
     assert len(namespace["effects"]) == 1
     ((call, around),) = namespace["around"].items()
     assert (len(around), around[5:6].decode()) == (11, call.split()[1][0])
+    told = capsysbinary.readouterr().out.splitlines()[-1]
+    monkeypatch.setattr(jaxblt, "load", lambda *_, **options: runs["bytes"])
+    options = {"max_new_bytes": 256, "temperature": 1.0, "drafts": 8}
+    assert generate("run", prompts=("Once",), **options) == namespace["texts"]
+    assert capsysbinary.readouterr().err == b"drafts: " + told + b"\n"
 
 
 def test_commands_write_what_the_methods_return(here, runs):

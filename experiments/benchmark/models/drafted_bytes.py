@@ -87,7 +87,7 @@ class _Case:
         drafted = [none | {"count": 0, "differ": _differences(texts, texts)}]
         for count in counts:
             for drafter in drafters:
-                figures, others = self._timed(Drafts(count=count, drafter=drafter))  # pyright: ignore[reportArgumentType]
+                figures, others = self._timed(Drafts(count=count, drafter=drafter))
                 own = {"count": count, "drafter": drafter, "differ": _differences(others, texts)}
                 drafted.append(figures | own)
         for way in drafted:
