@@ -13,6 +13,7 @@ from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program,
 from jaxblt.interchange.runs import Dtype, read_run, write_run, write_run_folder
 from jaxblt.interchange.tensors import check_new
 from jaxblt.interchange.weight_files import read_config
+from jaxblt.precision.weights import Scheme
 from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Step, Weights
 from jaxblt.training.stored.resolved import run_files
@@ -36,6 +37,7 @@ def export(
     layer: int | Literal["final"] | None = None,
     pool: Pool | None = None,
     platforms: tuple[Platform, ...] | None = None,
+    quantize: Scheme | None = None,
     to: Literal["vortex", "hyenadna"] | None = None,
 ) -> str:
     """Write a run to one file for other programs.
@@ -58,6 +60,7 @@ def export(
       layer: of embed: number of a block, negative from the end, or "final".
       pool: of embed: "mean" (the default), "last", "per_byte" or "per_patch".
       platforms: that a program is lowered for, cpu and cuda by default.
+      quantize: read kernels of a program in fewer bits: int8, int4, fp8, or w8a8 with activations of 8 bits too.
       to: write a file for this program instead: a .pt file for vortex, which runs Evo 2; safetensors for Hugging
         Face's hyenadna.
 
@@ -69,7 +72,8 @@ def export(
     if isinstance(step, int):
         whole("--step", step, least=0)
     check_new(out, inputs=run_files(run_dir), overwrite=overwrite)
-    given = {"--length": length, "--layer": layer, "--pool": pool, "--platforms": platforms}
+    given: dict[str, object] = {"--length": length, "--layer": layer, "--pool": pool}
+    given |= {"--platforms": platforms, "--quantize": quantize}
     if stablehlo is None:
         _refuse(given, "belongs to --stablehlo")
         run = load(run_dir, step=step, weights=weights)
@@ -84,6 +88,8 @@ def export(
         raise ValueError("--stablehlo needs --length, the positions of a row, such as --length 8192")
     on = PLATFORMS if platforms is None else platforms
     run: Run = load(run_dir, step=step, weights=weights)
+    if quantize is not None:
+        run = run.quantize(quantize)
     if stablehlo == "score":
         made = make_score_program(run, length, platforms=on)
     else:

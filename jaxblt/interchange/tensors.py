@@ -23,6 +23,8 @@ DTYPES = {
     "I64": np.int64,
     "U32": jnp.uint32,
     "U8": jnp.uint8,
+    "I8": jnp.int8,
+    "F8_E4M3": jnp.float8_e4m3fn,
     "BOOL": jnp.bool_,
 }
 """The format's names of dtypes that are read and written."""

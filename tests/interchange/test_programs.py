@@ -21,6 +21,7 @@ from jaxblt.interchange import (
 )
 from jaxblt.interchange import programs as programs_module
 from jaxblt.patching import PatchOverflowWarning
+from jaxblt.precision.weights import SCHEMES
 from tests.answers.runs import HEADS, SEQ_LEN, SHORT, markov_run, random_probabilities
 from tests.interchange.clean import SIZES
 from tests.mixer_table import table
@@ -48,6 +49,14 @@ def test_scores_of_patches_are_the_runs(runs, tmp_path):
     assert "frozen.entropy.embedding.bytes" in program.about["arguments"]
     for size in SIZES:
         check_scores(runs["patches"], program(SHORT[:size])["nats"])
+
+
+@pytest.mark.slow(days=28, group="processes of their own")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_programs_hold_quantised_weights(runs, tmp_path, scheme):
+    run = runs["bytes"].quantize(scheme)
+    write_program(make_score_program(run, SEQ_LEN), tmp_path / "score.bin")
+    check_scores(run, read_program(tmp_path / "score.bin")(SHORT[:2])["nats"])
 
 
 @pytest.mark.parametrize("size", SIZES)
