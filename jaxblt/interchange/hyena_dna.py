@@ -305,14 +305,21 @@ def write_hyena_dna(
     model = run.recipe.model
     if not _is_hyena_dna(model):
         raise ValueError("the run's model is no HyenaDNA: merge adapters first, or leave out --to")
-    params: dict[str, Any] = flatten_dict(nn.meta.unbox(run.params), sep=".")
+    flat: dict[str, Any] = flatten_dict(nn.meta.unbox(run.params), sep=".")
+    params = {name: np.asarray(x, np.float32) for name, x in flat.items()}
     check_finite("the run", params)
     arrays = {
-        name: entry.theirs(*(np.asarray(params[param], np.float32) for param in entry.params))
-        for name, entry in entries(model).items()
+        name: entry.theirs(*(params[param] for param in entry.params))
+        for name, entry in entries(model, rows=_rows_behind(params["head.logits.bias"])).items()
     }
     size = write_tensors(file, arrays, {"format": "pt"})
     return Exported(len(arrays), size)
+
+
+def _rows_behind(bias: np.ndarray) -> int:
+    """Return the rows of the tokenizer's table, of which the bytes that share [UNK] tell."""
+    named, counts = np.unique(rows_of_ids(0), return_counts=True)
+    return len(named) + int(counts.max()) - round(float(np.exp(-bias.min())))
 
 
 def _is_hyena_dna(model: Any) -> bool:

@@ -37,6 +37,13 @@ def trained(tmp_path_factory):
     (folder / "texts" / "one.txt").write_text("A text of one's own, of few words. " * 40)
     calls = [f"one\t{i}\tv{i}\t{bases[i - 1]}\t{'CATG'['ACGT'.index(bases[i - 1])]}\n" for i in (60, 90, 120)]
     (folder / "calls.vcf").write_text("".join(calls))
+    table = ["chromosome\tposition\treference\talt\tfunc.class\n"]
+    cells = [line.split("\t") for line in calls]
+    kinds = ("LOF", "FUNC", "INT")
+    table += [
+        "\t".join([*c[:2], c[3], c[4].strip(), kind]) + "\n" for c, kind in zip(cells, kinds, strict=True)
+    ]
+    (folder / "snvs.tsv").write_text("".join(table))
     devices = jax.devices()
     with compiled_once_and_quickly(str(folder / "compiled")), pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -49,6 +49,7 @@ def _context(
     # Orbax would compile a program that slices, for every shape of a replicated array
     context.array.saving.min_slice_bytes_for_replica_parallel = LEAST_SHARE
     context.asynchronous.post_finalization_callback = on_commit
+    context.memory.transfer_concurrent_bytes = at_a_time
     context.memory.write_concurrent_bytes = at_a_time
     return context
 
