@@ -62,7 +62,7 @@ def by_query(rule: Rule, queries: int) -> Rule:
     """Return a rule whose lists are one for each query, [B, G, T, n]."""
 
     def spread(part: Any) -> Any:
-        if not isinstance(part, Chosen):
+        if not isinstance(part, Chosen) or part.block_q == 1:
             return part
         return Chosen(jnp.repeat(part.lists, part.block_q, axis=2)[:, :, :queries], part.block)
 
@@ -76,7 +76,7 @@ def check_lists(rule: Rule | None, batch: int, queries: int, groups: int, keys: 
     """
     parts = jax.tree.leaves(rule, is_leaf=lambda part: isinstance(part, Chosen))
     for part in (x for x in parts if isinstance(x, Chosen)):
-        rows, shape = -(-queries // part.block_q), part.lists.shape
+        rows, shape = queries if part.block_q == 1 else -(-queries // part.block_q), part.lists.shape
         if len(shape) != 4 or shape[:3] not in [(batch, groups, rows), (batch, 1, rows)]:
             raise ValueError(
                 f"lists of Chosen must have shape [B, G or 1, rows, n] with B = {batch}, G = {groups} and "

@@ -188,7 +188,7 @@ def _completed(met: Meeting, documents: Int[Array, "B T"], sums: Sums, size: int
     place = jnp.minimum(numbers, sums.tokens.shape[1] - 1)
     k, v = (
         x + jnp.where(begun, jnp.take_along_axis(old, place[..., None, None], 1), 0)
-        for x, old in zip(found[:2], sums[:2], strict=True)
+        for x, old in ((found.k, sums.k), (found.v, sums.v))
     )
     count = found.tokens + jnp.where(begun[..., 0, 0], jnp.take_along_axis(sums.tokens, place, 1), 0)
     return Sums(k, v, count).pool(document, numbers, new.k.dtype)

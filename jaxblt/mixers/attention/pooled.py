@@ -6,12 +6,15 @@ document's own grid, so they are the same in packed rows, alone, and in a stream
 
 from typing import NamedTuple
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.show import show
 from pallas_kernels.attention import attention, masks
+from pallas_kernels.runtime import is_symbolic
 
 NEVER = 1 << 30
 """Index of the end of a block that is not there."""
@@ -39,17 +42,20 @@ class Pooled(NamedTuple):
         return Pooled(*(jnp.concatenate(pair, 1) for pair in zip(self, other, strict=True)))
 
 
-class Sums(NamedTuple):
-    """Sums over the tokens of blocks, fp32, and how many tokens there are."""
+@flax.struct.dataclass
+class Sums:
+    """Sums of keys and of values over the tokens of blocks, fp32, and how many tokens there are."""
 
     k: Float[Array, "B M G K"]
     v: Float[Array, "B M G K"]
     tokens: Float[Array, "B M"]
 
+    __repr__ = show
+
     def pool(self, ids: Int[Array, "B M"], numbers: Int[Array, "B M"], dtype: jnp.dtype) -> Pooled:
         """Return the means of blocks of documents `ids`; a block without tokens is not there."""
         count = jnp.maximum(self.tokens, 1)[..., None, None]
-        k, v = ((x / count).astype(dtype) for x in self[:2])
+        k, v = ((x / count).astype(dtype) for x in (self.k, self.v))
         return Pooled(k, v, jnp.where(self.tokens > 0, ids, 0), numbers)
 
 
@@ -81,7 +87,7 @@ def sum_blocks(
     """
     place = ends[..., None] + jnp.arange(1 - size, 1, dtype=jnp.int32)[None, None]
     inside = (place >= 0) & (place < k.shape[1])
-    place = jnp.clip(place, 0, k.shape[1] - 1).reshape(len(k), -1)
+    place = jnp.clip(place, 0, k.shape[1] - 1).reshape(ends.shape[0], ends.shape[1] * size)
     there = jnp.take_along_axis(counted, place, 1).reshape(inside.shape) == wanted[..., None]
     there = (inside & there).astype(jnp.float32)
 
@@ -107,14 +113,14 @@ def choose_blocks(
     times: Int[Array, "B T"],
     size: int,
     top_k: int,
-) -> Int[Array, "B T G top"]:
+) -> Int[Array, "B T G n"]:
     """Return the numbers of the `top_k` blocks that heads of a group attend to most; -1 where there are fewer.
 
     Shares of attention to pooled blocks are summed over the query heads of a key head (2502.11089, eq. 10). They are
     made in strips of `STRIP` queries. There is no gradient: attention to the pooled blocks has it.
     """
     (batch, length, heads, width), groups = q.shape, pooled.k.shape[2]
-    strips = -(-length // STRIP)
+    strips = 1 if is_symbolic(length) else -(-length // STRIP)
     size_of = -(-length // strips)
 
     def cut(x: Array) -> Array:
@@ -129,10 +135,13 @@ def choose_blocks(
         seen = (seen & (pooled.numbers[:, None] < times[:, :, None] // size))[:, None, None]
         shares = jax.nn.softmax(jnp.where(seen, scores * width**-0.5, -1e30), -1)
         shares = jnp.sum(jnp.where(seen, shares, -1.0), 2)
-        found, best = lax.top_k(shares, min(top_k, shares.shape[-1]))
-        numbers = jnp.take_along_axis(pooled.numbers[:, None, None], best, -1)
+        # Leave room behind the blocks, as there may be fewer than are chosen.
+        shares = jnp.pad(shares, ((0, 0), (0, 0), (0, 0), (0, top_k)), constant_values=-1.0)
+        found, best = lax.top_k(shares, top_k)
+        numbers = jnp.take_along_axis(numbers_of, best, -1)
         return jnp.where(found >= 0, numbers, -1).swapaxes(1, 2)
 
     q, pooled = lax.stop_gradient((q, pooled))
+    numbers_of = jnp.pad(pooled.numbers, ((0, 0), (0, top_k)))[:, None, None]
     chosen = lax.map(choose, (cut(q), cut(ids), cut(times)))
-    return jnp.moveaxis(chosen, 0, 1).reshape(batch, strips * size_of, groups, -1)[:, :length]
+    return jnp.moveaxis(chosen, 0, 1).reshape(batch, strips * size_of, groups, top_k)[:, :length]
