@@ -86,6 +86,7 @@ def stack_of(name, **changes):
 QUICK = ("start", "merged", "learns", "packed", "holes_streamed")
 
 
+@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_properties")
 def test_a_routed_adapter(caplog):
     caplog.set_level("INFO", "jaxblt.testing")
     assert check_adapter(stack_of("chunk"), only=QUICK, length=16) == list(QUICK)
@@ -121,6 +122,7 @@ class NeighbourConfig:
         return None
 
 
+@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_properties")
 def test_products_of_a_users_mixer_are_sites():
     stack = stack_of("chunk", pattern="N", mixers={"N": NeighbourConfig()})
     stack = dataclasses.replace(stack, adapter=dataclasses.replace(stack.adapter, sites=("mixer/pick",)))

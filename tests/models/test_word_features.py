@@ -67,6 +67,7 @@ def test_words_are_counted_and_weighed_as_written_out(both_strands, places):
     np.testing.assert_allclose(weighed, np.concatenate(blocks, 1), rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.slow(days=7, group="weekly", turn="models/test_word_features")
 def test_a_head_without_states_is_the_regression_and_states_add_to_it():
     config = LabelHeadConfig(outputs=3, words=WordsConfig(longest=2))
     rng = np.random.default_rng(0)

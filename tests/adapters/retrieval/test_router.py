@@ -6,6 +6,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxblt.adapters import AdapterConfig, ChunkMean, Neighbours, Prefix, RouterConfig, join_params
 from jaxblt.adapters.code.batch_documents import of_slots
@@ -49,6 +50,7 @@ def params(kept=30, config=CONFIG):
     return params_of(config) | {"index": {name: jnp.asarray(x) for name, x in arrays.items()}}
 
 
+@pytest.mark.slow(days=7, group="weekly", turn="adapters/retrieval/test_router")
 def test_the_code_is_f_of_the_chunk_before_and_its_neighbours():
     """By hand for the first document: query, search, norms, and the two layers."""
     code, p = whole(CONFIG, params(), inputs(), DOCUMENTS), jax.tree.map(np.asarray, params())
