@@ -18,13 +18,21 @@ from jaxblt.mixers import (
     SlotMemoryConfig,
 )
 from jaxblt.side_outputs import SIDE_OUTPUTS
+from pallas_kernels.attention.rules import Strided
 from tests.mixers.configs import ALL
 
 MEMORY = {"dim": 8, "num_heads": 2, "chunk_size": 4}
 CONFIGS: dict[str, MixerConfig] = {
     **{
         name: ALL[name]
-        for name in ("attention", "attention_alibi", "hyena_modal", "hyena_implicit", "recurrence")
+        for name in (
+            "attention",
+            "attention_alibi",
+            "sparse_attention",
+            "hyena_modal",
+            "hyena_implicit",
+            "recurrence",
+        )
     },
     **{
         name: ALL[name]
@@ -52,6 +60,8 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "position": ("alibi", "none"),
     "rope_theta": (500.0,),
     "rope_scale": (3.0,),
+    "rule": (Strided(4),),
+    "block": (2, 8),
     "in_bias": (True, False),
     "out_bias": (True,),
     "implementation": ("reference",),
@@ -86,7 +96,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "novelty": (0.1,),
     "balance": (0.3,),
     "usage_decay": (0.3,),
-    "top_k": (2,),
+    "top_k": (2, 1),
     "prune_below": (0.3,),
     "prune_after": (3,),
 }
