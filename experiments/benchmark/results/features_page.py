@@ -12,13 +12,19 @@ RECORD, PAGE = "docs/features.toml", "docs/features.md"
 STATES = ("yes", "part", "no")
 TOLD = """# Features
 
-What each of five systems was to have, and what there is. A row is `yes` where a test or a measurement shows all of it,
-`part` where something lacks, and `no` where nothing does it. A test runs by `pytest --slow TEST`. `python -m
-experiments.benchmark NAME` measures; [results](results.md) has its figures. [Known limits](known-limits.md) says what
-fails or is slow.
+Five systems were the models of this library. The tables list their features, and where each is here.
 
-The page is written by `python -m experiments.benchmark features_page` from `docs/features.toml`. A test imports what it
-names, and looks each test and command up."""
+| state | means |
+| --- | --- |
+| yes | it is here, and the last column shows it |
+| part | the column "lacks" says what is missing, or was not measured |
+| no | nothing here does it |
+
+A test runs by `pytest --slow TEST`. Figures of benchmarks stand in [results](results.md). What fails or is slow stands
+in [known limits](known-limits.md).
+
+`python -m experiments.benchmark features_page` writes the page from `docs/features.toml`. A test imports all names, and
+looks up all tests and commands."""
 
 
 def features_page(root: str = ".") -> None:
