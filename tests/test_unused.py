@@ -97,7 +97,9 @@ def uses(module: str) -> Iterator[Place]:
 def shown() -> frozenset[str]:
     """Return the words in the code of all pages and notebooks."""
     pages = [
-        page for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if page.stem != "CHANGELOG"
+        page
+        for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+        if page.stem not in ("CHANGELOG", "features")
     ]
     code = [part for page in pages for part in CODE.findall(page.read_text(encoding="utf-8"))]
     for notebook in (ROOT / "experiments").rglob("*.ipynb"):

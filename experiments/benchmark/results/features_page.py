@@ -1,0 +1,69 @@
+"""The page of features by system, written from docs/features.toml."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.benchmark.results.table import markdown
+
+RECORD, PAGE = "docs/features.toml", "docs/features.md"
+STATES = ("yes", "part", "no")
+TOLD = """# Features
+
+Five systems were the models of this library. The tables list their features, and where each is here.
+
+| state | means |
+| --- | --- |
+| yes | it is here, and the last column shows it |
+| part | the column "lacks" says what is missing, or was not measured |
+| no | nothing here does it |
+
+A test runs by `pytest --slow TEST`. Figures of benchmarks stand in [results](results.md). What fails or is slow stands
+in [known limits](known-limits.md).
+
+`python -m experiments.benchmark features_page` writes the page from `docs/features.toml`. A test imports all names, and
+looks up all tests and commands."""
+
+
+def features_page(root: str = ".") -> None:
+    """Write the page of features by system from docs/features.toml.
+
+    Args:
+      root: of the repository.
+    """
+    Path(root, PAGE).write_text(page(read_systems(Path(root))), encoding="utf-8")
+    print(PAGE)
+
+
+def read_systems(root: Path) -> list[dict[str, Any]]:
+    """Return the systems of the record, each with its name and its features."""
+    return tomllib.loads((root / RECORD).read_text(encoding="utf-8"))["systems"]
+
+
+def page(systems: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    parts = [TOLD, markdown(("system", "features", *STATES), map(_counts, systems))]
+    for system in systems:
+        heads = ("id", "feature", "state", "lacks", "name", "shown by")
+        parts += [f"## {system['name']}", markdown(heads, map(_row, system["features"]))]
+    return "\n\n".join(parts) + "\n"
+
+
+def state_of(feature: Mapping[str, Any]) -> str:
+    """Return yes, part or no: a feature that has no place is absent, and one that lacks something a part."""
+    if "where" not in feature:
+        return "no"
+    return "part" if "lacks" in feature else "yes"
+
+
+def _counts(system: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = Counter(map(state_of, system["features"]))
+    return system["name"], str(counts.total()), *(str(counts[state]) for state in STATES)
+
+
+def _row(feature: Mapping[str, Any]) -> tuple[str, ...]:
+    names = ", ".join(f"`{name}`" for name in feature.get("where", ()))
+    shown = f"`{feature['shown_by']}`" if "shown_by" in feature else ""
+    return feature["id"], feature["what"], state_of(feature), feature.get("lacks", ""), names, shown
