@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxblt.adapters import AdapterConfig, attach
-from jaxblt.inference import generate
+from jaxblt.inference import Decoder, generate
 from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling, programs
+from jaxblt.inference.unroll import unroll_params
 from tests.answers.runs import make_run
 from tests.inference.test_adapters import BASE, PROMPTS, ROUTER
 from tests.parameters import drawn
@@ -54,6 +55,24 @@ def test_bytes_of_an_adapter_are_those_of_generate(run, alone):
     asked = {"max_new_bytes": 48, "seed": [7] * len(REQUESTS), "adapters": ADAPTERS}
     prompts = [request.prompt for request in REQUESTS]
     assert generate(run.decoder, run.decoder_params, prompts, **asked) == alone
+
+
+@pytest.mark.slow(days=7, group="weekly", turn="inference/engine/test_row_codes")
+def test_routers_of_blocks_take_the_adapter_of_their_row():
+    """Rows decode layer by layer, so the layers of a scanned stack have other names there."""
+    router = replace(ROUTER, per="block")
+    model = attach(
+        replace(BASE, stack=replace(BASE.stack, num_layers=2)), AdapterConfig(rank=2, router=router)
+    )
+    params = drawn(model.build(), jnp.zeros((1, 8), jnp.int32))["params"]
+    with Engine(make_run(model, params=params), CONFIG) as engine:
+        streams = [engine.submit(request) for request in REQUESTS[2:]]
+        found = [stream.read().data for stream in streams]
+    apart = replace(model, stack=replace(model.stack, scan=False))
+    asked = {"max_new_bytes": 48, "seed": [7] * 3, "adapters": ADAPTERS[2:]}
+    expected = generate(Decoder(apart), {"model": unroll_params(params)}, [PROMPTS[1]] * 3, **asked)
+    assert found == expected
+    assert len(set(found)) == 3
 
 
 @pytest.mark.parametrize(
