@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields, number
 
@@ -108,6 +109,7 @@ class Request:
       sampling: how.
       deadline_s: seconds after which it ends, whether it waits or decodes; None for no limit.
       max_unread: bytes that may wait for a slow reader, who is cancelled beyond; None for no limit.
+      adapter: of a model with a router, one of `Engine.adapters`; None for the code that the router makes.
     """
 
     prompt: bytes
@@ -115,6 +117,7 @@ class Request:
     sampling: Sampling = Sampling()
     deadline_s: float | None = None
     max_unread: int | None = None
+    adapter: Adapter = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, bytes):

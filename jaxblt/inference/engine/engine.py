@@ -19,6 +19,7 @@ from jaxblt.inference.decode import Decoder
 from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Piece, Request, Sampling
 from jaxblt.inference.engine.prefixes import PrefixCache
 from jaxblt.inference.engine.programs import Drawn, LanePrograms, copy_prompt, piece_sizes
+from jaxblt.inference.engine.row_codes import choose_codes_of_rows, list_adapters
 from jaxblt.inference.engine.schedule import Part, Scheduler, Ticket
 from jaxblt.inference.engine.stream import StopStrings, Stream, empty_piece
 from jaxblt.inference.prompts import Prefix
@@ -81,8 +82,8 @@ class Engine:
     """Requests over one model, decoded together.
 
     A round draws up to 8 bytes for every request that has a slot, and reads `piece_bytes` of prompts at the most. The
-    bytes of a request depend on its prompt, its sampling, its lane and the model only, never on other requests. The
-    results of a round are read while the device works on the next one.
+    bytes of a request depend on its prompt, its sampling, its adapter, its lane and the model only, never on other
+    requests. The results of a round are read while the device works on the next one.
 
         with Engine(run, EngineConfig(lanes=(Lane(slots=8, capacity=8192),))) as engine:
             for piece in engine.submit(Request(b"Once", max_new_bytes=64)):
@@ -108,7 +109,7 @@ class Engine:
         Raises:
           ValueError: the model or its patcher sees the future.
         """
-        self.config = config
+        self.config, self._model = config, run.decoder.model
         decoder, self._params = run.decoder, nn.meta.unbox(run.decoder_params)
         self._letters = letters_of(run.recipe.data) if as_trained else None
         self._lanes = [LanePrograms(decoder, self._params, lane) for lane in config.lanes]
@@ -140,6 +141,11 @@ class Engine:
             return Stats(scheduler.waiting, scheduler.running, dict(scheduler.ended), *counts)
 
     @property
+    def adapters(self) -> tuple[int | str, ...]:
+        """Adapters that a request may have in the place of the router's code; none without a router."""
+        return list_adapters(self._model)
+
+    @property
     def failure(self) -> Exception | None:
         """The error that ended the engine's thread."""
         return self._error
@@ -150,10 +156,11 @@ class Engine:
         Nothing comes before the engine is entered.
 
         Raises:
-          ValueError: no lane holds the request.
+          ValueError: no lane holds the request, or there is no such adapter.
           Refused: as many wait as may.
           RuntimeError: the engine is closed or has failed.
         """
+        choose_codes_of_rows(self._model, [request.adapter])
         prompt = request.prompt if self._letters is None else self._letters.read(request.prompt)
         with self._changed:
             if self._closing or self._error is not None:
@@ -281,12 +288,13 @@ class Engine:
         Returns an array to wait for, or None if nothing is read.
         """
         ticket, lane, done = part.ticket, self._lanes[part.ticket.lane], None
+        adapter = job.stream.request.adapter
         if job.prompt is None:
             job.prompt = lane.begin()
         if part.size:
-            job.prompt, done = lane.read(job.prompt, job.ids[part.start : part.stop], part.size)
+            job.prompt, done = lane.read(job.prompt, job.ids[part.start : part.stop], part.size, adapter)
             self._read += part.stop - part.start
-            self._prefixes.put(ticket.lane, job.ids, part.stop, job.prompt)
+            self._prefixes.put(ticket.lane, adapter, job.ids, part.stop, job.prompt)
         if part.is_last:
             # A cancelled request has no slot any more
             if ticket.slot is not None:
@@ -297,7 +305,7 @@ class Engine:
     def _find_prefix(self, ticket: Ticket) -> int:
         """Return how much of a prompt is known, and take its state."""
         job = self._jobs[ticket]
-        count, job.prompt = self._prefixes.take(ticket.lane, job.ids)
+        count, job.prompt = self._prefixes.take(ticket.lane, job.stream.request.adapter, job.ids)
         self._known += count
         return count
 

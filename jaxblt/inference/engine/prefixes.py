@@ -2,7 +2,8 @@
 
 States are kept at a prompt's end, at the last piece's edge before it, and at every edge up to which an earlier prompt
 had the same bytes. They stay under a budget of bytes, and the one that was not used for longest leaves first. A state
-is used only where the prompt's own pieces end: the cache changes no bit of what is drawn.
+is used only where the prompt's own pieces end, and by requests of the same adapter: the cache changes no bit of what
+is drawn.
 """
 
 from collections import OrderedDict
@@ -11,11 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.inference.engine.programs import copy_prompt
 from jaxblt.inference.prompts import Prefix
 
-Key = tuple[int, bytes]
-"""A lane, and the ids that were read."""
+Key = tuple[int, Adapter, bytes]
+"""A lane, the adapter that the ids were read with, and the ids."""
 
 MOST_SEEN = 65_536
 """Edges of prompts that are remembered without a state."""
@@ -39,12 +41,12 @@ class PrefixCache:
         self._kept: OrderedDict[Key, tuple[Prefix, int]] = OrderedDict()
         self._seen: OrderedDict[int, None] = OrderedDict()
 
-    def put(self, lane: int, ids: np.ndarray, stop: int, prompt: Prefix) -> None:
+    def put(self, lane: int, adapter: Adapter, ids: np.ndarray, stop: int, prompt: Prefix) -> None:
         """Keep the state behind the ids 0..stop of a prompt, if later prompts are likely to ask for it."""
         size = _size(prompt)
         if size > self._budget:
             return
-        key = (lane, ids[:stop].tobytes())
+        key = (lane, adapter, ids[:stop].tobytes())
         last = (len(ids) - 1) // self._piece * self._piece
         if stop not in (len(ids), last) and not self._is_known(hash(key)):
             return
@@ -66,11 +68,11 @@ class PrefixCache:
             self._seen.popitem(last=False)
         return False
 
-    def take(self, lane: int, ids: np.ndarray) -> tuple[int, Prefix | None]:
+    def take(self, lane: int, adapter: Adapter, ids: np.ndarray) -> tuple[int, Prefix | None]:
         """Return how many ids of a prompt are known, and the state behind them; 0 and None if there is none."""
         edges = range((len(ids) - 1) // self._piece * self._piece, 0, -self._piece)
         for stop in (len(ids), *edges) if self._kept else ():
-            key = (lane, ids[:stop].tobytes())
+            key = (lane, adapter, ids[:stop].tobytes())
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return stop, copy_prompt(self._kept[key][0])

@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.data.vocab import EOS, PAD, VOCAB_SIZE
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder
 from jaxblt.inference.engine.config import TOP, Lane, Request
+from jaxblt.inference.engine.row_codes import choose_codes_of_rows
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import Prefix, begin_prompts, read_piece
@@ -23,6 +25,7 @@ from jaxblt.inference.requests import Requests
 from jaxblt.inference.rows import put_rows
 from jaxblt.inference.sampling import alphabet_table, sample, sampling_arrays
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
+from jaxblt.models.adapter import CHOSEN
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
 
@@ -45,6 +48,7 @@ class LaneRows:
       counts: how often each request has drawn each id.
       requests: what each asks for.
       penalties: for each drawing of an id, and for an id that was drawn.
+      chosen: codes in the place of the router's, as of `choose_adapters`; empty for a model without a router.
     """
 
     state: DecoderState
@@ -54,6 +58,7 @@ class LaneRows:
     counts: Int[Array, "S V"]
     requests: Requests
     penalties: Float[Array, "S 2"]
+    chosen: dict[str, Any]
 
     __repr__ = show
 
@@ -88,25 +93,31 @@ class LanePrograms:
         self._decoder, self._apart, self._lane = decoder, unrolled(decoder), lane
         self._params = prepare_decoding(decoder, params, rows=lane.slots, num_bytes=lane.capacity)
         self._rows = _empty(decoder, lane)
-        layers = unroll_params(self._params)
-        self._narrow = narrow_params(self._apart, lane.slots, layers, self._rows.state)
+        layers = {**unroll_params(self._params), CHOSEN: self._rows.chosen}
+        # Leave the codes to the rows: those here would be used up with them
+        self._narrow = narrow_params(self._apart, lane.slots, layers, self._rows.state) | {CHOSEN: {}}
 
     def begin(self) -> Prefix:
         """Return a prompt of which nothing was read."""
         return _begin(self._decoder, self._lane)
 
-    def read(self, before: Prefix, ids: np.ndarray, size: int) -> tuple[Prefix, Array]:
-        """Read the next ids of a prompt, in a row of `size`; `before` is used up.
+    def read(
+        self, before: Prefix, ids: np.ndarray, size: int, adapter: Adapter = None
+    ) -> tuple[Prefix, Array]:
+        """Read the next ids of a prompt with an adapter, in a row of `size`; `before` is used up.
 
         Returns the prompt, and an array to wait for, which no later call uses up.
         """
         row = np.full((1, size), PAD, np.int32)
         row[0, : len(ids)] = ids
-        return _read(self._decoder, self._params, before, row, np.arange(size)[None] < len(ids))
+        params = {**self._params, CHOSEN: choose_codes_of_rows(self._decoder.model, [adapter])}
+        return _read(self._decoder, params, before, row, np.arange(size)[None] < len(ids))
 
     def enter(self, slot: int, prompt: Prefix, request: Request) -> None:
         """Put a prompt that was read into a row."""
-        self._rows = _enter(self._rows, np.int32(slot), prompt, *_asked(request))
+        # Name the layers of the unrolled model: blocks may have routers of their own
+        chosen = choose_codes_of_rows(self._apart.model, [request.adapter])
+        self._rows = _enter(self._rows, np.int32(slot), prompt, *_asked(request), chosen)
 
     def decode(self, slots: set[int]) -> Drawn:
         """Draw the next bytes of the rows in these slots, and end all others; the result is on its way."""
@@ -172,6 +183,7 @@ def _empty(decoder: Decoder, lane: Lane) -> LaneRows:
             alphabet=jnp.ones((slots, VOCAB_SIZE), bool),
         ),
         penalties=jnp.zeros((slots, 2), jnp.float32),
+        chosen=jax.tree.map(jnp.asarray, choose_codes_of_rows(unrolled(decoder).model, [None] * slots)),
     )
 
 
@@ -186,7 +198,12 @@ def _read(
 
 @partial(jax.jit, donate_argnums=0)
 def _enter(
-    rows: LaneRows, slot: Int[Array, ""], prompt: Prefix, asked: Requests, penalties: Float[Array, "1 2"]
+    rows: LaneRows,
+    slot: Int[Array, ""],
+    prompt: Prefix,
+    asked: Requests,
+    penalties: Float[Array, "1 2"],
+    chosen: dict[str, Any],
 ) -> LaneRows:
     state, logits, sound = prompt
     part = LaneRows(
@@ -197,6 +214,7 @@ def _enter(
         counts=jnp.zeros(logits.shape, jnp.int32),
         requests=asked,
         penalties=penalties,
+        chosen=chosen,
     )
     return put_rows(rows, slot[None], part)
 
@@ -207,6 +225,7 @@ def _decode(
 ) -> tuple[LaneRows, Drawn]:
     """Draw `STEPS` bytes of the rows that are live; the key of a byte comes from seed and position alone."""
     rows, asked = rows.replace(done=rows.done | ~live), rows.requests  # pyright: ignore[reportAttributeAccessIssue]
+    params = {**params, CHOSEN: rows.chosen}
     keys = jax.vmap(lambda seed, number: jax.random.fold_in(make_key(seed), number))(
         asked.seeds, asked.indices
     )

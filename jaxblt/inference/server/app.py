@@ -141,6 +141,7 @@ class _Routes:
         service = self.service
         model = {"id": service.name, "object": "model", "created": service.created, "owned_by": "jaxblt"}
         model |= {"max_bytes": service.capacity, "threshold": service.threshold}
+        model["adapters"] = list(service.adapters)
         return answer_json(_now({"object": "list", "data": [model]}))
 
     async def show_page(self, request: Any) -> Answer:

@@ -14,16 +14,16 @@ from jaxblt.inference.engine.config import MOST_PENALTY, TOP, join_pieces
 from jaxblt.inference.sampling import LARGEST, SMALLEST
 from jaxblt.inference.server.errors import ApiError, told
 from jaxblt.inference.server.fields import Fields, encode_text
-from jaxblt.inference.server.service import Service, follow
+from jaxblt.inference.server.service import ROUTED, Service, follow
 from jaxblt.inference.server.text import Text, logprobs_of
 from jaxblt.validation import MOST, MOST_SEED
 
 FIELDS = (
     *("model", "prompt", "prompt_base64", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop"),
     *("alphabet", "frequency_penalty", "presence_penalty", "n", "best_of", "echo", "logprobs", "stream"),
-    *("stream_options", "user", "patches"),
+    *("stream_options", "user", "patches", "adapter"),
 )
-"""Fields of a request; "alphabet", "top_k", "prompt_base64" and "patches" are ours, "user" is not read."""
+"""Fields of a request; OpenAI has no "alphabet", "top_k", "prompt_base64", "patches", "adapter"; "user" is not read."""
 MOST_STOPS = 16
 """Stop strings of a request."""
 
@@ -74,7 +74,12 @@ def read_completion(data: bytes, service: Service) -> Completion:
         )
     limit = fields.whole("max_tokens", min(16, service.capacity), least=1, most=service.capacity)
     samplings = _samplings(fields, count)
-    limits = {"deadline_s": service.limits.seconds, "max_unread": service.limits.unread_bytes}
+    adapter = fields.choice("adapter", service.adapters)
+    limits: dict[str, Any] = {
+        "deadline_s": service.limits.seconds,
+        "max_unread": service.limits.unread_bytes,
+        "adapter": None if adapter == ROUTED else adapter,
+    }
     return Completion(
         tuple(Request(prompt, limit, sampling, **limits) for prompt in prompts for sampling in samplings),
         count=count,

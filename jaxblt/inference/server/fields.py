@@ -64,9 +64,15 @@ class Fields:
 
         return self._of(name, {}, fits, f'an object such as {{"{key}": true}}').get(key, False)
 
-    def choice(self, name: str, choices: Sequence[str]) -> str:
-        """Return one of the choices, the first if it is left out."""
-        return self._of(name, choices[0], lambda value: value in choices, f"one of {', '.join(choices)}")
+    def choice(self, name: str, choices: Sequence[str | int]) -> Any:
+        """Return one of the choices, the first if it is left out; None if there are none."""
+
+        def fits(value: Any) -> bool:
+            # Compare types too: JSON's true is no number 1
+            return any(type(value) is type(choice) and value == choice for choice in choices)
+
+        expected = f"one of {', '.join(map(str, choices))}" if choices else "left out, the model offers none"
+        return self._of(name, choices[0] if choices else None, fits, expected)
 
     def text(self, name: str, default: str | None = None) -> Any:
         """Return text."""

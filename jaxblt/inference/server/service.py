@@ -11,6 +11,9 @@ from jaxblt.inference.engine.engine import DecodableRun
 from jaxblt.inference.server.errors import ApiError
 from jaxblt.validation import check_bounds, check_fields
 
+ROUTED = "router"
+"""The adapter of clients that leave it to the router."""
+
 
 @runtime_checkable
 class ServedRun(DecodableRun, Protocol):
@@ -83,6 +86,12 @@ class Service:
     def capacity(self) -> int:
         """Bytes of the longest document that a lane holds, prompt and new bytes together."""
         return max(lane.capacity for lane in self.engine.config.lanes) - 1
+
+    @property
+    def adapters(self) -> tuple[str | int, ...]:
+        """The adapters that clients may name, the default first; none for a model without a router."""
+        found = self.engine.adapters
+        return (ROUTED, *found) if found else ()
 
     @property
     def threshold(self) -> float | None:

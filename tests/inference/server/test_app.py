@@ -21,10 +21,12 @@ import pytest
 import jaxblt
 import jaxblt.inference.engine
 from jaxblt.inference import SamplingConfig
-from jaxblt.inference.engine import Engine, Request
+from jaxblt.inference.engine import Engine, Request, Sampling
 from jaxblt.inference.server import Limits, Service, make_app
 from jaxblt.inference.server.completions import FIELDS
+from tests.answers.runs import make_run
 from tests.docs.documents import ROOT, blocks
+from tests.inference.engine import test_row_codes as routed
 from tests.inference.server.conftest import CONFIG, LIMITS, Reply, call, post
 
 BYTES = bytes(range(256))
@@ -160,6 +162,7 @@ WRONG = [
     ({"alphabet": ""}, 400, None, "Sampling.alphabet holds b''"),
     ({"seed": -1}, 400, "seed", "seed must lie in 0..4294967295, got -1"),
     ({"frequency_penalty": 101}, 400, "frequency_penalty", "must lie in -100.0..100.0, got 101"),
+    ({"adapter": 0}, 400, "adapter", "adapter must be left out, the model offers none, got 0"),
     ({"stream_options": {"usage": 1}}, 400, "stream_options", "stream_options must be an object"),
 ]
 
@@ -191,6 +194,23 @@ def test_models_health_and_metrics(app):
     ):
         assert line in text
     assert 'jaxblt_responses_total{path="/v1/completions",status="200"}' in text
+
+
+def test_a_client_chooses_an_adapter_that_the_model_offers():
+    run = make_run(routed.MODEL)
+    with Engine(run, routed.CONFIG) as engine:
+        app = make_app(Service(run, engine, "bank"))
+        offered = ["router", "base", "static", 0, 1]
+        assert call(app, "GET", "/v1/models").json["data"][0]["adapters"] == offered
+        for name, adapter in zip(offered, (None, "base", "static", 0, 1), strict=True):
+            alone = engine.submit(Request(b"ab", 20, Sampling(seed=5), adapter=adapter)).read()
+            [choice] = completed(app, adapter=name, prompt=None, prompt_base64="YWI=").json["choices"]
+            assert base64.b64decode(choice["base64"]) == alone.data
+        for wrong in (2, "poet", True, 1.0, [0]):
+            reply = post(app, "/v1/completions", {"prompt": "a", "adapter": wrong})
+            said = f"adapter must be one of router, base, static, 0, 1, got {wrong!r}"
+            assert (reply.status, reply.json["error"]["param"]) == (400, "adapter")
+            assert reply.json["error"]["message"] == said
 
 
 def test_a_key_is_asked_for(service):
