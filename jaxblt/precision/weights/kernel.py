@@ -71,7 +71,7 @@ class Quantized(StoredKernel):
         """Return x W, summed in fp32 or int32, and rounded once to what `layer` returns."""
         given = x.astype(layer.dtype)
         if self.scheme == "w8a8":
-            y = _multiply_integers(layer.equation, self, given)
+            y: Any = _multiply_integers(layer.equation, self, given)
         elif self.scheme == "int4":
             y = _product(layer, given, self.dense())
         else:
