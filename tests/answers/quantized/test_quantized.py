@@ -26,6 +26,7 @@ from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.precision.weights import bits_per_weight, count_bytes, dense_params, has_quantized
 from jaxblt.testing.tolerances import bound
+from jaxblt.training.flops import count_params
 from jaxblt.training.start.frozen import load_params
 from jaxblt.training.start.initial_params import stored_params
 from jaxblt.training.stored.integrity import CheckpointCorrupt
@@ -80,6 +81,7 @@ def test_bytes_are_those_that_the_scheme_says(run, int4, products):
     bits = bits_per_weight(run.params, quantised, "int4", quantised)
     assert count_bytes(run.params) - count_bytes(int4.params) == weights * (32 - bits) / 8
     assert f"{sum(x.size for x in jax.tree.leaves(run.params)):,} parameters" in repr(int4)
+    assert count_params(int4.params) == count_params(run.params)
 
 
 @pytest.mark.slow(days=14, group="prompts and caches")
