@@ -194,6 +194,11 @@ class StoredKernel(ABC):
     def shape(self) -> tuple[int, ...]:
         """Shape of the kernel that it stands for."""
 
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Weights that it stands for, of all layers."""
+
     @abstractmethod
     def multiply(self, layer: "Linear", x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return x W, as `layer` multiplies."""

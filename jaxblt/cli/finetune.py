@@ -162,10 +162,12 @@ def main(argv: Sequence[str]) -> None:
     if not Path(run_dir).is_dir():
         return
     data = recipe.data
+    has_best = fitted.finished or bool(fitted.validation)
     is_asked = options.baselines and (fitted.finished or fitted.timed_out) and jax.process_count() == 1
     if is_asked and isinstance(data, LabelledDataConfig) and is_comparable(data) and read_parts(data)["test"]:
-        run = jaxblt.load(run_dir, step="best" if recipe.train.keep_best else None)
+        run = jaxblt.load(run_dir, step="best" if recipe.train.keep_best and has_best else None)
         print("\n".join(compare(data, run.evaluate("test")).lines))
         if run.step == 0:
             print("the best checkpoint is the start: on validation, training came to nothing better")
-    print(f"next: jaxblt evaluate {run_dir} --step best --predictions predictions.tsv")
+    best = " --step best" if has_best else ""
+    print(f"next: jaxblt evaluate {run_dir}{best} --predictions predictions.tsv")

@@ -76,10 +76,12 @@ def quantize(
     options = {"products": chosen, "keep": keep, "entropy": entropy, "chooser": chooser}
     calibration = None if chooser is None else data
     made = run.quantize(scheme, calibration=calibration, **options)
+    # Measure first: records that cannot be scored would leave a folder that the next attempt refuses
+    sums = _sums(run, made, data, entropy=entropy)
     write_quantized(made, out)
     rows = _rows(made.params, products, dict(found))
     table = format_table(["product", "weights", "bits", "bits per byte lost alone"], rows, digits=5)
-    return "\n".join([table, "", *_sums(run, made, data, entropy=entropy), f"written: {out}"])
+    return "\n".join([table, "", *sums, f"written: {out}"])
 
 
 def _check(scheme: str, out: Path, data: Path | None, asked: dict[str, bool]) -> None:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from jaxblt.layers import StoredKernel
 from jaxblt.training.optimisers.adamw import axis_names
 
 HASH = "hash"
@@ -22,14 +23,23 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def count_params(boxed: Any) -> tuple[int, int]:
-    """Count all parameters, and those outside hash tables, whose axis or path says "hash"."""
-    leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: hasattr(x, "unbox"))
-    sizes = [(math.prod(jax.tree.leaves(leaf)[0].shape), _is_hash(path, leaf)) for path, leaf in leaves]
+    """Count all parameters, and those outside hash tables, whose axis or path says "hash".
+
+    Quantised kernels count as the weights that they stand for.
+    """
+    is_leaf = lambda x: hasattr(x, "unbox") or isinstance(x, StoredKernel)  # noqa: E731
+    leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_leaf)
+    sizes = [(_count_one(leaf), _is_hash(path, leaf)) for path, leaf in leaves]
     return sum(n for n, _ in sizes), sum(n for n, hashed in sizes if not hashed)
 
 
+def _count_one(leaf: Any) -> int:
+    return leaf.size if isinstance(leaf, StoredKernel) else math.prod(jax.tree.leaves(leaf)[0].shape)
+
+
 def _is_hash(path: tuple[Any, ...], leaf: Any) -> bool:
-    return HASH in axis_names(leaf) or HASH in jax.tree_util.keystr(path)
+    names = () if isinstance(leaf, StoredKernel) else axis_names(leaf)
+    return HASH in names or HASH in jax.tree_util.keystr(path)
 
 
 def matmul_flops(fn: Callable[..., Any], *args: Any) -> float:

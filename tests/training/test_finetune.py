@@ -223,6 +223,15 @@ def test_a_run_says_what_it_took_and_draws_what_it_confuses(folder):
 
 
 @pytest.mark.slow(days=28, group="whole runs")
+def test_a_run_that_its_time_limit_ends_before_an_evaluation_is_compared(capsys):
+    limit = ["--train.time-limit-s", "1e-3", "--train.no-eval-start"]
+    main([f"{RUN}_short" if word == RUN else word for word in command(40, *limit)])
+    said = capsys.readouterr().out
+    assert "this run" in said
+    assert f"next: jaxblt evaluate {RUN}_short --predictions" in said
+
+
+@pytest.mark.slow(days=28, group="whole runs")
 def test_it_goes_on_where_it_stopped(capsys):
     main(command(40))
     assert "is finished: it is at step 40 of 40" in capsys.readouterr().out

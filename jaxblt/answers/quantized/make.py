@@ -61,7 +61,8 @@ def quantize_run[R: TrainedRun](
       chooser: of the ranges, "mse" by default; see `jaxblt.precision.weights.choose_range`.
 
     Raises:
-      ValueError: the run is quantised already, a pattern names no product, or an option does not suit the scheme.
+      ValueError: the run is quantised already, a path or pattern names no product, patterns keep all of them, or an
+        option does not suit the scheme.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"scheme must be one of {', '.join(map(repr, SCHEMES))}, got {scheme!r}")
@@ -69,7 +70,13 @@ def quantize_run[R: TrainedRun](
         raise ValueError(f"chooser={chooser!r} needs records to choose ranges on: give calibration")
     if entropy and ENTROPY not in run.frozen:
         raise ValueError(f"run {run.recipe.name!r} has no entropy model to quantise: leave entropy out")
-    found = without_kept(products_of(run), keep)
+    found = products_of(run)
+    if products is not None and (unknown := [path for path in products if path not in found]):
+        raise ValueError(
+            f"products name {unknown[0]!r}, which is none of the {len(found)} that can be quantised, such as "
+            f"{min(found, default=())!r}"
+        )
+    found = without_kept(found, keep)
     asked = {path: site for path, site in found.items() if products is None or path in products}
     inputs = None if calibration is None else calibrate(run, calibration, chooser or "mse")
     params = quantize(run.params, asked, scheme, inputs=inputs)
@@ -90,7 +97,7 @@ def without_kept(products: Products, keep: Sequence[str]) -> dict[Path, ProductS
     """Return the products whose paths match no pattern.
 
     Raises:
-      ValueError: a pattern matches none.
+      ValueError: a pattern matches none, or the patterns match all.
     """
     names = {"/".join(path): path for path in products}
     for pattern in keep:
@@ -100,6 +107,8 @@ def without_kept(products: Products, keep: Sequence[str]) -> dict[Path, ProductS
                 f"{min(names, default='none')!r}"
             )
     kept = {path for name, path in names.items() if any(fnmatchcase(name, pattern) for pattern in keep)}
+    if kept and len(kept) == len(products):
+        raise ValueError(f"keep={list(keep)} names all {len(kept)} products, and none is left to quantise")
     return {path: site for path, site in products.items() if path not in kept}
 
 

@@ -71,7 +71,7 @@ class Quantized(StoredKernel):
         """Return x W, summed in fp32 or int32, and rounded once to what `layer` returns."""
         given = x.astype(layer.dtype)
         if self.scheme == "w8a8":
-            y = self._multiply_integers(layer.equation, given)
+            y: Any = _multiply_integers(layer.equation, self, given)
         elif self.scheme == "int4":
             y = _product(layer, given, self.dense())
         else:
@@ -80,20 +80,30 @@ class Quantized(StoredKernel):
             y = y * _over(self.scale, layer.equation, x.ndim)
         return y.astype(layer.dtype if layer.accumulate is None else layer.accumulate)
 
-    def _multiply_integers(self, equation: str, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Return x W of both in int8. Tokens that are not finite give NaN, which rounding would hide."""
-        letters = spell_out(equation, x.ndim)
-        axes = tuple(letters.given.index(c) for c in letters.summed)
-        wide = x.astype(jnp.float32)
-        largest = jnp.max(jnp.abs(wide), axes, keepdims=True)
-        scale = (
-            scale_of(largest, "w8a8") if self.inputs is None else jnp.broadcast_to(self.inputs, largest.shape)
-        )
-        scale = jnp.where(jnp.isfinite(largest), scale, jnp.nan)
-        names = letters.given, letters.summed + letters.new, letters.result
-        y = contract(_rounded(wide / scale, "w8a8"), self.values, names, jnp.int32, FAST)
-        tokens = _spread(jnp.squeeze(scale, axes), letters.lead, letters.result)
-        return y.astype(jnp.float32) * tokens * _over(self.scale, equation, x.ndim)
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _multiply_integers(equation: str, kernel: Quantized, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return x W of both in int8. Tokens that are not finite give NaN, which rounding would hide."""
+    letters = spell_out(equation, x.ndim)
+    axes = tuple(letters.given.index(c) for c in letters.summed)
+    wide, inputs = x.astype(jnp.float32), kernel.inputs
+    largest = jnp.max(jnp.abs(wide), axes, keepdims=True)
+    scale = scale_of(largest, "w8a8") if inputs is None else jnp.broadcast_to(inputs, largest.shape)
+    scale = jnp.where(jnp.isfinite(largest), scale, jnp.nan)
+    names = letters.given, letters.summed + letters.new, letters.result
+    y = contract(_rounded(wide / scale, "w8a8"), kernel.values, names, jnp.int32, FAST)
+    tokens = _spread(jnp.squeeze(scale, axes), letters.lead, letters.result)
+    return y.astype(jnp.float32) * tokens * _over(kernel.scale, equation, x.ndim)
+
+
+@_multiply_integers.defjvp
+def _multiply_integers_jvp(
+    equation: str, primals: tuple[Any, Any], tangents: tuple[Any, Any]
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Keep the gradient that attributions read: rounding has none, so tokens count as they are."""
+    (kernel, x), (_, dx) = primals, tangents
+    dy = jnp.einsum(equation, dx, kernel.values.astype(dx.dtype), preferred_element_type=jnp.float32)
+    return _multiply_integers(equation, kernel, x), dy * _over(kernel.scale, equation, x.ndim)
 
 
 def _product(layer: Linear, x: Float[Array, "..."], kernel: Array) -> Float[Array, "..."]:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from jaxblt.adapters import join_params
 from jaxblt.parallel.rules import state_shardings
+from jaxblt.precision.weights import from_stored, refuse_quantized
 from jaxblt.training.patterns import matching
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import trained_part
@@ -81,9 +82,13 @@ def stored_params(run_dir: str, boxed: Any, needed: Collection[str], mesh: Mesh)
     """Read all parameters of a run's newest checkpoint in fp32, over those that it froze.
 
     They have the names that they are stored by, or if these lack some that are needed, today's names.
+
+    Raises:
+      ValueError: they are quantised.
     """
 
     def asked(stored: Any) -> Any:
+        refuse_quantized(from_stored(stored), f"init_from = {run_dir!r}")
         has_names = set(needed) <= flatten_dict(stored, sep="/").keys()
         shapes = jax.tree.map(_as_read, stored if has_names else with_current_names(stored))
         return jax.tree.map(_placed, shapes, state_shardings(shapes, boxed, mesh))

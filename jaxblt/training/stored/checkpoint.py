@@ -15,6 +15,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from jaxblt.precision.weights import from_stored, has_quantized
 from jaxblt.show import show
 from jaxblt.training.stored import integrity
 from jaxblt.training.stored.integrity import CheckpointCorrupt, StateMismatch
@@ -169,11 +170,18 @@ def _fitting(make: Callable[[Any], Any], stored: Any) -> Any:
         return make(current)
 
 
+def _check_kernels(stored: Any, abstract: Any, where: str) -> None:
+    """Raise StateMismatch where weights are quantised and those asked for are not."""
+    if has_quantized(from_stored(stored)) and not has_quantized(from_stored(abstract)):
+        raise StateMismatch(f"{where} holds quantised weights: name the run that they were made of")
+
+
 def _read_step(where: epath.Path, request: _Request) -> Restored:
     abstract, subtree = request.abstract, request.subtree
     with _context(partial_load=True):
         stored = _together(lambda: _stored(where, request))
         abstract = _fitting(abstract, stored) if callable(abstract) else abstract
+        _check_kernels(stored, abstract, str(where))
         abstract, renamed = as_stored(stored, abstract)
         recast = integrity.check_leaves(stored, abstract, where=str(where), cast=bool(subtree))
         note = _together(lambda: ocp.load_checkpointables(where, {"meta": None}))["meta"]

@@ -23,8 +23,12 @@ from jaxblt.interchange.quantized_run import write_quantized
 from jaxblt.interchange.runs import write_run
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.parallel import make_mesh
 from jaxblt.precision.weights import bits_per_weight, count_bytes, dense_params, has_quantized
 from jaxblt.testing.tolerances import bound
+from jaxblt.training.flops import count_params
+from jaxblt.training.start.frozen import load_params
+from jaxblt.training.start.initial_params import stored_params
 from jaxblt.training.stored.integrity import CheckpointCorrupt
 from tests.answers.runs import SHORT, make_run, patched_run
 from tests.mixer_table import table
@@ -77,6 +81,7 @@ def test_bytes_are_those_that_the_scheme_says(run, int4, products):
     bits = bits_per_weight(run.params, quantised, "int4", quantised)
     assert count_bytes(run.params) - count_bytes(int4.params) == weights * (32 - bits) / 8
     assert f"{sum(x.size for x in jax.tree.leaves(run.params)):,} parameters" in repr(int4)
+    assert count_params(int4.params) == count_params(run.params)
 
 
 @pytest.mark.slow(days=14, group="prompts and caches")
@@ -116,6 +121,14 @@ def test_what_needs_whole_weights_says_so(int4, tmp_path):
     ):
         with pytest.raises(ValueError, match="needs weights that are not quantised: open the run"):
             call()
+
+
+def test_training_does_not_start_from_a_quantised_folder(run, folder):
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), run.params)
+    with pytest.raises(ValueError, match=r"init_from = '.*' needs weights that are not quantised"):
+        stored_params(str(folder), {}, (), make_mesh())
+    with pytest.raises(ValueError, match="holds quantised weights: name the run that they were made of"):
+        load_params(folder, shapes, weights="raw")
 
 
 def test_the_least_sensitive_are_quantised_first(run, products):
@@ -162,9 +175,11 @@ def test_the_command_writes_a_run_and_what_it_costs(run, tmp_path, capsys):
     for wrong, match in (
         (["--scheme", "int8", "--budget", "9", "--out", str(tmp_path / "b")], "give --data"),
         ([*options[:-1], str(whole)], "nothing is overwritten"),
+        (["--scheme", "int8", "--data", "none.txt", "--out", str(tmp_path / "b")], "file does not exist"),
     ):
-        with pytest.raises((ValueError, FileExistsError), match=match):
+        with pytest.raises((ValueError, OSError), match=match):
             main(["quantize", str(whole), *wrong])
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize(
@@ -172,6 +187,11 @@ def test_the_command_writes_a_run_and_what_it_costs(run, tmp_path, capsys):
     [
         ({"scheme": "int3"}, "scheme must be one of 'int8'"),
         ({"scheme": "int8", "keep": ["no/*"]}, "keep='no/\\*' names none of the 7 products"),
+        ({"scheme": "int8", "keep": ["*"]}, "keep=.* names all 7 products, and none is left"),
+        (
+            {"scheme": "int8", "products": [("no", "such")]},
+            "products name .'no', 'such'., which is none of the 7",
+        ),
         ({"scheme": "int8", "entropy": True}, "has no entropy model to quantise"),
         ({"scheme": "w8a8", "chooser": "mse"}, "give calibration"),
         ({"scheme": "int8", "calibration": TEXT}, "calibrate 'w8a8' only"),

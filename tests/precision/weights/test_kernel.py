@@ -107,6 +107,11 @@ def test_products_are_those_of_the_rounded_kernel(equation, sizes, shape):
         assert found.dtype == wanted.dtype
         if scheme == "w8a8":
             assert 0 < typical(found, wanted) < 0.01
+            slopes = [
+                jax.grad(lambda x, own=own: layer.apply({"params": own}, x).sum())(x)
+                for own in (stored, dense_params(stored, products))
+            ]
+            assert worst(*slopes) <= bound(jnp.float32, 192)
         else:
             assert worst(found, wanted) <= bound(jnp.float32, 192)
 
