@@ -5,11 +5,13 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from jaxblt.adapters.update.attach import stacks_of
 from jaxblt.inference.decode import Decoder, DecoderState
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.models import ModelConfig, StackState, unstack_periods, unstack_state
+from jaxblt.models.adapter import CHOSEN
 
 PERIODS = "periods"
 """The name of scanned blocks in parameters."""
@@ -49,8 +51,22 @@ def unroll_params(params: Any) -> Any:
     """Take scanned blocks apart in parameters, or in arrays of `prepare_decoding`."""
     if not isinstance(params, dict):
         return params
+    if CHOSEN in params:
+        others = {name: below for name, below in params.items() if name != CHOSEN}
+        return unroll_params(others) | {CHOSEN: _unroll_codes(params[CHOSEN], params["model"])}
     apart = unstack_periods(params) if isinstance(params.get(PERIODS), dict) else params
     return {name: below if name not in params else unroll_params(below) for name, below in apart.items()}
+
+
+def _unroll_codes(codes: Any, params: Any) -> Any:
+    """Give each block of a scan the codes of rows that all of them have."""
+    if not isinstance(codes, dict):
+        return codes
+    if PERIODS not in codes:
+        return {name: _unroll_codes(below, params.get(name)) for name, below in codes.items()}
+    count = jax.tree.leaves(params[PERIODS])[0].shape[0]
+    repeat = lambda x: jnp.broadcast_to(x, (count, *x.shape))  # noqa: E731
+    return unstack_periods(codes | {PERIODS: jax.tree.map(repeat, codes[PERIODS])})
 
 
 def unroll_state(state: DecoderState) -> DecoderState:

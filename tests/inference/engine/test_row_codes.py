@@ -72,6 +72,7 @@ def test_routers_of_blocks_take_the_adapter_of_their_row():
     asked = {"max_new_bytes": 48, "seed": [7] * 3, "adapters": ADAPTERS[2:]}
     expected = generate(Decoder(apart), {"model": unroll_params(params)}, [PROMPTS[1]] * 3, **asked)
     assert found == expected
+    assert generate(Decoder(model), {"model": params}, [PROMPTS[1]] * 3, **asked) == expected
     assert len(set(found)) == 3
 
 
