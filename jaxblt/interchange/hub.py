@@ -53,7 +53,7 @@ def push_run(
         raise ImportError(f"push needs huggingface_hub ({error}): pip install 'jaxblt[remote]'") from error
     api, repository = HfApi(), found[1]
     step = load(run_dir, step=step).step
-    card = FRONT + make_card(run_dir, licence=licence, limits=limits)
+    card = FRONT + make_card(run_dir, step=step, licence=licence, limits=limits)
     api.create_repo(repository, private=private, exist_ok=True)
     there = api.list_repo_files(repository)
     if CONFIG in there and not overwrite:
