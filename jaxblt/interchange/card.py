@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxblt.boxed import boxed, is_boxed
 from jaxblt.data.config import DataConfig
@@ -20,21 +20,28 @@ VALIDATED = "validation/bits_per_byte"
 """The figure of the log that a card shows where nothing better is said."""
 
 
-def make_card(run_dir: str | os.PathLike[str], *, licence: str = "", limits: str = "") -> str:
+def make_card(
+    run_dir: str | os.PathLike[str],
+    *,
+    step: int | Literal["best"] | None = None,
+    licence: str = "",
+    limits: str = "",
+) -> str:
     """Return the card of a run: model, data, training, and figures with baselines where there are any.
 
     Args:
       run_dir: folder of the run, or the name of one that comes with jaxblt.
+      step: of the checkpoint that it is about; None for the newest, "best" for that of the best evaluation.
       licence: of the data, in a sentence.
       limits: what the run is not for, in a sentence.
 
     Raises:
-      FileNotFoundError: there is no such run.
+      FileNotFoundError: there is no such run or step.
     """
     from jaxblt.run import load
 
     about = boxed()[str(run_dir)] if is_boxed(run_dir) else {}
-    run = load(run_dir)
+    run = load(run_dir, step=step)
     with readable(run_dir, "none") as folder:
         return "\n".join(_lines(run, folder, {"licence": licence, "limits": limits, **about})) + "\n"
 
@@ -57,7 +64,7 @@ def _lines(run: "Run", folder: Path, about: dict[str, Any]) -> Iterator[str]:
     kind = type(recipe.optimizer).__name__
     yield f"- {run.step:,} of {train.steps:,} steps, seed {train.seed}, {train.dtype}, {kind}"
     yield from (f"- {line}" for line in about.get("training", _machine(folder)))
-    rows = about.get("figures") or _last_evaluation(folder)
+    rows = about.get("figures") or _last_evaluation(folder, run.step)
     if rows:
         yield from ("", "## Figures", "", format_table(("what", "figure"), rows, style="markdown"))
     if about["limits"]:
@@ -78,7 +85,9 @@ def _machine(folder: Path) -> Iterator[str]:
         yield f"{devices.get('count')} x {devices.get('kind')}, jax {told['versions']['jax']}"
 
 
-def _last_evaluation(folder: Path) -> list[tuple[str, float]]:
+def _last_evaluation(folder: Path, step: int) -> list[tuple[str, float]]:
+    """Return the figure of the last evaluation up to a step."""
     file = folder / "metrics.jsonl"
-    found = [line for line in read_metrics(file) if VALIDATED in line] if file.exists() else []
+    lines = read_metrics(file) if file.exists() else []
+    found = [line for line in lines if VALIDATED in line and line["step"] <= step]
     return [("validation, bits per byte", found[-1][VALIDATED])] if found else []

@@ -53,7 +53,7 @@ def push_run(
         raise ImportError(f"push needs huggingface_hub ({error}): pip install 'jaxblt[remote]'") from error
     api, repository = HfApi(), found[1]
     step = load(run_dir, step=step).step
-    card = FRONT + make_card(run_dir, licence=licence, limits=limits)
+    card = FRONT + make_card(run_dir, step=step, licence=licence, limits=limits)
     api.create_repo(repository, private=private, exist_ok=True)
     there = api.list_repo_files(repository)
     if CONFIG in there and not overwrite:
@@ -71,7 +71,8 @@ def _operations(folder: Path, step: int, card: bytes, there: list[str]) -> list[
     kept = [folder / CONFIG, folder / "metrics.jsonl"]
     kept += sorted([*(folder / "checkpoints" / str(step)).rglob("*"), *(folder / "frozen").rglob("*")])
     added = {str(file.relative_to(folder)): file for file in kept if file.is_file()}
-    old = [name for name in there if name.startswith(("checkpoints/", "frozen/")) and name not in added]
+    ours = ("checkpoints/", "frozen/", "metrics.jsonl")
+    old = [name for name in there if name.startswith(ours) and name not in added]
     return [
         CommitOperationAdd("README.md", card),
         *(CommitOperationAdd(name, file) for name, file in added.items()),

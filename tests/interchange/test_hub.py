@@ -45,9 +45,9 @@ def test_a_pushed_run_is_read_from_the_hub_and_replaced_only_if_asked(hub, files
         FileExistsError, match="hf://owner/small holds a run: name another repository, or pass"
     ):
         push_run(files / "bytes", "hf://owner/small")
-    stored["checkpoints/3/old"] = b""
+    stored |= {"checkpoints/3/old": b"", "metrics.jsonl": b"of the run that was there"}
     push_run(files / "bytes", "hf://owner/small", overwrite=True)
-    assert "checkpoints/3/old" not in stored
+    assert not {"checkpoints/3/old", "metrics.jsonl"} & set(stored)
 
 
 @pytest.mark.parametrize("url", ["hf://owner", "s3://owner/name", "owner/name", "hf://datasets/name"])
