@@ -55,8 +55,9 @@ def why_not(
 
 
 def _native(mask: Mask, alibi_slopes: Any) -> bool:
-    banded = mask.interval.window is None or mask.interval.causal
-    return banded and alibi_slopes is None and mask.positions is None and mask.segments is None
+    return (
+        mask.interval.is_plain and alibi_slopes is None and mask.positions is None and mask.segments is None
+    )
 
 
 def attention(

@@ -61,8 +61,8 @@ def why_not(device: Device, q: Any, k: Any, mask: Mask, *, alibi_slopes: Any = N
         return "it finds documents by segment ids of T = S tokens"
     if mask.positions is not None or alibi_slopes is not None:
         return "documents by their places have no positions or ALiBi"
-    if mask.interval.window is not None and not mask.interval.causal:
-        return "documents by their places have no two-sided windows"
+    if not mask.interval.is_plain:
+        return "documents by their places have no two-sided windows and no other intervals"
     elements = q.size + q.size // q.shape[1] * (-q.shape[1] % MULTIPLE)
     scratch = elements * (32 if q.shape[2] == k.shape[2] else 64)
     if scratch > LARGEST_SCRATCH:

@@ -28,7 +28,7 @@ def why_not(device: Device, q: Any, k: Any, v: Any, mask: Mask, *, scale: Any = 
     if 0 in (*q.shape, *k.shape):
         return f"it takes one query and one key at least, these are {q.shape} and {k.shape}"
     others = (mask.interval.window, mask.segments, mask.positions, mask.q_lengths, mask.rule)
-    if any(x is not None for x in others):
+    if any(x is not None for x in others) or not mask.interval.is_plain:
         return "it has causal masks and lengths of keys alone"
     if scale is not None and scale <= 0:
         return f"it takes positive scales alone, not {scale}"

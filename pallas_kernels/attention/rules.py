@@ -106,6 +106,12 @@ class Interval(Rule):
         """Keys at a distance below it are visible: to the left if causal, else to both sides."""
         return None if self.before is None else self.before + 1
 
+    @property
+    def is_plain(self) -> bool:
+        """True if it is no bound, or a causal mask with or without a window: all that kernels' own masks can say."""
+        causal = self.causal and (self.before is None or self.before >= 0)
+        return causal or (self.before is None and self.after is None)
+
     def __and__(self, other: Any) -> Any:
         if isinstance(other, Interval):
             return Interval(_least(self.before, other.before), _least(self.after, other.after))

@@ -7,6 +7,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels.attention import attention, cudnn, explain, masks
+from pallas_kernels.attention.rules import Interval
 from pallas_kernels.attention.shapes import SHAPES
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.attention.cases import Call
@@ -116,6 +117,14 @@ def test_explains_why_not(options, reason):
     text = _explain(**options)
     assert text.startswith("attention: xla on")
     assert reason in text
+
+
+@pytest.mark.parametrize("interval", [Interval(after=3), Interval(after=-1), Interval(before=-2, after=0)])
+def test_kernels_are_not_asked_for_intervals_that_they_cannot_say(interval: Interval) -> None:
+    x = jax.ShapeDtypeStruct((1, 8192, 4, 64), jnp.bfloat16)
+    mask = masks.FULL & interval
+    assert "as an array this mask is too large" in cudnn.why_not(HOPPER, x, x, x, mask)
+    assert cudnn.why_not_partial(HOPPER, x, x, x, mask) is not None
 
 
 @pytest.mark.parametrize(

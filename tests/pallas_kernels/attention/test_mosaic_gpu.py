@@ -30,6 +30,7 @@ from pallas_kernels.attention.hopper import why_not
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.mosaic_gpu_partial import attention_with_lse
 from pallas_kernels.attention.partial import BACKWARD, FORWARD, _choose, merges_in_kernel
+from pallas_kernels.attention.rules import Interval
 from tests.pallas_kernels.attention.cases import Call
 from tests.tolerances import assert_close
 
@@ -176,6 +177,7 @@ def test_runs_of_queries_with_lengths_of_their_own() -> None:
         ({"dtype": jnp.float32}, "bfloat16 and float16 alone, not float32"),
         ({"width": 96}, "of size 64 or 128, not 96"),
         ({"mask": masks.band(True, 8)}, "causal masks and lengths of keys alone"),
+        ({"mask": masks.FULL & Interval(after=-1)}, "causal masks and lengths of keys alone"),
         ({"mask": masks.query_lengths(jnp.ones(1, jnp.int32))}, "causal masks and lengths of keys alone"),
         ({"scale": -1.0}, "positive scales alone, not -1.0"),
         ({"keys": 0}, "one query and one key at least, these are (1, 100, 4, 64) and (1, 0, 4, 64)"),

@@ -21,6 +21,7 @@ from pallas_kernels.attention import (
 from pallas_kernels.attention.arguments import without_padding, zero_where_not
 from pallas_kernels.attention.documents import find_documents, longest_by_class
 from pallas_kernels.attention.masks import EMPTY_LSE
+from pallas_kernels.attention.rules import Interval
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.attention import ragged_kernel
 from tests.pallas_kernels.op_suite import OpCase
@@ -297,6 +298,7 @@ def test_can_run(options):
         ({"mask": masks.documents(IDS) & masks.positions(IDS, IDS)}, "no positions"),
         ({"slopes": 0}, "ALiBi"),
         ({"mask": masks.documents(IDS) & masks.window(9)}, "two-sided"),
+        ({"mask": masks.documents(IDS) & Interval(after=3)}, "no other intervals"),
         ({"rows": 2**13 + 1}, "scratch"),
     ],
 )
