@@ -138,10 +138,12 @@ def join_keys(x: Float[Array, "m B G s K"], blocks: Blocks) -> Float[Array, "B S
     return x.transpose(1, 0, 3, 2, 4).reshape(batch, columns * size, groups, width)[:, : blocks.keys]
 
 
-def cut_rows(x: Float[Array, "B H T"], groups: int, blocks: Blocks) -> Float[Array, "n B G R q"]:
-    """Cut one number a query, by block, like `cut_queries`."""
+def cut_rows(
+    x: Float[Array, "B H T"], groups: int, blocks: Blocks, *, fill: float = 0.0
+) -> Float[Array, "n B G R q"]:
+    """Cut one number a query, by block, like `cut_queries`; the last is filled up with `fill`."""
     batch, heads, _ = x.shape
-    x = jnp.pad(x, ((0, 0), (0, 0), (0, blocks.pad_q)))
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, blocks.pad_q)), constant_values=fill)
     x = x.reshape(batch, groups, heads // groups, blocks.rows, blocks.block_q)
     return x.transpose(3, 0, 1, 2, 4)
 

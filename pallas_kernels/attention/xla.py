@@ -213,7 +213,8 @@ def _gradients(
     # d score = p (do.v - do.o + dlse): what is the same for all keys is one number a query.
     dots = jnp.einsum("bthk,bthk->bht", do.astype(jnp.float32), o.astype(jnp.float32))
     delta = cut.cut_rows(dots - dlse, groups, blocks)
-    lse = cut.cut_rows(jnp.maximum(lse, _FLOOR), groups, blocks)
+    # Keep p zero in the padding behind the last query, whose scores a function of scores may make infinite.
+    lse = cut.cut_rows(jnp.maximum(lse, _FLOOR), groups, blocks, fill=-_FLOOR)
     do = cut.cut_queries(do.astype(q.dtype), groups, blocks)
 
     def backward(i: Any, j: Any, partial: Any = None) -> tuple[Array, Array, Array, Array | None]:

@@ -13,6 +13,7 @@ from pallas_kernels.runtime import Device
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.attention.cases import RULE_CALLS, RuleCall
 from tests.sampled import thinned
+from tests.tolerances import assert_close
 
 MATRIX = list(itertools.product(RULE_CALLS, sorted(set(op_suite.CHECKS) - {"reference"})))
 
@@ -70,6 +71,21 @@ def test_a_query_that_sees_nothing_gives_zero() -> None:
         assert not np.asarray(o)[:, 1::2].any()
         assert np.asarray(o)[:, ::2].all()
         assert np.isfinite(back(o)[0]).all()
+
+
+def test_large_scores_keep_gradients_finite_where_the_last_block_is_padded() -> None:
+    x = jax.random.normal(jax.random.key(0), (1, 40, 1, 8))
+
+    def gradients(implementation: str) -> tuple[jax.Array, ...]:
+        given = {
+            "score": lambda s, h, q, k: s + jnp.maximum(12 * (q - 39), 0).astype(s.dtype),
+            "implementation": implementation,
+        }
+        total = lambda *qkv: (attention(*qkv, masks.CAUSAL, **given) ** 2).sum()  # noqa: E731
+        return jax.jit(jax.grad(total, (0, 1, 2)))(x, x, x)
+
+    for found, expected in zip(gradients("xla"), gradients("reference"), strict=True):
+        assert_close(found, expected, jnp.float32, n=40)
 
 
 def test_memory_is_linear_in_length() -> None:
