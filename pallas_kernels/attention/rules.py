@@ -125,9 +125,13 @@ class Interval(Rule):
         return found if self.before is None else [*found, distance < self.before + 1]
 
     def reach(self, first: int, last: int, keys: int) -> tuple[int, int]:
-        """Return first and end of those of `keys` positions that some query from `first` to `last` may see."""
+        """Return first and end of those of `keys` positions that some query from `first` to `last` may see.
+
+        Both are 0 if there are none.
+        """
         low = 0 if self.before is None else max(0, first - self.before)
-        return low, keys if self.after is None else min(keys, last + self.after + 1)
+        high = keys if self.after is None else min(keys, last + self.after + 1)
+        return (low, high) if low < high else (0, 0)
 
     def sees(self, q: Any, k: Any) -> Any:
         seen = q - k == q - k

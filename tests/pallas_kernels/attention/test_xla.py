@@ -164,6 +164,13 @@ def test_pairs_are_those_that_can_meet(causal, window):
     assert grid.pairs().tolist() == np.argwhere(seen).tolist()
 
 
+@pytest.mark.parametrize("interval", [Interval(after=-20), Interval(before=-20)])
+def test_an_interval_that_leaves_rows_empty_lists_the_other_pairs(interval):
+    index = np.arange(32)
+    seen = interval.sees(index[:, None], index[None]).reshape(8, 4, 4, 8).any((1, 3))
+    assert blocks.Blocks(30, 30, 4, 8, interval, True).pairs().tolist() == np.argwhere(seen).tolist()
+
+
 def test_the_list_of_pairs_stays_short():
     grid = blocks.choose_blocks(1 << 20, 1 << 20, interval=Interval(after=0), by_index=True)
     assert grid.count() <= blocks.MOST_PAIRS
