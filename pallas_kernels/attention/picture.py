@@ -1,6 +1,7 @@
 """Pictures of masks: a square for each pair of tokens, queries down and keys across, as SVG."""
 
 from collections.abc import Mapping
+from html import escape
 
 import numpy as np
 from jaxtyping import Bool
@@ -25,7 +26,7 @@ def draw_masks(named: Mapping[str, Mask], tokens: int = 64, *, columns: int = 3)
         x, y = GAP + i % columns * (side + GAP), GAP + i // columns * (side + TITLE + GAP)
         seen = np.asarray(mask.seen(tokens, tokens))[0, 0, 0]
         parts += [
-            f'<text x="{x}" y="{y + TITLE - 5}" font-family="sans-serif" font-size="12">{name}</text>',
+            f'<text x="{x}" y="{y + TITLE - 5}" font-family="sans-serif" font-size="12">{escape(name)}</text>',
             f'<g transform="translate({x},{y + TITLE})"><rect width="{side}" height="{side}" fill="#e8ecf1"/>',
             f'<path transform="scale({CELL})" stroke="#2f5d8a" d="{_runs(seen)}"/></g>',
         ]

@@ -1,6 +1,7 @@
 """Reports against counts of the dense mask, and pictures against the mask that they draw."""
 
 import re
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
@@ -73,8 +74,11 @@ def test_a_mask_without_a_rule_has_no_report() -> None:
 
 
 def test_a_picture_shows_the_mask() -> None:
-    drawable = {name: mask for name, mask in MASKS.items() if mask.segments is None}
+    drawable = {f"{name} & <more>": mask for name, mask in MASKS.items() if mask.segments is None}
     picture = draw_masks(drawable, tokens=14, columns=2)
+    assert [text.text for text in ElementTree.fromstring(picture).iter() if text.text in drawable] == [
+        *drawable
+    ]
     drawn = re.findall(r'<path [^>]*d="([^"]*)"', picture)
     for path, mask in zip(drawn, drawable.values(), strict=True):
         seen = np.zeros((14, 14), bool)
