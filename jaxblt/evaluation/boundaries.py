@@ -83,12 +83,15 @@ def _matched(cuts: np.ndarray, reference: np.ndarray, segments: np.ndarray, tole
     """Count the pairs of a cut and a boundary that meet, as many as there can be: from left to right, the nearest."""
     if tolerance == 0:
         return int((cuts & reference).sum())
-    count = 0
+    count, index = 0, np.arange(cuts.shape[1])
     for row in range(len(cuts)):
+        begins = np.pad(segments[row, 1:] != segments[row, :-1], (1, 0))
+        start = np.maximum.accumulate(np.where(begins, index, 0))
         wanted = iter(np.flatnonzero(reference[row]))
         boundary = next(wanted, None)
         for cut in np.flatnonzero(cuts[row]):
-            while boundary is not None and boundary < cut - tolerance:
+            first = max(cut - tolerance, start[cut])
+            while boundary is not None and boundary < first:
                 boundary = next(wanted, None)
             if boundary is None:
                 break

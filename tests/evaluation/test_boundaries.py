@@ -21,6 +21,11 @@ def test_scores_by_hand() -> None:
     assert (exact.precision, exact.recall, exact.f1) == (1 / 4, 1 / 3, 2 / 7)
     near = score_boundaries(cuts, reference, segment_ids=segments, tolerance=1)
     assert (near.precision, near.recall) == (3 / 4, 1)
+    reference[0, 12] = True
+    wide = score_boundaries(
+        cuts & (np.arange(16) == 9), reference & (np.arange(16) != 10), segment_ids=segments, tolerance=3
+    )
+    assert wide.precision == 1
     with pytest.raises(ValueError, match="must be rows of the same shape"):
         score_boundaries(cuts[0], reference)
 
