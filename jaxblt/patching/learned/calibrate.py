@@ -24,7 +24,8 @@ def calibrate_router(
 ) -> dict[str, Any]:
     """Return the router's parameters with theta at the target's rate, and tau the scores' standard deviation.
 
-    One in `target` bytes has a score above theta, the middle of the widest gap within 2 % of that rate. A hybrid's
+    One in `target` bytes has a score above theta, the middle of the widest gap within 2 % of that rate. Where all
+    scores near it are equal, as those of a few motifs may be, theta lies in the gap whose rate is nearest. A hybrid's
     centers and spreads are the scores' means and deviations; its gate still weighs them alike.
 
     Args:
@@ -56,11 +57,17 @@ def calibrate_router(
 
 
 def _threshold(scores: Float[np.ndarray, "N"], target: float) -> float:
-    """Return the middle of the widest gap between scores whose ranks are near N / target, from the largest."""
+    """Return the middle of the widest gap between scores whose ranks are near N / target, from the largest.
+
+    If there is none, it is that of the nearest gap.
+    """
     ordered = np.sort(scores)[::-1]
     rank = len(ordered) / target
     first = int(np.clip(np.floor(rank * (1 - NEAR)), 1, len(ordered) - 1))
     last = int(np.clip(np.ceil(rank * (1 + NEAR)), first, len(ordered) - 1))
+    gaps = 1 + np.flatnonzero(ordered[:-1] > ordered[1:])
+    if len(gaps) and ordered[first - 1] == ordered[last]:
+        first = last = int(gaps[np.argmin(np.abs(np.log(gaps / rank)))])
     above, below = ordered[first - 1 : last], ordered[first : last + 1]
     widest = int(np.argmax(above - below))
     return float((above[widest] + below[widest]) / 2)

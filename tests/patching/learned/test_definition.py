@@ -98,3 +98,13 @@ def test_calibration_cuts_at_the_targets_rate(strategy: str) -> None:
     np.testing.assert_allclose(np.exp(np.asarray(found["log_tau"]))[0], mixed.std(), rtol=1e-4)
     with pytest.raises(ValueError, match="must be finite before step 0"):
         calibrate_router(config, {}, s * np.nan, here=here, target=TARGET)
+
+
+@pytest.mark.parametrize(("target", "theta"), [(20.0, 0.75), (4.0, 0.25), (2.0, 0.25)])
+def test_theta_lies_between_scores_where_many_are_equal(target: float, theta: float) -> None:
+    """One score in 16 is 1, six are 1/2, nine are 0: half of a motif matches more often than all of it."""
+    s = np.repeat([1.0, 0.5, 0.0], [1, 6, 9]).astype(np.float32)
+    s = np.tile(s, (4, 50))[..., None]
+    config = BoundaryConfig(strategy="pattern_aware", motifs=("CG",))
+    found = calibrate_router(config, {}, s, here=np.ones(s.shape[:2], bool), target=target)
+    np.testing.assert_allclose(found["theta"], theta)
