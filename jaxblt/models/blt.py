@@ -316,13 +316,15 @@ class BLT(nn.Module):
           state: before the call, with the open patch of each row's document.
         """
         own = {name: getattr(state, name, None) for name in ("embedding", "encoder", "router")}
-        x, own["embedding"] = self.embedding(ids, segment_ids=segment_ids, state=own["embedding"])
         if self.config.features_enter == "input":
+            # Cut first: of rows that do not divide among devices, patches say the length that would
             patches, place = cut(entropies)
+            x, own["embedding"] = self.embedding(ids, segment_ids=segment_ids, state=own["embedding"])
             h, own["encoder"] = self.encoder(
                 x + self.position(place), segment_ids=segment_ids, state=own["encoder"]
             )
             return h, patches, None, own
+        x, own["embedding"] = self.embedding(ids, segment_ids=segment_ids, state=own["embedding"])
         h, own["encoder"] = self.encoder(x, segment_ids=segment_ids, state=own["encoder"])
         p, scores = None, entropies
         if self.config.router is not None:
