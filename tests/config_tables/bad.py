@@ -324,6 +324,7 @@ BAD: dict[type, dict[str, tuple[Any, ...]]] = {
         "deadline_s": (0, -1.0, NAN, INF),
         "max_unread": (0, 2.5),
         "sampling": (None,),
+        "adapter": (-1, 2.5),
     },
     Sampling: {
         "temperature": (-1, NAN, INF),

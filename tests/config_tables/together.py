@@ -12,7 +12,7 @@ from jaxblt.adapters import (
 )
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.inference import Drafts, SamplingConfig
-from jaxblt.inference.engine import Sampling
+from jaxblt.inference.engine import Request, Sampling
 from jaxblt.mixers import (
     AttentionConfig,
     ImplicitFilter,
@@ -202,6 +202,7 @@ MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
     PatcherConfig: {"threshold": (0.0, -1.0), "threshold_add": (0.0, -1.0), "margin": (0.0,)},
     Drafts: {"count": (0,)},
     SamplingConfig: {"temperature": (0.0,)},
+    Request: {"adapter": (0,)},
     Sampling: {"temperature": (0.0,), "frequency_penalty": (-1.0,), "presence_penalty": (-1.0,)},
     BoundaryConfig: {"ratio_weight": (0.0,)},
     PositionConfig: {"offset_periods": ((),), "periods": ((),)},

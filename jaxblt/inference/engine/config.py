@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.inference.sampling import SamplingConfig
-from jaxblt.validation import MOST_SEED, check_bounds, check_fields, number
+from jaxblt.validation import MOST_SEED, check_bounds, check_fields, number, whole
 
 MOST_PENALTY = 100.0
 """Penalties lie between this and its negative."""
@@ -125,6 +125,8 @@ class Request:
             raise ValueError(f"Request.prompt must be bytes, got {self.prompt!r:.40}: {fix}")
         check_fields(self)
         check_bounds(self, "max_new_bytes", "max_unread", least=1)
+        if isinstance(self.adapter, int):
+            whole("Request.adapter", self.adapter, least=0)
         if self.deadline_s is not None:
             number("Request.deadline_s", self.deadline_s, above=0)
 
