@@ -69,6 +69,7 @@ def generate(
     """
     from jaxblt.answers import continuations
     from jaxblt.inference import Drafts, SamplingConfig
+    from jaxblt.inference.drafts import MOST_DRAFTED
 
     whole("--max-new-bytes", max_new_bytes, least=1)
     whole("--seed", seed, least=0, most=MOST_SEED)
@@ -77,6 +78,8 @@ def generate(
     sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
     if drafts is None and drafter is not None:
         raise ValueError(f"--drafter {drafter} needs --drafts: say how many bytes, such as --drafts 8")
+    if drafts is not None:
+        whole("--drafts", drafts, least=0, most=MOST_DRAFTED)
     drafting = None if drafts is None else Drafts(count=drafts, drafter=drafter or "lookup")
     data = read_prompts(prompts, prompts_hex, prompts_file)
     chosen = [read_adapter(text) for text in adapters]

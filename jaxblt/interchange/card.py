@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import jax
+
 from jaxblt.boxed import boxed, is_boxed
 from jaxblt.data.config import DataConfig
 from jaxblt.evaluation import format_table
+from jaxblt.precision.weights import Quantized, is_stored
 from jaxblt.training.flops import count_params
 from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.stored.remote_run import readable
@@ -55,6 +58,10 @@ def _lines(run: "Run", folder: Path, about: dict[str, Any]) -> Iterator[str]:
     )
     tables = f", {params - without:,} of them in hash tables" if params > without else ""
     yield from ("", "## Model", "", f"- {type(recipe.model).__name__}, {params:,} parameters{tables}")
+    leaves = jax.tree.leaves(run.params, is_leaf=is_stored)
+    schemes = sorted({leaf.scheme for leaf in leaves if isinstance(leaf, Quantized)})
+    if schemes:
+        yield f"- kernels of products in {', '.join(schemes)}"
     if run.patcher is not None:
         yield f"- patches: mode {run.patcher.mode}, threshold {run.patcher.threshold}"
     yield from ("", "## Data", "", f"- {about.get('data', _data(recipe.data))}")

@@ -98,7 +98,7 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("generate", "r", "--temperature", "nan"), 1, "temperature must be a finite number, got nan"),
     (("generate", "r", "--top-k", "-1"), 1, "SamplingConfig.top_k must be at least 0, got -1: 0 keeps all"),
     (("generate", "r", "--top-p", "0"), 1, "SamplingConfig.top_p must lie in 1e-06..1, got 0"),
-    (("generate", "r", "--drafts", "17"), 1, "Drafts.count must lie in 0..16, got 17: 0 drafts nothing"),
+    (("generate", "r", "--drafts", "17"), 1, r"--drafts must .*16, got 17"),
     (("generate", "r", "--drafter", "counts"), 1, "--drafter counts needs --drafts: .* such as --drafts 8"),
     (
         ("generate", "r", "--prompts-hex", "xyz"),

@@ -19,6 +19,7 @@ from jaxblt.cli.main import main
 from jaxblt.inference import SamplingConfig
 from jaxblt.inference.engine import Engine, EngineConfig, Lane, Sampling
 from jaxblt.inference.prune import prune
+from jaxblt.interchange.card import make_card
 from jaxblt.interchange.quantized_run import write_quantized
 from jaxblt.interchange.runs import write_run
 from jaxblt.mixers import AttentionConfig
@@ -167,6 +168,7 @@ def test_the_command_writes_a_run_and_what_it_costs(run, tmp_path, capsys):
     told = capsys.readouterr().out
     loaded = jaxblt.load(made)
     assert has_quantized(loaded.params)
+    assert "- kernels of products in w8a8" in make_card(made)
     assert "bits per byte lost alone" in told
     assert f"{-loaded.score([SHORT[5]]).log_likelihood[0] / np.log(2) / 63:.4f} after" in told
     scores = tmp_path / "scores.tsv"
