@@ -47,8 +47,9 @@ def test_each_feature_has_one_row_and_all_that_its_state_needs(features: list[di
 
 @pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/results/test_features_page")
 def test_every_name_is_imported(features: list[dict[str, Any]]) -> None:
-    for name in sorted({name for feature in features for name in feature.get("where", ())}):
-        resolve_name(name)
+    names = sorted({name for feature in features for name in feature.get("where", ())})
+    assert names
+    assert all(resolve_name(name) is not None for name in names)
 
 
 def test_every_test_and_command_exists(features: list[dict[str, Any]]) -> None:
