@@ -1,0 +1,3 @@
+"""Numbers that are not finite."""
+
+NAN, INF = float("nan"), float("inf")
