@@ -16,10 +16,16 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.layers import Linear, named
 from jaxblt.validation import check_bounds, check_fields
+from pallas_kernels.hash_embedding import ngram_rows
 
+Letters = Literal["dna", "protein", "text"]
 LETTERS = {"dna": "ACGT", "protein": "ACDEFGHIKLMNPQRSTVWY"}
-"""What words are made of; case does not count, and U of RNA is T. A word with another letter does not count."""
-LONGEST = {"dna": 6, "protein": 3}
+"""What words are made of; case does not count, and U of RNA is T. A word with another letter does not count.
+
+Words of text are made of all bytes."""
+TABLE = 1 << 15
+"""Features for words of text of one length: words that share a hash share a feature."""
+LONGEST = {"dna": 6, "protein": 3, "text": 6}
 """Letters of the longest words that are worth their parameters."""
 MOST_PLACES = 1024
 """Letters of a record up to which each of its places is worth features of its own."""
@@ -31,14 +37,15 @@ class WordsConfig:
     """Words of a record beside its pooled state.
 
     Attributes:
-      letters: what records are made of.
+      letters: what records are made of; words of text are any bytes, hashed into a table a length (Weinberger et al.
+        2009, 0902.2206, section 2, without signs).
       longest: letters of the longest words; all shorter ones count too.
       both_strands: of DNA, count the words of the other strand as well, so that both strands have one answer.
       places: the first places of a record whose letters are features too, each letter at each place: for records that
         are aligned, such as mutants of one sequence or windows around one kind of site.
     """
 
-    letters: Literal["dna", "protein"] = "dna"
+    letters: Letters = "dna"
     longest: int = 6
     both_strands: bool = False
     places: int = 0
@@ -50,6 +57,10 @@ class WordsConfig:
         if self.both_strands and self.letters != "dna":
             raise ValueError(
                 f"WordsConfig.both_strands is of DNA, and letters = {self.letters!r}: set it to False"
+            )
+        if self.places and self.letters == "text":
+            raise ValueError(
+                f"WordsConfig.places = {self.places} are of aligned DNA or proteins, and letters = 'text': set it to 0"
             )
         if self.both_strands and self.places:
             raise ValueError(
@@ -65,12 +76,13 @@ class WordsConfig:
     @property
     def base(self) -> int:
         """Letters that there are."""
-        return len(LETTERS[self.letters])
+        return 256 if self.letters == "text" else len(LETTERS[self.letters])
 
     @property
     def edges(self) -> tuple[int, ...]:
         """Where the words of 1, 2, ... letters begin among all features, then the letters at places, and the end."""
-        words = [self.base**k for k in range(1, self.longest + 1)]
+        is_text = self.letters == "text"
+        words = [TABLE if is_text else self.base**k for k in range(1, self.longest + 1)]
         placed = [self.places * self.base] if self.places else []
         return tuple(np.cumsum([0, *words, *placed]).tolist())
 
@@ -85,9 +97,12 @@ class WordsConfig:
         return self.edges[-1]
 
 
-def letter_digits(letters: Literal["dna", "protein"]) -> np.ndarray:
+def letter_digits(letters: Letters) -> np.ndarray:
     """Return the digit of each id as a letter, Int32[vocabulary]; -1 for ids that are none."""
     digits = np.full(VOCAB_SIZE, -1, np.int32)
+    if letters == "text":
+        digits[OFFSET : OFFSET + 256] = np.frombuffer(bytes(range(256)).lower(), np.uint8)
+        return digits
     for digit, letter in enumerate(LETTERS[letters]):
         digits[[ord(letter) + OFFSET, ord(letter.lower()) + OFFSET]] = digit
     if letters == "dna":
@@ -111,12 +126,16 @@ def count_words(
 
 
 def _count(digits: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsConfig) -> Float[Array, "B W"]:
-    length, size = digits.shape[1], config.size
+    length, size, reach = digits.shape[1], config.size, config.longest - 1
     code, whole, found = jnp.zeros_like(digits), jnp.ones(digits.shape, bool), []
-    padded = jnp.pad(digits, ((0, 0), (0, config.longest - 1)), constant_values=-1)
+    padded = jnp.pad(digits, ((0, 0), (reach, 0)), constant_values=-1)
+    hashed = _hash_words(digits, config.longest) if config.letters == "text" else None
     for k, begin in enumerate(config.edges[: config.longest]):
-        digit = padded[:, k : k + length]
-        code, whole = code * config.base + digit, whole & (digit >= 0)
+        digit = padded[:, reach - k : reach - k + length]
+        code, whole = (
+            code + digit * config.base**k if hashed is None else hashed[..., k],
+            whole & (digit >= 0),
+        )
         found.append(jnp.where(whole, begin + code, size))
     if config.places:
         place = jnp.cumsum(there, 1, dtype=jnp.int32) - 1
@@ -124,6 +143,12 @@ def _count(digits: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsCo
         found.append(jnp.where(is_placed, config.words + place * config.base + digits, size))
     ones = jnp.concatenate(found, 1)
     return jax.vmap(lambda word: jnp.zeros(size, jnp.float32).at[word].add(1.0, mode="drop"))(ones)
+
+
+def _hash_words(digits: Int[Array, "B T"], longest: int) -> Int[Array, "B T K"]:
+    """Return the feature of the word of 1, 2, ... bytes that ends at each place."""
+    history = jnp.zeros((len(digits), longest - 1), jnp.uint32)
+    return ngram_rows(digits, history, None, sizes=range(1, longest + 1), table_size=TABLE)
 
 
 def weigh_words(

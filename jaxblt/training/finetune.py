@@ -66,7 +66,7 @@ def finetune_recipe(
       name: of the run.
       pool, dropout, crf: of the head, see `LabelHeadConfig`.
       words: letters of the longest words whose counts answer beside the states (`WordsConfig`); 0 for states alone, and
-        by default 6 for DNA, 3 for proteins, and 0 for text and classes of positions.
+        by default 6 for DNA and text, 3 for proteins, and 0 for classes of positions.
       places: the first places of a record whose letters answer too, each at its place; by default all of them where
         training records are of one length of at most 1,024 and are read from one strand, else 0.
       weights: of the losses of several tasks by name; 1 for a task that is not named.
@@ -130,15 +130,14 @@ def words_of(
       places: see `finetune_recipe`.
 
     Raises:
-      ValueError: words or places are asked for of text, for classes of positions, or beside `longest` = 0.
+      ValueError: words or places are asked for classes of positions, or places of text or beside `longest` = 0.
     """
     records = [record.sequence for record in read_parts(data)["train"]]
     kind = kind_of(records)
-    if data.target == "positions" or kind == "text":
+    if data.target == "positions":
         if longest or places:
-            asked = "classes of positions" if data.target == "positions" else "text"
             raise ValueError(
-                f"words = {longest} and places = {places} are of records of DNA or proteins, and these are {asked}: "
+                f"words = {longest} and places = {places} are of whole records, and these have classes of positions: "
                 "set them to 0"
             )
         return None
@@ -151,7 +150,7 @@ def words_of(
     if places is None:
         length = len(records[0])
         is_aligned = all(len(record) == length for record in records) and length <= MOST_PLACES
-        places = length if is_aligned and not both_strands else 0
+        places = length if is_aligned and kind != "text" and not both_strands else 0
     return WordsConfig(kind, longest, both_strands, places)
 
 

@@ -148,6 +148,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             {"letters": "protein", "both_strands": True},
             "WordsConfig.both_strands is of DNA, and letters = 'protein'",
         ),
+        ({"letters": "text", "places": 9}, "WordsConfig.places = 9 are of aligned DNA or proteins"),
         ({"longest": 99}, "features of dna, and 1,048,576 are the most: lower them"),
     ),
     LabelHeadConfig: (

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from jaxblt.data.vocab import BOS, OFFSET, PAD
 from jaxblt.models import LabelHeadConfig, WordsConfig
 from jaxblt.models.label_head import LabelHead, content
-from jaxblt.models.word_features import LETTERS, count_words, weigh_words
+from jaxblt.models.word_features import LETTERS, TABLE, count_words, weigh_words
 from tests.tolerances import assert_close
 
 RECORDS = [b"ACGTTGCATNACGTA", b"acguugcaGGGA", b"AC", b"N", b"GATTACAGATTACAGATT"]
@@ -65,6 +65,29 @@ def test_words_are_counted_and_weighed_as_written_out(both_strands, places):
     blocks = [TfidfTransformer(sublinear_tf=True).fit_transform(wanted[:, a:b]).toarray() for a, b in blocks]
     weighed = weigh_words(found, jnp.asarray(rarity, jnp.float32), config)
     np.testing.assert_allclose(weighed, np.concatenate(blocks, 1), rtol=2e-6, atol=1e-7)
+
+
+def test_words_of_text_are_counted_by_their_hashes():
+    """Case does not count, nor what lies across a hole; equal hashes are equal features."""
+    config, texts = WordsConfig("text", longest=3), [b"Aa! aA?", b"\xff\x00\xff", b"a"]
+    ids, segments = rows_of(texts)
+    there = content(ids, segments).at[0, 4].set(False)  # "Aa!" and "aA?" without the space
+    found = np.asarray(count_words(ids, there, config)).reshape(3, 3, TABLE)
+    wanted = np.zeros_like(found)
+    for row, pieces in enumerate([(b"aa!", b"aa?"), (b"\xff\x00\xff",), (b"a",)]):
+        for piece in pieces:
+            for k in range(1, 4):
+                for i in range(len(piece) - k + 1):
+                    wanted[row, k - 1, feature(piece[i : i + k])] += 1
+    np.testing.assert_array_equal(found, wanted)
+
+
+def feature(word):
+    """The polynomial of the bytes + 1, the last byte first, mixed as MurmurHash3 ends, in its table."""
+    x = sum((byte + 1) * 0x9E3779B1**i for i, byte in enumerate(reversed(word))) % 2**32
+    x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
+    x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
+    return (x ^ x >> 16) % TABLE
 
 
 @pytest.mark.slow(days=7, group="weekly", turn="models/test_word_features")
