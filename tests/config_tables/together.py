@@ -176,6 +176,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             {"sites": (), "gates": ("mixer/q",), "losses": AdapterLosses(orthogonality=0.5)},
             "weighs orthogonality = 0.5 of sites, and sites is ()",
         ),
+        ({"key_bias": True}, "AdapterConfig.key_bias = True needs a router"),
     ),
     Recipe: (
         (

@@ -29,6 +29,7 @@ ADAPTERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "alpha": (0.0, -1.0, NAN),
         "blocks": (0, 1.5, 2),
         "code": ((Clamp(),), Clamp()),
+        "key_bias": (1,),
     },
     AdapterLosses: {
         "entropy": (NAN, INF),
