@@ -151,7 +151,7 @@ def draw(key: Any, rows: int, setting: Setting) -> tuple[Any, Any, Any]:
     before = jnp.pad(here, ((0, 0), (setting.chunk, 0)))[:, : setting.length]
     regime = jnp.where(fast, before, named[:, :1])
     marks = jnp.where(fast, time % setting.chunk == 0, time == 0)
-    tokens = jnp.where(marks, here + SYMBOLS * (1 + fast), value)
+    tokens = jnp.where(marks, here + SYMBOLS * (1 + fast.astype(jnp.int32)), value)
     asked = (time >= setting.chunk) & ~marks
     return tokens, jnp.where(asked, (value + regime) % SYMBOLS, -1), fast[:, 0]
 
@@ -207,7 +207,7 @@ def train(name: str, setting: Setting) -> tuple[Any, dict[str, Any]]:
         tokens, labels, _ = draw(key, setting.rows, setting)
         logits, paid = model.logits(params, tokens)
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
-        return jnp.sum(nats * (labels >= 0)) / jnp.sum(labels >= 0) + paid
+        return jnp.mean(nats, where=labels >= 0) + paid
 
     def run(key: Any) -> tuple[Any, Any, Any]:
         params = model.start(key)
@@ -235,10 +235,10 @@ def _score(model: Model, params: Any, setting: Setting) -> tuple[Any, Any]:
 
     tokens, labels, fast = draw(jax.random.key(2), setting.test_rows, setting)
     logits, _ = model.logits(params, tokens)
-    right, asked = jnp.argmax(logits, -1) == labels, labels >= 0
+    right = jnp.argmax(logits, -1) == labels
 
     def share(rows: Any) -> Any:
-        return jnp.sum((right & asked) * rows[:, None]) / jnp.sum(asked * rows[:, None])
+        return jnp.mean(right.astype(jnp.float32), where=(labels >= 0) & rows[:, None])
 
     return share(~fast), share(fast)
 
