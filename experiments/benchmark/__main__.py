@@ -21,7 +21,7 @@ ROOMS = {
         "stack",
     ),
     "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
-    "adapters": ("adapter_speed", "index_search", "routed_lora"),
+    "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "tasks": ("length_generalisation", "recall", "tasks"),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
     "splitting": (

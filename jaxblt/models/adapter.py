@@ -24,6 +24,10 @@ class StackAdapter(Protocol):
         """Raise ValueError where the stack of this config cannot have the adapter."""
         ...
 
+    def mixer(self, config: Any) -> Any:
+        """Return a block's mixer config as the adapter asks for it."""
+        ...
+
     def inside(
         self, path: tuple[str, ...], layer: int, code: Float[Array, "B T E"] | None, *, chosen: bool
     ) -> AbstractContextManager[Any]:

@@ -207,8 +207,9 @@ class StackConfig:
         return RMSNorm(dtype, self.norm_epsilon, self.norm_on_root, name=name)
 
     def mixer(self, name: str) -> MixerConfig:
-        """Return the mixer config of a name, with the stack's width and causality."""
-        return dataclasses.replace(self.mixers[name], dim=self.dim, causal=self.causal)
+        """Return the mixer config of a name, with the stack's width and causality, as its adapter asks for it."""
+        config = dataclasses.replace(self.mixers[name], dim=self.dim, causal=self.causal)
+        return config if self.adapter is None else self.adapter.mixer(config)
 
 
 def _layout(mixer: Any) -> SequenceLayout:

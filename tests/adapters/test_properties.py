@@ -69,6 +69,7 @@ ADAPTERS = {
     "gates": AdapterConfig(
         sites=("mlp/down",), gates=("mixer/v", "mixer/out"), rank=2, router=ROUTER, code=(TopK(1),)
     ),
+    "biased": AdapterConfig(rank=2, router=ROUTER, code=(Ema(0.5),), key_bias=True),
     "retrieval": AdapterConfig(
         rank=2,
         router=dataclasses.replace(ROUTER, reads=(ChunkMean(), Neighbours(capacity=12, count=3), Prefix(3))),
@@ -145,6 +146,7 @@ CASES = [
     ("traces", {}),
     ("levels", {"pattern": "A"}),
     ("gates", {"pattern": "A"}),
+    ("biased", {"pattern": "A"}),
     ("blocks", {"pattern": "A", "num_layers": 2, "remat": "full"}),
     ("static", {"pattern": "HA", "num_layers": 2}),
     ("chunk", {"pattern": "A", "num_layers": 2, "remat": "full"}),

@@ -22,6 +22,7 @@ from jaxblt.adapters import (
     TopK,
     Traces,
 )
+from jaxblt.adapters.code.experimental.guess import Guess
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.cli.plan import PlanConfig
 from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
@@ -206,6 +207,7 @@ GOOD: dict[type, dict[str, Any]] = {
     Ema: {},
     Sparse: {},
     Sticky: {},
+    Guess: {},
     TopK: {},
     Limits: {},
 }

@@ -10,6 +10,7 @@ from jaxblt.adapters import (
     RouterConfig,
     Sticky,
 )
+from jaxblt.adapters.code.experimental.guess import Guess
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.inference import Drafts, SamplingConfig
 from jaxblt.inference.engine import Request, Sampling
@@ -177,6 +178,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             {"sites": (), "gates": ("mixer/q",), "losses": AdapterLosses(orthogonality=0.5)},
             "weighs orthogonality = 0.5 of sites, and sites is ()",
         ),
+        ({"key_bias": True}, "AdapterConfig.key_bias = True needs a router"),
     ),
     Recipe: (
         (
@@ -218,6 +220,7 @@ MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
     Governor: {"low": (0.0,)},
     Ema: {"decay": (0.0,)},
     Sticky: {"tau": (0.0,)},
+    Guess: {"tau": (0.0, -1.0)},
     Limits: {"most_flips": (0.0,), "most_violations": (0.0,)},
 }
 """Of each class zeros, negative numbers, and empty texts and tuples that mean something and are no defaults."""

@@ -20,7 +20,7 @@ from jaxblt.adapters.files.merge import (
 )
 from jaxblt.adapters.update.attach import check_sites, stacks_of
 from jaxblt.adapters.update.config import AdapterConfig
-from jaxblt.adapters.update.params import without_routers
+from jaxblt.adapters.update.params import without_codes
 from jaxblt.adapters.update.site import ADAPTER, SCALE
 from jaxblt.models.stack import StackConfig
 
@@ -116,7 +116,7 @@ def distill[C](
 
 def _static(adapter: AdapterConfig, rank: int | None) -> AdapterConfig:
     sites = adapter.sites if rank is None else tuple(pattern for pattern, _ in adapter.patterns)
-    plain = {"router": None, "levels": (), "blocks": None, "code": (), "governor": None}
+    plain = {"router": None, "key_bias": False, "levels": (), "blocks": None, "code": (), "governor": None}
     return dataclasses.replace(
         adapter, sites=sites, rank=rank or adapter.rank, losses=AdapterLosses(), **plain
     )
@@ -130,7 +130,7 @@ def _distilled(params: Any, stack: StackConfig, static: AdapterConfig, code: Any
             return {**tree, ADAPTER: {SCALE: scale_update(tree, stack, own, path)}}
         return {**tree, ADAPTER: _factored(tree, stack.adapter, static, own, rank)}
 
-    return map_sites(distilled, without_routers(params))
+    return map_sites(distilled, without_codes(params))
 
 
 def _factored(

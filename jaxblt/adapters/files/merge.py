@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxblt.adapters.update.attach import detach, stacks_of
 from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.governor import bounded, grams
-from jaxblt.adapters.update.params import split_params, without_routers
+from jaxblt.adapters.update.params import split_params, without_codes
 from jaxblt.adapters.update.products import coded_scale
 from jaxblt.adapters.update.site import ADAPTER, SCALE
 from jaxblt.models.stack import StackConfig
@@ -58,7 +58,7 @@ def merge_stack(params: Any, stack: StackConfig, code: Float[Array, "*L W"] | No
             kernel = kernel + weight_update(tree, stack.adapter, numbers)
         return {name: below for name, below in tree.items() if name != ADAPTER} | {"kernel": kernel}
 
-    return map_sites(merged, without_routers(params))
+    return map_sites(merged, without_codes(params))
 
 
 def map_sites(change: Callable[[tuple[str, ...], Any], Any], tree: Any, path: tuple[str, ...] = ()) -> Any:

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 
 from jaxblt.adapters.retrieval.neighbours import Neighbours
 from jaxblt.adapters.update.config import AdapterConfig
-from jaxblt.adapters.update.site import is_site
+from jaxblt.adapters.update.site import BIAS_SITE, is_site
 from jaxblt.layers import Linear, read_equation
+from jaxblt.mixers.attention.attention import AttentionConfig
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Block, StackConfig
 from jaxblt.parallel.mesh import off_mesh
@@ -176,7 +177,8 @@ def _check_patterns(adapter: AdapterConfig, names: Sequence[str]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, SHOWN, 0.0)
             raise ValueError(f"site pattern {pattern!r} matches no product; the nearest names are {near}")
-    _check_levels(adapter, [name for name in names if adapter.ranks(name, 0) or adapter.has_gate(name)])
+    coded = [name for name in names if adapter.ranks(name, 0) or adapter.has_gate(name)]
+    _check_levels(adapter, [*coded, *([BIAS_SITE] if adapter.key_bias else [])])
 
 
 def _check_gates(stack: str, adapter: AdapterConfig, sites: Sequence[Site]) -> None:
@@ -307,6 +309,9 @@ def describe_sites(config: Any, trained: int, router: int, base: int, total: int
             lines.append(f"adapters        {name}, rank {rank}: {', '.join(_named(sites, rank))}")
         if gated := _gated(stack):
             lines.append(f"gates           {name}: {', '.join(f'{site.kind}:{site.name}' for site in gated)}")
+        if stack.adapter.key_bias:
+            found = [kind for kind, mixer in stack.mixers.items() if isinstance(mixer, AttentionConfig)]
+            lines.append(f"key bias        {name}: {', '.join(found)}")
         lines += _levels(name, stack, sites)
         lines += _routers(name, stack)
     share = f", of which routers {router:,} ({router / max(base, 1):.2%} of the base)" if router else ""

@@ -20,6 +20,8 @@ from jaxblt.adapters.code.transforms import Clamp, Sparse, TopK
 from jaxblt.adapters.retrieval.neighbours import Neighbours
 from jaxblt.adapters.update.governor import Governor
 from jaxblt.adapters.update.site import adapted
+from jaxblt.mixers.attention.attention import AttentionConfig
+from jaxblt.mixers.attention.key_bias import BiasedAttentionConfig
 from jaxblt.validation import check_bounds, check_fields, check_read
 
 Rank = int | tuple[int, ...]
@@ -52,6 +54,9 @@ class AdapterConfig:
       code: transforms of the code, in order; see `jaxblt.adapters.code.transforms`.
       losses: what training pays for besides, with weights.
       governor: bounds the update of each site; None for no bound.
+      key_bias: logits of attention have a bias b_s = c_s W by the code of the key's token, one for each head of keys.
+        W starts at 0. It learns once codes differ, as a softmax does not see a bias that all keys share. Merging at one
+        code leaves it out for the same reason.
     """
 
     sites: tuple[str | tuple[str, Rank], ...] = ("mixer/*", "mlp/down")
@@ -64,6 +69,7 @@ class AdapterConfig:
     code: tuple[Any, ...] = ()
     losses: AdapterLosses = AdapterLosses()
     governor: Governor | None = None
+    key_bias: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.code, tuple):
@@ -80,6 +86,11 @@ class AdapterConfig:
             raise ValueError(
                 f"AdapterConfig.gates = {self.gates} and governor = {self.governor}, which bounds updates of low rank "
                 "only: leave one of them out"
+            )
+        if self.key_bias and self.router is None:
+            raise ValueError(
+                "AdapterConfig.key_bias = True needs a router, as a softmax does not see one bias of all keys: set "
+                "RouterConfig(), or leave it False"
             )
         self._check_read()
         self._check_ranks()
@@ -150,7 +161,12 @@ class AdapterConfig:
             self.by_level  # noqa: B018 - a level may not go with the router's settings or a transform
 
     def check(self, stack: Any) -> None:
-        """Raise ValueError where ranks by layer are not those of the layers of a `StackConfig`."""
+        """Raise ValueError for a `StackConfig` of another number of layers than ranks, or without logits to bias."""
+        if self.key_bias and not any(isinstance(mixer, AttentionConfig) for mixer in stack.mixers.values()):
+            raise ValueError(
+                f"AdapterConfig.key_bias = True is of AttentionConfig, and the stack has {list(stack.mixers)}: leave it"
+                " False"
+            )
         for pattern, ranks in self.patterns:
             if isinstance(ranks, int):
                 continue
@@ -249,6 +265,18 @@ class AdapterConfig:
     def has_gate(self, name: str) -> bool:
         """Return whether the site of a name has a gate."""
         return any(fnmatchcase(name, pattern) for pattern in self.gates)
+
+    def mixer(self, config: Any) -> Any:
+        """Return a block's mixer config as codes ask for it: with tokens in order, and a bias of logits."""
+        if self.router is None or not isinstance(config, AttentionConfig):
+            return config
+        # Promise no row of one document: attention would sort its holes behind tokens, away from their codes
+        config = dataclasses.replace(config, packed=True)
+        if not self.key_bias:
+            return config
+        return BiasedAttentionConfig(
+            **{f.name: getattr(config, f.name) for f in dataclasses.fields(AttentionConfig)}
+        )
 
     def inside(
         self, path: tuple[str, ...], layer: int, code: Float[Array, "B T W"] | None, *, chosen: bool = False

@@ -9,6 +9,7 @@ from typing import Any
 from jaxblt.adapters.code.router import ROUTER
 from jaxblt.adapters.retrieval.neighbours import INDEX
 from jaxblt.adapters.update.site import ADAPTER, SCALE
+from jaxblt.mixers.attention.key_bias import BY_CODE, KEY_BIAS
 
 STACK_PARTS = ("periods", "rest", "period_0")
 """Children of a stack, by which a router of its own is told from a module of another's that has the same name."""
@@ -55,11 +56,22 @@ def without_routers(params: Any) -> Any:
     return _without(params, _is_router, index=False)
 
 
+def without_codes(params: Any) -> Any:
+    """Return the parameters without routers, and without biases of logits: at one code all keys have the same."""
+    return without_routers(_without(params, _is_key_bias))
+
+
 def _is_added(path: tuple[str, ...], tree: Any, above: Mapping[str, Any]) -> bool:
-    """Return whether a child is an adapter, beside a kernel, or a router."""
+    """Return whether a child is an adapter, beside a kernel, a bias of logits, or a router."""
     if path[-1] == ADAPTER:
         return "kernel" in above and isinstance(tree, Mapping) and set(tree) - OTHERS in PARTS
-    return _is_router(path, tree, above)
+    return _is_key_bias(path, tree, above) or _is_router(path, tree, above)
+
+
+def _is_key_bias(path: tuple[str, ...], tree: Any, above: Mapping[str, Any]) -> bool:
+    """Return whether a child is the bias of a block's attention."""
+    of_block = BLOCK.fullmatch("/".join(path[:-2])) is not None
+    return path[-1] == KEY_BIAS and of_block and isinstance(tree, Mapping) and set(tree) == {BY_CODE}
 
 
 def _is_router(path: tuple[str, ...], tree: Any, above: Mapping[str, Any]) -> bool:

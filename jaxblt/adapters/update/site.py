@@ -13,14 +13,18 @@ from jaxblt.adapters.code.losses import mean_square_beside
 from jaxblt.adapters.update.governor import Governor, govern
 from jaxblt.adapters.update.products import TOKENS, Adapted, Gated, multiply_sites
 from jaxblt.layers import Linear, Weights, named, read_equation
+from jaxblt.mixers.attention.key_bias import BY_CODE, KEY_BIAS, KeyBias
 from jaxblt.side_outputs import sow_loss
 
 ADAPTER = "adapter"
 """The child of a `Linear` that holds V and U, or the scale of a gate."""
 SCALE = "scale"
 """The parameter of a gate."""
-ZERO = ("u", SCALE)
+ZERO = ("u", SCALE, BY_CODE)
 """Parameters of sites that start at 0."""
+
+BIAS_SITE = f"mixer/{KEY_BIAS}"
+"""Name of biases of logits below a block, by which `AdapterConfig.levels` tells their level."""
 
 
 @runtime_checkable
@@ -146,6 +150,8 @@ def adapted(
         call: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], context: Any
     ) -> Any:
         linear, method = context.module, context.method_name
+        if isinstance(linear, KeyBias) and method == "__call__":
+            return call(codes[config.place(BIAS_SITE)])
         if isinstance(linear, Linear) and method == "products":
             return multiply_sites(call, *args)
         found = call(*args, **options)

@@ -203,10 +203,7 @@ class Attention(nn.Module):
             content = content_first(hides)
             x, hides = content.sort(x), content.lengths
             positions = jnp.take_along_axis(positions, content.order, 1)
-        heads = {"q": config.num_heads, "k": config.groups, "v": config.groups}
-        q, k, v = linears(x, [self._project(name, count) for name, count in heads.items()])
-        if config.position == "rope":
-            q, k = turn(q, k, positions, theta=config.rope_theta, scale=config.rope_scale)
+        q, k, v = self._heads(x, positions)
         if state is None:
             times = None if config.rule is None else self._times(x, segment_ids, plan)
             y = self._out(attend_rows(plan, q, k, v, hides, self._slopes, times))
@@ -222,6 +219,17 @@ class Attention(nn.Module):
         if segment_ids is not None:
             return document_times(segment_ids, plan.axis)
         return None if plan.axis is None else row_times(x.shape[0], x.shape[1], plan.axis)
+
+    def _heads(
+        self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"]
+    ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
+        """Return queries, keys and values, position encoding applied."""
+        config = self.config
+        heads = {"q": config.num_heads, "k": config.groups, "v": config.groups}
+        q, k, v = linears(x, [self._project(name, count) for name, count in heads.items()])
+        if config.position == "rope":
+            q, k = turn(q, k, positions, theta=config.rope_theta, scale=config.rope_scale)
+        return q, k, v
 
     def _project(self, name: str, heads: int) -> Linear:
         axis = "heads" if name == "q" else "kv_heads"

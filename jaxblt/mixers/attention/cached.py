@@ -69,7 +69,7 @@ def _joined(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Ca
     q, new, fresh, _ = rows
     after = put(emptied(cache, fresh), new)
     near = near_keys(plan, q, cache, after, new, new.ids)
-    return attention(q, *near, alibi_slopes=slopes, implementation=plan.implementation), after
+    return attention(q, *near, alibi_slopes=slopes, **plan.options), after
 
 
 def _behind(plan: Plan, ring: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
@@ -80,7 +80,7 @@ def _behind(plan: Plan, ring: Cache, rows: Any, slopes: Any) -> tuple[Array, Cac
     slots = ring.times.shape[1]
     q = jnp.pad(q, ((0, 0), (slots, 0), (0, 0), (0, 0)))
     mask = plan.band & masks.documents(ids)
-    o = attention(q, k, v, mask, alibi_slopes=slopes, implementation=plan.implementation)
+    o = attention(q, k, v, mask, alibi_slopes=slopes, **plan.options)
     return o[:, slots:], put(emptied(ring, fresh), new)
 
 
@@ -93,14 +93,14 @@ def _apart(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cac
     q, new, fresh, _ = rows
     q, k, v = (zero_where_not(new.ids > 0, x) for x in (q, new.k, new.v))
     mask = masks.CAUSAL & masks.documents(new.ids)
-    own = partial_attention(q, k, v, mask, implementation=plan.implementation)
+    own = partial_attention(q, k, v, mask, **plan.options)
     held = _held(q, cache)
     content = content_first(held.ids)
     k, v = (content.sort(zero_where_not(held.ids > 0, x)) for x in held[:2])
     place = jnp.arange(1, q.shape[1] + 1, dtype=jnp.int32)[None]
     going_on = jnp.max(jnp.where(new.ids == 1, place, 0), 1)
     mask = masks.query_lengths(going_on) & masks.key_lengths(content.lengths)
-    merged = partial_attention(q, k, v, mask, accumulator=own, implementation=plan.implementation)
+    merged = partial_attention(q, k, v, mask, accumulator=own, **plan.options)
     return merged.o.astype(q.dtype), put(emptied(cache, fresh), new)
 
 
@@ -121,7 +121,7 @@ def _shared(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Ca
     (q, new, fresh, _), device = rows, lax.axis_index(SEQ_AXIS)
     after = put(emptied(cache, fresh), new, device * cache.times.shape[1])
     near = near_keys(plan, q, cache, after, new, jnp.where(device == 0, new.ids, 0))
-    found = Partial(*attention_with_lse(q, *near, alibi_slopes=slopes))
+    found = Partial(*attention_with_lse(q, *near, alibi_slopes=slopes, scale=plan.scale))
     return merge_devices(found).astype(q.dtype), after
 
 

@@ -70,8 +70,8 @@ def test_the_static_adapter_is_the_update_at_the_mean_code(routed):
 
 
 @TURNS
-def test_mean_codes_are_over_tokens_alone(routed):
-    """At them the static adapter's predictions are near the routed one's, and the base's are not."""
+def test_a_static_adapter_at_the_mean_code_of_tokens_diverges_little_from_the_routed_one(routed):
+    """Its merged weights are the routed one's at that code, and the base's predictions are far."""
     config, params = routed
     ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (2, 12)), jnp.int32)
     segments = jnp.asarray([[1] * 12, [1] * 3 + [2] * 5 + [0] * 4], jnp.int32)
@@ -83,6 +83,8 @@ def test_mean_codes_are_over_tokens_alone(routed):
     np.testing.assert_allclose(found["stack"], codes[np.asarray(segments) > 0].mean(0), rtol=1e-5)
     plain, static = distill(config, params, found)
     assert plain.stack.adapter.rank == 4
+    fused = kernels(fuse(plain, static)[1]), kernels(fuse(config, params, code=found["stack"])[1])
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *fused)
     wanted, distilled, base = (
         jax.nn.log_softmax(made.build().apply({"params": tree}, ids, segment_ids=segments)[0])
         for made, tree in ((config, params), (plain, static), (detach(config), split_params(params)[0]))

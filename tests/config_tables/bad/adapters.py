@@ -18,6 +18,7 @@ from jaxblt.adapters import (
     Sticky,
     TopK,
 )
+from jaxblt.adapters.code.experimental.guess import Guess
 from jaxblt.adapters.files.serving import Limits
 from tests.config_tables.bad.numbers import INF, NAN
 
@@ -29,6 +30,7 @@ ADAPTERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "alpha": (0.0, -1.0, NAN),
         "blocks": (0, 1.5, 2),
         "code": ((Clamp(),), Clamp()),
+        "key_bias": (1,),
     },
     AdapterLosses: {
         "entropy": (NAN, INF),
@@ -67,6 +69,7 @@ ADAPTERS: dict[type, dict[str, tuple[Any, ...]]] = {
     Ema: {"decay": (-0.1, 1.0, NAN)},
     Sparse: {"theta": (0.0, NAN)},
     Sticky: {"tau": (-0.1, 1.0, NAN)},
+    Guess: {"tau": (-1.5, 1.5, NAN)},
     TopK: {"k": (0, 1.5)},
     Limits: {
         **dict.fromkeys(("least_entropy", "most_rms"), (-1.0, NAN)),

@@ -1,0 +1,1 @@
+"""Codes that lost to simpler ones in our own runs: guesses of the next code."""
