@@ -20,6 +20,7 @@ ROOMS = {
         "serving",
         "stack",
     ),
+    "boundaries": ("boundary_books",),
     "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "tasks": ("length_generalisation", "recall", "tasks"),

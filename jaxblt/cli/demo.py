@@ -86,7 +86,7 @@ def _picture(run_dir: str) -> None:
     from jaxblt.cli import patching
     from jaxblt.data import load_sample
 
-    model = patching.load_entropy_model(run_dir)
+    model = patching.load_patching_model(run_dir)
     assert model.patcher is not None
     ids = patching.encode(load_sample("book")[4000:4480], bos=True)
     if importlib.util.find_spec("matplotlib") is None:

@@ -43,7 +43,8 @@ def patch(
 
     Args:
       file: text or FASTA, may end in .gz or .xz.
-      run_dir: a run with an entropy model, or an entropy model's run; needed by the modes that read entropies.
+      run_dir: a run with an entropy model or a router, or an entropy model's run; needed by the modes that read
+        entropies. A router reads a document in one pass: cut long ones by --length.
       own: fields of the patcher; the run's by default.
       record: name of the one FASTA record to segment; all by default.
       recalibrate: slots for whatever this file asks for, in place of the run's capacity.
@@ -70,12 +71,17 @@ def patch(
     whole("--plot-bytes", plot_bytes, least=1)
     if length is not None:
         whole("--length", length, least=1)
-    loaded = None if run_dir is None else patching.load_entropy_model(run_dir, step)
+    loaded = None if run_dir is None else patching.load_patching_model(run_dir, step)
     changes = {name: value for name, value in vars(own).items() if value is not None}
     config = patching.patcher_of(loaded, changes)
     if recalibrate:
         config = replace(config, margin=None, capacity=None)
-    if loaded is not None and "entropy_context" in changes:
+    routed = isinstance(loaded, patching.RoutedModel)
+    if routed and entropies_out is not None:
+        raise ValueError(
+            "--entropies-out needs an entropy model, and the run cuts patches by a router: leave it out"
+        )
+    if isinstance(loaded, patching.EntropyModel) and "entropy_context" in changes:
         loaded = replace(loaded, context=config.entropy_context)
     if loaded is None and (plot is not None or entropies_out is not None):
         raise ValueError("--plot and --entropies-out need an entropy model: name a run with --run-dir")
@@ -93,12 +99,12 @@ def patch(
         patches = patching.segment(config, ids, entropies)
         if len(records) > 1:
             print(f"record {source.names[i]}")
-        print(patching.report(ids, patches, entropies, show))
+        print(patching.report(ids, patches, entropies, show, routed=routed and config.mode == "learned"))
         patching.warn_of_refusals(config, patches)
         if plot is not None and entropies is not None:
             patching.draw(plot, ids[:plot_bytes], entropies[:plot_bytes], config)
     print(f"patcher: {patcher_line(config)}")
-    if entropies_out is not None and loaded is not None:
+    if entropies_out is not None and isinstance(loaded, patching.EntropyModel):
         patching.write_all(entropies_out, source, loaded)
         print(f"wrote {entropies_out}: {np.load(entropies_out, mmap_mode='r').shape[0]} entropies")
 

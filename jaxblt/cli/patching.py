@@ -25,11 +25,14 @@ from jaxblt.patching import (
     calibrate_threshold,
     init_contexts,
     make_patches,
+    plot_boundaries,
     plot_entropies,
     render_patches,
     stream_entropies,
     warn_overflow,
 )
+from jaxblt.patching.rules import MIDDLE
+from jaxblt.run import Run
 from jaxblt.training.start.frozen import bounded_context
 from jaxblt.training.state import ENTROPY, Frozen, Step, freeze, widen
 
@@ -65,31 +68,61 @@ class EntropyModel:
         return model.apply({"params": params}, ids, state, segment_ids=segment_ids, method="stream")
 
 
-def load_entropy_model(run_dir: str, step: Step | None = None) -> EntropyModel:
-    """Read the entropy model of a byte-patched run, or a byte language model's run itself.
+@dataclass(frozen=True)
+class RoutedModel:
+    """A byte-patched model whose own router cuts patches.
+
+    Attributes:
+      run: of the model, in fp32.
+      entropy: the entropy model whose entropies the router scores by; None for one that reads none.
+    """
+
+    run: Run
+    entropy: EntropyModel | None
+
+    @property
+    def patcher(self) -> PatcherConfig:
+        """The patcher of the run."""
+        assert self.run.patcher is not None
+        return self.run.patcher
+
+    @property
+    def data(self) -> RowsConfig:
+        """The data of the run, whose case a file is read in."""
+        return self.run.recipe.data
+
+    def entropies(self, ids: np.ndarray) -> np.ndarray:
+        """Return the router's p at a document's ids, in one pass, as the patcher reads it."""
+        rated = None if self.entropy is None else jnp.asarray(self.entropy.entropies(ids))[None]
+        route = jax.jit(partial(self.run.model.apply, method="route"))
+        return np.asarray(route({"params": self.run.params}, jnp.asarray(ids)[None], entropies=rated)[0])[0]
+
+
+def load_patching_model(run_dir: str, step: Step | None = None) -> EntropyModel | RoutedModel:
+    """Read what cuts patches: a run's router or entropy model, or a byte language model's run itself.
 
     Raises:
-      ValueError: the run has neither, or a router in place of an entropy model.
+      ValueError: the run has neither.
     """
     import jaxblt
 
     run = jaxblt.load(run_dir, step=step, dtype="float32")
+    own = None
     if run.entropy_model is not None and ENTROPY in run.frozen:
         context = None if run.patcher is None else run.patcher.entropy_context
         frozen = run.frozen[ENTROPY]
-        return EntropyModel(run.recipe.entropy_model, frozen, run.patcher, context, run.recipe.data)
+        own = EntropyModel(run.recipe.entropy_model, frozen, run.patcher, context, run.recipe.data)
     if run.patcher is not None and run.patcher.mode == "learned":
-        raise ValueError(
-            f"{run_dir} cuts patches by a router of its own, and patch draws rules and entropies: call "
-            "model.apply(..., method='route') for p (docs/guides/boundaries.md), or name a byte language model's run"
-        )
+        return RoutedModel(run, own)
+    if own is not None:
+        return own
     if not isinstance(run.recipe.model, ByteLMConfig):
         raise ValueError(f"{run_dir} has no entropy model: name a run of a byte language model")
     context = bounded_context(run.recipe.model, run.recipe.data.seq_len)
     return EntropyModel(run.recipe.model, freeze(run.params, jnp.bfloat16), None, context, run.recipe.data)
 
 
-def patcher_of(model: EntropyModel | None, changes: Mapping[str, Any]) -> PatcherConfig:
+def patcher_of(model: EntropyModel | RoutedModel | None, changes: Mapping[str, Any]) -> PatcherConfig:
     """Return the run's patcher with fields changed, or one of another mode that is asked for.
 
     A margin is of its threshold: another threshold has none.
@@ -97,13 +130,18 @@ def patcher_of(model: EntropyModel | None, changes: Mapping[str, Any]) -> Patche
     own = None if model is None else model.patcher
     if own is None:
         return PatcherConfig(**{"mode": "space" if model is None else "entropy", **changes})
-    if changes.get("mode", own.mode) == own.mode:
+    mode = changes.get("mode", own.mode)
+    if own.mode == "learned" and mode in ("entropy", "greedy", "optimal", "length_constrained"):
+        raise ValueError(
+            f"mode {mode!r} reads entropies, and the run cuts patches by a router: name a run with an entropy model"
+        )
+    if mode == own.mode:
         kept = {"margin": None} if "threshold" in changes else {}
         return replace(own, **{**kept, **changes})
     kept: dict[str, Any] = {"block_size": own.block_size}
-    if changes["mode"] not in ("static", "space"):
+    if mode not in ("static", "space", "byte"):
         kept["entropy_context"] = own.entropy_context
-    if own.mode == "entropy" and changes["mode"] in ("optimal", "length_constrained"):
+    if own.mode == "entropy" and mode in ("optimal", "length_constrained"):
         kept["threshold"] = own.threshold
     return PatcherConfig(**{**kept, **changes})
 
@@ -169,8 +207,10 @@ def warn_of_refusals(config: PatcherConfig, patches: Patches) -> None:
     warn_overflow(refused, wanted, capacity=config.slots, block_size=config.block_size)
 
 
-def report(ids: np.ndarray, patches: Patches, entropies: np.ndarray | None, show: int) -> str:
-    """Return the passage with its patches, and their statistics."""
+def report(
+    ids: np.ndarray, patches: Patches, entropies: np.ndarray | None, show: int, *, routed: bool = False
+) -> str:
+    """Return the passage with its patches, and their statistics; `entropies` are p of a router if `routed`."""
     lengths = np.asarray(patches.lengths).ravel()
     lengths = lengths[lengths > 0]
     lines = [
@@ -180,7 +220,11 @@ def report(ids: np.ndarray, patches: Patches, entropies: np.ndarray | None, show
         f"patch length: median {np.median(lengths):.0f}, 99th percentile {np.percentile(lengths, 99):.0f}, "
         f"longest {lengths.max()}; boundaries refused for want of slots: {int(np.sum(patches.overflow))}",
     ]
-    if entropies is not None:
+    if entropies is not None and routed:
+        lines.append(
+            f"p: mean {entropies.mean():.3f}, above 1/2 at {(entropies > MIDDLE).mean():.2%} of bytes"
+        )
+    elif entropies is not None:
         lines.append(
             f"entropy: mean {entropies.mean():.3f} nats ({entropies.mean() / np.log(2):.3f} bits) a byte"
         )
@@ -199,11 +243,15 @@ def check_outputs(plot: str | None, entropies_out: str | None, **options: Any) -
 
 
 def draw(path: str, ids: np.ndarray, entropies: np.ndarray, config: PatcherConfig) -> None:
-    """Draw a picture of entropies and boundaries as PNG."""
-    threshold = config.threshold if config.mode == "entropy" else None
+    """Draw a picture of entropies, or of a router's p, and boundaries as PNG."""
     patches = segment(config, ids, entropies)
+    if config.mode == "learned":
+        figure = plot_boundaries(ids, entropies, patches)
+    else:
+        threshold = config.threshold if config.mode == "entropy" else None
+        figure = plot_entropies(ids, entropies, patches, threshold)
     with whole_file(path) as partial_path:
-        plot_entropies(ids, entropies, patches, threshold).savefig(partial_path, format="png", dpi=110)
+        figure.savefig(partial_path, format="png", dpi=110)
 
 
 def write_all(path: str, source: DocumentSource, model: EntropyModel) -> None:

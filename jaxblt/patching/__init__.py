@@ -14,7 +14,7 @@ from jaxblt.patching.margin import boundary_margin, decided, flip_rate
 from jaxblt.patching.optimal import segmentation_cost
 from jaxblt.patching.overflow import PatchOverflowWarning, warn_overflow
 from jaxblt.patching.patches import Patches, bytes_per_patch, from_closed
-from jaxblt.patching.plot import plot_entropies
+from jaxblt.patching.plot import plot_boundaries, plot_entropies
 from jaxblt.patching.render import render_patches, split_patches
 from jaxblt.patching.segment import closes, make_patches, read_entropies
 from jaxblt.patching.stream import PatcherState, init_patcher, prefill_patcher, step_patcher, stream_patcher
@@ -42,6 +42,7 @@ __all__ = [
     "make_patches",
     "next_entropies",
     "patches_per_block",
+    "plot_boundaries",
     "plot_entropies",
     "prefill_patcher",
     "read_entropies",

@@ -25,6 +25,7 @@ from jaxblt.patching import (
     init_contexts,
     stream_entropies,
 )
+from jaxblt.patching.learned.router import COUNTED
 from jaxblt.patching.patches import Patches
 from jaxblt.precision.config import Fp8Config
 from jaxblt.precision.loss_scale import LossScaleConfig, next_loss_scale
@@ -33,6 +34,7 @@ from jaxblt.precision.sites import in_fp8, next_amax
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
 from jaxblt.side_outputs import SIDE_OUTPUTS
+from jaxblt.training.cut_counts import count_cuts
 from jaxblt.training.experimental.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
 from jaxblt.training.metrics import (
     Metrics,
@@ -173,14 +175,17 @@ def predict(
     *,
     experts: Any = None,
     amax: Any = None,
+    counted: Any = None,
     collections: Sequence[str] = SIDE_OUTPUTS,
 ) -> tuple[Any, Patches | None, Any]:
     """Return logits ([B, T, V], [B, C] of rows, or `TaskAnswers`), patches, and what modules sowed.
 
     Dropout is on iff `rngs` has its key. A policy takes `experts`, if there are any (`jaxblt.adapters.Draw`). Products
-    in FP8 read their scales from `amax`.
+    in FP8 read their scales from `amax`, and the router's loss takes F of a whole batch from `counted`.
     """
-    given = {name: value for name, value in ((POLICY, experts), (FP8, amax)) if value is not None}
+    routed = None if counted is None else {ROUTER: counted}
+    given = ((POLICY, experts), (FP8, amax), (COUNTED, routed))
+    given = {name: value for name, value in given if value is not None}
     with tell_documents(batch.documents, None if task.patcher is None else task.patcher.block_size):
         (logits, patches), side = task.model.apply(
             {"params": whole_params(params, frozen), **given},
@@ -325,10 +330,12 @@ def _gradients(
     scaling = state.scaling or {}
     factor = scaling[LOSS]["scale"] / weight if LOSS in scaling else None
 
-    def micro(given: Any, index: Any, rows: Batch) -> tuple[Float[Array, ""], tuple[Metrics, Any]]:
+    def micro(
+        given: Any, index: Any, rows: Batch, counted: Any = None
+    ) -> tuple[Float[Array, ""], tuple[Metrics, Any]]:
         params, amax = given
         own = jax.random.fold_in(key, index)
-        run = _runner(task, state.frozen, rows, {"dropout": own}, amax)
+        run = _runner(task, state.frozen, rows, {"dropout": own}, amax, counted)
         drawn = draw(task.hybrid, run, params, state.opt_state, jax.random.fold_in(own, 1))
         logits, patches, side = run(params, experts=None if drawn is None else drawn.experts)
         sums = task.objective.sums(logits, rows) | {"sown_loss": sown_losses(side) / accumulate}
@@ -351,17 +358,33 @@ def _gradients(
         (grads, observed), (sums, side) = gradient(given, jnp.int32(0), batch)
     else:
 
-        def add(total: Any, item: tuple[Any, Batch]) -> tuple[Any, tuple[Metrics, Any]]:
+        def add(total: Any, item: tuple[Any, Batch, Any]) -> tuple[Any, tuple[Metrics, Any]]:
             found, aux = gradient(given, *item)
             both = (jax.tree.map(f, *trees) for f, *trees in zip(_TOGETHER, total, found, strict=True))
             return tuple(both), aux
 
-        items = (jnp.arange(accumulate, dtype=jnp.int32), split_rows(batch, accumulate))
+        numbers, parts = jnp.arange(accumulate, dtype=jnp.int32), split_rows(batch, accumulate)
+        items = (numbers, parts, _counted(task, state, numbers, parts, key))
         (grads, observed), (sums, side) = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, given), items)
         sums = {name: jnp.sum(values, 0) for name, values in sums.items()}
         side = jax.tree.map(lambda values: jnp.mean(values, 0), side)
     divisor = weight if factor is None else scaling[LOSS]["scale"]
     return jax.tree.map(lambda g: g / divisor.astype(g.dtype), grads), observed, sums, side
+
+
+def _counted(task: Task, state: TrainState, numbers: Int[Array, "A"], parts: Batch, key: PRNGKeyArray) -> Any:
+    """Return what `count_cuts` finds in the micro-batches of a model with a router; None for another model."""
+    if getattr(getattr(task.model, "config", None), ROUTER, None) is None:
+        return None
+
+    def route(number: Any, rows: Batch) -> Float[Array, "B T"]:
+        params = {"params": whole_params(state.params, state.frozen)}
+        given = {"segment_ids": _segments(task, rows), "entropies": find_entropies(task, state.frozen, rows)}
+        # The rng of `micro`, so that dropout leaves the same units
+        rngs = {"dropout": jax.random.fold_in(key, number)}
+        return task.model.apply(params, rows.inputs, **given, rngs=rngs, method="route")[0]
+
+    return count_cuts(route, numbers, parts)
 
 
 _TOGETHER = (jnp.add, jnp.maximum)
@@ -387,7 +410,12 @@ def _next_scaling(
 
 
 def _runner(
-    task: Task, frozen: Mapping[str, Frozen], rows: Batch, always: dict[str, PRNGKeyArray], amax: Any
+    task: Task,
+    frozen: Mapping[str, Frozen],
+    rows: Batch,
+    always: dict[str, PRNGKeyArray],
+    amax: Any,
+    counted: Any = None,
 ) -> Any:
     """Make passes of a batch's rows (`experimental.hybrid.Run`); all of them have the rngs `always`."""
 
@@ -400,7 +428,9 @@ def _runner(
     ) -> Any:
         own = task if model is None else replace(task, model=model)
         with in_fp8(task.fp8):
-            return predict(own, params, frozen, rows, {**always, **rngs}, amax=amax, **options)
+            return predict(
+                own, params, frozen, rows, {**always, **rngs}, amax=amax, counted=counted, **options
+            )
 
     return run
 

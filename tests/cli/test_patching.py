@@ -68,7 +68,7 @@ def test_patches_of_a_given_number_are_cut(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.txt").write_bytes(b"abcdefg")
     model = patching.EntropyModel(CONFIG, freeze({}), replace(OWN, block_size=8, capacity=None))
     monkeypatch.setattr(patching.EntropyModel, "entropies", lambda self, ids: np.arange(8, dtype=np.float32))
-    monkeypatch.setattr(patching, "load_entropy_model", lambda run_dir, step: model)
+    monkeypatch.setattr(patching, "load_patching_model", lambda run_dir, step: model)
     words = ["patch", str(tmp_path / "a.txt"), "--run-dir", "run", "--mode", "length_constrained"]
     main([*words, "--num-patches", "2"])
     assert "8 bytes (BOS included), 2 patches, 4.00 bytes a patch" in capsys.readouterr().out

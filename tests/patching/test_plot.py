@@ -7,7 +7,7 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 
 from jaxblt.data.vocab import encode
-from jaxblt.patching import PatcherConfig, plot_entropies
+from jaxblt.patching import PatcherConfig, plot_boundaries, plot_entropies
 from tests.patching.cases import patch
 
 TEXT = "Call me Ishmael. Some years ago\n— never mind how long precisely — $5 & a_b\t^2 {x}".encode()
@@ -56,6 +56,13 @@ def test_the_curve_stands_over_the_byte_that_was_predicted(passage):
     }
     above = {t + 1 for t in range(len(ids) - 1) if entropies[t] > 1.5}
     assert rules == {0, 1, 64} | above
+
+
+def test_a_probability_stands_over_its_own_byte(passage):
+    ids, entropies, patches = passage
+    axis = plot_boundaries(ids, entropies / entropies.max(), patches, bytes_per_line=200).axes[0]
+    np.testing.assert_array_equal(axis.lines[-2].get_xdata(), np.arange(len(ids)))
+    np.testing.assert_array_equal(axis.lines[-1].get_ydata(), [0.5, 0.5])
 
 
 def test_shapes_are_checked(passage):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jaxblt
+from jaxblt.cli.main import main
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
 from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.patching import PatcherConfig
@@ -39,8 +40,8 @@ def recipe(router: BoundaryConfig, **options):
 
 
 @pytest.mark.slow(days=28, group="runs of learned boundaries")
-def test_a_run_is_calibrated_trained_split_and_read_back(tmp_path) -> None:
-    """In micro-batches over split parameters: the figures are those of one device and one batch."""
+def test_a_run_is_calibrated_trained_split_read_back_and_drawn(tmp_path, capsys) -> None:
+    """In micro-batches over split parameters: figures, losses and gradients are those of one device and one batch."""
     router = BoundaryConfig(strategy="adaptive_hybrid", motifs=("GT",), learned_motifs=2, motif_length=3)
     source, logged = Letters(), []
     for name, options in (("one", {}), ("split", {"mesh": {"data": 2, "fsdp": 2}, "accumulate": 2})):
@@ -53,13 +54,27 @@ def test_a_run_is_calibrated_trained_split_and_read_back(tmp_path) -> None:
     first, split = (lines[0] for lines in logged)
     assert first["router/cut_rate"] == pytest.approx(1 / TARGET, abs=0.06)
     assert first["router/grad_norm"] > 0
-    for name in ("router/cut_rate", "router/mean_p", "bits_per_byte"):
+    assert 0 <= first["router/flip_rate"] <= first["router/undecided"]
+    for name in ("router/cut_rate", "router/mean_p", "bits_per_byte", "sown_loss", "router/grad_norm"):
         assert split[name] == pytest.approx(first[name], rel=1e-3)
     run = jaxblt.load(tmp_path / "one")
     assert run.recipe.model.router == router
     begun = np.asarray(run.params["router"]["theta"])
     assert begun.shape == (1,)
     assert begun != 0
+    (tmp_path / "text.txt").write_bytes(source.read(0, 0, 95))
+    words = ["patch", str(tmp_path / "text.txt"), "--run-dir", str(tmp_path / "one")]
+    main([*words, "--plot", str(tmp_path / "p.png")])
+    told = capsys.readouterr().out
+    assert "p: mean 0." in told
+    assert "patcher: learned" in told
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    for options, message in (
+        (["--mode", "entropy"], "mode 'entropy' reads entropies, and the run cuts patches by a router"),
+        (["--entropies-out", str(tmp_path / "e.npy")], "--entropies-out needs an entropy model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            main([*words, *options])
 
 
 def test_a_rate_that_strays_ends_the_run_with_the_figure() -> None:

@@ -20,6 +20,8 @@ from jaxblt.side_outputs import sow_loss, sow_metric
 CODON = 3
 TINY = 1e-12
 """Squared lengths below which a vector has no direction."""
+COUNTED = "counted"
+"""The collection that brings F of a whole batch, and a micro-batch's weight in G: see `Router._ratio`."""
 UNDECIDED = 0.05
 """Distance of p from 1/2 below which a byte counts as undecided in the metrics."""
 
@@ -97,9 +99,10 @@ class Router(nn.Module):
                 response, seen = self._responses(ids, segment_ids, positions, state)
                 scores.append(response)
         s = jnp.stack(scores, -1)
-        p = jnp.where(found[..., -1] == 0, 1.0, self._probability(s, h))
+        p, slope = self._probability(s, h)
+        p = jnp.where(found[..., -1] == 0, 1.0, p)
         if state is None:
-            self._report(p, segment_ids)
+            self._report(p, slope, segment_ids)
             return p, s, None
         return p, s, RouterState(last.astype(state.last.dtype), seen)
 
@@ -140,9 +143,12 @@ class Router(nn.Module):
             response += jax.nn.one_hot(positions % CODON, CODON, dtype=jnp.float32) @ phase
         return response, seen
 
-    def _probability(self, s: Float[Array, "B T K"], h: Float[Array, "B T C"]) -> Float[Array, "B T"]:
+    def _probability(
+        self, s: Float[Array, "B T K"], h: Float[Array, "B T C"]
+    ) -> tuple[Float[Array, "B T"], Float[Array, ""]]:
+        """Return p, and its slope by the score where it is 1/2."""
         if self.config.plain:
-            return s[..., 0]
+            return s[..., 0], jnp.float32(1)
         score = s[..., 0]
         if self.config.strategy == "adaptive_hybrid":
             center, spread = self._scalars("center", s.shape[-1]), self._scalars("log_spread", s.shape[-1])
@@ -157,23 +163,42 @@ class Router(nn.Module):
             share = jax.nn.softmax(gate(h.astype(jnp.float32)), -1)
             score = jnp.sum(share * (s - center) * jnp.exp(-spread), -1)
         theta, log_tau = self._scalars("theta", 1), self._scalars("log_tau", 1)
-        return jax.nn.sigmoid((score - theta[..., 0]) * jnp.exp(-log_tau[..., 0]))
+        per_tau = jnp.exp(-log_tau[..., 0])
+        return jax.nn.sigmoid((score - theta[..., 0]) * per_tau), per_tau[0, 0] / 4
 
     def _scalars(self, name: str, count: int) -> Float[Array, "1 1 K"]:
         """Return parameters that `calibrate_router` fills in before step 0."""
         return self.param(name, named(nn.initializers.zeros, None), (count,), jnp.float32)[None, None]
 
-    def _report(self, p: Float[Array, "B T"], segment_ids: Int[Array, "B T"] | None) -> None:
-        """Sow the ratio loss and what it is made of, over all bytes of the batch."""
+    def _report(
+        self, p: Float[Array, "B T"], slope: Float[Array, ""], segment_ids: Int[Array, "B T"] | None
+    ) -> None:
+        """Sow the ratio loss and what it is made of, over all bytes of the batch.
+
+        A decision may flip where p is nearer to 1/2 than an error of the dtype's eps in the score moves it.
+        """
         here = jnp.ones(p.shape, bool) if segment_ids is None else segment_ids > 0
         share = lambda x: _mean(x.astype(jnp.float32), here)  # noqa: E731
         cut, soft = share(p > MIDDLE), share(p)
         if self.target is not None:
-            loss = ratio_loss(cut, soft, self.target)
-            sow_loss(self, "ratio", jnp.float32(self.config.ratio_weight) * loss)
+            sow_loss(
+                self, "ratio", jnp.float32(self.config.ratio_weight) * self._ratio(cut, soft, self.target)
+            )
         sow_metric(self, "cut_rate", cut)
         sow_metric(self, "mean_p", soft)
         sow_metric(self, "undecided", share(jnp.abs(p - MIDDLE) < UNDECIDED))
+        sow_metric(self, "flip_rate", share(jnp.abs(p - MIDDLE) < slope * jnp.finfo(self.dtype).eps))
+
+    def _ratio(self, cut: Float[Array, ""], soft: Float[Array, ""], target: float) -> Float[Array, ""]:
+        """Return the ratio loss of these bytes.
+
+        A micro-batch takes F from the whole batch and weighs its own G, so that the mean over micro-batches is the
+        loss of the batch, which is linear in G.
+        """
+        if self.has_variable(COUNTED, "cut_rate"):
+            cut = self.get_variable(COUNTED, "cut_rate")
+            soft = soft * self.get_variable(COUNTED, "weight")
+        return ratio_loss(cut, soft, target)
 
 
 def identity(key: Array, shape: tuple[int, int], dtype: Any) -> Float[Array, "C D"]:

@@ -40,11 +40,13 @@ def with_boundaries(
     model = model.build(dtype=recipe.train.compute_dtype, patcher=recipe.patcher)
     ids, segments, entropies = sample(sample_batches(data, recipe), recipe, mesh, frozen)
 
-    def score(params: Any) -> jax.Array:
+    def score(params: Any, ids: Any, segments: Any, entropies: Any) -> jax.Array:
         options = {"segment_ids": segments, "entropies": entropies}
         return model.apply({"params": params}, ids, **options, method="route")[1]
 
-    scores = np.asarray(jax.jit(score, out_shardings=replicated(mesh))(params))
+    # Hand the sample over: as constants of the program, XLA would compute their embedding while it compiles
+    scored = jax.jit(score, out_shardings=replicated(mesh))(params, ids, segments, entropies)
+    scores = np.asarray(scored)
     found = calibrate_router(config, own, scores, here=_inside(segments), target=recipe.bytes_per_patch)
     placed = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), found, own)
     return {**params, ROUTER: placed}

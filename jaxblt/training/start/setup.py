@@ -234,8 +234,8 @@ def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState,
     )
 
 
-def init_params(task: Task, data: RowsConfig, seed: int) -> Any:
-    """Draw boxed fp32 parameters from the seed; the same on any mesh."""
+def init_params(task: Task, data: RowsConfig, seed: int | Array) -> Any:
+    """Draw boxed fp32 parameters from the seed, which may be traced; the same on any mesh."""
     return task.model.init(make_key(seed), **blank_inputs(task, data))["params"]
 
 
