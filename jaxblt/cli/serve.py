@@ -25,6 +25,7 @@ def serve(
     max_waiting: int = 256,
     piece_bytes: int = 1024,
     prefix_mb: int = 0,
+    drafts: int | None = None,
     request_s: float = 600.0,
     drain_s: float = 60.0,
     name: str | None = None,
@@ -47,6 +48,7 @@ def serve(
       max_waiting: requests that may wait for a row; more are refused with status 429.
       piece_bytes: bytes of prompts that are read between two times that others draw.
       prefix_mb: memory for the states behind prompts, in MiB; prompts that begin alike are read once.
+      drafts: bytes to guess from a row's own and to check in one call of the model, 0 to 16; none are by default.
       request_s: seconds of a request at the most.
       drain_s: seconds after SIGTERM at which requests that still run are cancelled.
       name: of the model in /v1/models; by default the folder's.
@@ -61,6 +63,7 @@ def serve(
       ValueError: an option is out of range, or the model cannot generate.
       OSError: the address is taken.
     """
+    from jaxblt.inference import Drafts
     from jaxblt.inference.engine import Engine, EngineConfig
     from jaxblt.inference.server import Limits, Service, run_server
 
@@ -74,6 +77,7 @@ def serve(
         max_waiting=max_waiting,
         piece_bytes=piece_bytes,
         prefix_bytes=prefix_mb << 20,
+        drafts=None if drafts is None else Drafts(count=drafts),
     )
     run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype)
     engine = Engine(run, config, as_trained=as_trained)
