@@ -70,7 +70,7 @@ class Mix:
         """Return the kinds of `count` clients in any order, in exact shares."""
         shares: dict[Kind, float] = {"vanishes": self.vanish, "slow": self.slow, "malformed": self.malformed}
         kinds: list[Kind] = [kind for kind, share in shares.items() for _ in range(round(share * count))]
-        kinds += ["good"] * (count - len(kinds))
+        kinds.extend("good" for _ in range(count - len(kinds)))
         choose.shuffle(kinds)
         return kinds
 
@@ -115,7 +115,8 @@ async def _talk(port: int, told: Told, body: bytes, begun: float) -> None:
             await _read_events(reader, told, begun)
         else:
             await reader.read()
-            told.outcome = {400: "malformed", 429: "refused"}.get(told.status, "failed")
+            refusals: dict[int, Outcome] = {400: "malformed", 429: "refused"}
+            told.outcome = refusals.get(told.status, "failed")
     finally:
         writer.close()
 

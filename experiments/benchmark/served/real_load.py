@@ -102,21 +102,35 @@ class _Driver:
         """Return the figures of `count` requests at a factor of the capacity."""
         before, memory = self._served.wait_until_idle(), self._served.read_memory()
         begun = time.monotonic()
-        told = asyncio.run(self._send(factor * capacity, count))
+        told, late = asyncio.run(self._send(factor * capacity, count))
         after = self._served.wait_until_idle()
         ended = {state: after.get(state, 0) - before.get(state, 0) for state in ENDS}
         figures: dict[str, Any] = {"factor": factor, "offered_per_second": factor * capacity}
         figures |= {"seconds": time.monotonic() - begun, "server_mib": [memory, self._served.read_memory()]}
+        # A client that is late itself measures delays that are not the server's
+        figures["client_late_ms"] = percentiles(late)
         return figures | _account(told, ended, count) | _delays(told)
 
-    async def _send(self, rate: float, count: int) -> list[Told]:
-        """Send requests whose times are a Poisson process."""
+    async def _send(self, rate: float, count: int) -> tuple[list[Told], list[float]]:
+        """Send requests whose times are a Poisson process; return how late this process woke up, too."""
+        late: list[float] = []
+        watch = asyncio.create_task(_watch_lateness(late))
         tasks = []
         for kind in self._mix.draw_kinds(count, self._choose):
             body = self._mix.draw_body(kind, self._text, self._choose)
             tasks.append(asyncio.create_task(ask(self._served.port, kind, body, self._within_s)))
             await asyncio.sleep(self._choose.expovariate(rate))
-        return await asyncio.gather(*tasks)
+        told = await asyncio.gather(*tasks)
+        watch.cancel()
+        return told, late
+
+
+async def _watch_lateness(late: list[float]) -> None:
+    """Sleep for 10 ms again and again, and note by how much longer it took."""
+    while True:
+        begun = time.monotonic()
+        await asyncio.sleep(0.01)
+        late.append(time.monotonic() - begun - 0.01)
 
 
 def _account(told: Sequence[Told], ended: dict[str, int], count: int) -> dict[str, Any]:

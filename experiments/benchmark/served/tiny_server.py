@@ -27,7 +27,8 @@ def serve_tiny(lanes: str, max_waiting: int, port: int = 0) -> None:
 
     model = ByteLMConfig(stack=StackConfig(dim=32, num_layers=1, pattern="A", mlp_dim=32))
     decoder = Decoder(model)
-    drawn: Any = jax.jit(decoder.build().init)(jax.random.key(0), jnp.ones((1, 8), jnp.int32))
+    built: Any = decoder.build()
+    drawn = jax.jit(built.init)(jax.random.key(0), jnp.ones((1, 8), jnp.int32))
     params = {"model": nn.meta.unbox(drawn)["params"]}
     tiny: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
     engine = Engine(tiny, EngineConfig((read_lane(lanes),), max_waiting), as_trained=False)
