@@ -10,7 +10,7 @@ from jaxblt.interchange.executables import write_executables
 from jaxblt.interchange.hf_blt import read_patcher, refuse_whole
 from jaxblt.interchange.hyena_dna import read_hyena_dna, write_hyena_dna
 from jaxblt.interchange.program_file import write_program
-from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program, make_score_program
+from jaxblt.interchange.programs import PLATFORMS, Made, Platform, make_embed_program, make_score_program
 from jaxblt.interchange.runs import Dtype, read_run, write_run, write_run_folder
 from jaxblt.interchange.tensors import check_new
 from jaxblt.interchange.weight_files import read_config
@@ -91,9 +91,7 @@ def export(
     if length is None:
         raise ValueError("--stablehlo needs --length, the positions of a row, such as --length 8192")
     if executables is not None:
-        _refuse(
-            {"--platforms": platforms}, "belongs to StableHLO: executables are for the device that is here"
-        )
+        _refuse({"--platforms": platforms}, "belongs to StableHLO: executables are for the device here")
     on = PLATFORMS if platforms is None else platforms
     run: Run = load(run_dir, step=step, weights=weights)
     if quantize is not None:
@@ -102,15 +100,18 @@ def export(
         made = make_score_program(run, length, platforms=on)
     else:
         made = make_embed_program(run, length, layer=layer, pool=pool or "mean", platforms=on)
-    most = made.about["most_bytes"]
-    if executables is not None:
-        size = write_executables(made, out, executables, overwrite=overwrite)
-        batches = ", ".join(map(str, sorted(executables)))
-        return (
-            f"wrote {out}: {stablehlo} of {batches} records of up to {most:,} bytes, compiled, {size:,} bytes"
-        )
-    size = write_program(made, out, overwrite=overwrite)
-    return f"wrote {out}: {stablehlo} of records of up to {most:,} bytes, for {', '.join(on)}, {size:,} bytes"
+    return _write(made, out, executables, overwrite=overwrite)
+
+
+def _write(made: Made, out: Path, executables: tuple[int, ...] | None, *, overwrite: bool) -> str:
+    """Write a program as StableHLO, or compiled for these numbers of records; return a line that says so."""
+    answer, most = made.about["answer"], made.about["most_bytes"]
+    if executables is None:
+        size, on = write_program(made, out, overwrite=overwrite), ", ".join(made.about["platforms"])
+        return f"wrote {out}: {answer} of records of up to {most:,} bytes, for {on}, {size:,} bytes"
+    size = write_executables(made, out, executables, overwrite=overwrite)
+    batches = ", ".join(map(str, sorted(executables)))
+    return f"wrote {out}: {answer} of {batches} records of up to {most:,} bytes, compiled, {size:,} bytes"
 
 
 def import_run(
