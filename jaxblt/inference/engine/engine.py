@@ -147,6 +147,11 @@ class Engine:
             return Stats(scheduler.waiting, scheduler.running, dict(scheduler.ended), *counts)
 
     @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes as they are: with fewer rows than `config` asks for where memory was short."""
+        return tuple(lane.lane for lane in self._lanes)
+
+    @property
     def adapters(self) -> tuple[int | str, ...]:
         """Adapters that a request may have in the place of the router's code; none without a router."""
         return list_adapters(self._model)
@@ -204,12 +209,20 @@ class Engine:
         return self._scheduler.overdue < self.config.max_waiting or self._error is not None
 
     def warm(self) -> None:
-        """Compile the programs of all lanes, side by side, before the first request; nothing may run yet."""
+        """Compile the programs of all lanes, side by side, before the first request; nothing may run yet.
+
+        Lanes for which the device has not the memory get fewer rows; see `lanes`.
+
+        Warns:
+          LaneShrunkWarning: a lane has fewer rows than were asked for.
+        """
         with ThreadPoolExecutor() as pool:
-            decoding = [pool.submit(lane.decode, set()) for lane in self._lanes]
+            decoding = [pool.submit(lane.fit) for lane in self._lanes]
             reading = [[pool.submit(_read_one, lane, size) for size in self._sizes] for lane in self._lanes]
-        for lane, drawn, prompts in zip(self._lanes, decoding, reading, strict=True):
-            drawn.result()
+        for i, (lane, fitted, prompts) in enumerate(zip(self._lanes, decoding, reading, strict=True)):
+            fitted.result()
+            if lane.lane != self.config.lanes[i]:
+                self._scheduler.shrink(i, lane.lane.slots)
             prompt = [one.result() for one in prompts][-1]
             if self.config.prefix_bytes:
                 copy_prompt(prompt)

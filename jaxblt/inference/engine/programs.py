@@ -17,6 +17,7 @@ from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.data.vocab import EOS, PAD, VOCAB_SIZE
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder
 from jaxblt.inference.engine.config import TOP, Lane, Request
+from jaxblt.inference.engine.memory import shrink_lane
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
@@ -99,6 +100,27 @@ class LanePrograms:
         layers = {**unroll_params(self._params), CHOSEN: self._rows.chosen}
         # Leave the codes to the rows: those here would be used up with them
         self._narrow = narrow_params(self._apart, lane.slots, layers, self._rows.state) | {CHOSEN: {}}
+
+    @property
+    def lane(self) -> Lane:
+        """Rows and capacity."""
+        return self._lane
+
+    def fit(self) -> None:
+        """Decode once without requests, with half the rows as long as the device has not the memory for all.
+
+        Raises:
+          JaxRuntimeError: one row does not fit.
+        """
+        while True:
+            try:
+                jax.block_until_ready(self.decode(set()))
+                return
+            except jax.errors.JaxRuntimeError as error:
+                self._lane = shrink_lane(self._lane, error)
+                # Free the rows first: both would not fit
+                self._rows = None
+                self._rows = self.make_rows()
 
     def make_rows(self) -> Any:
         """Return rows that are all done."""

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxblt.inference.engine.config import EngineConfig, Lane
@@ -184,6 +184,11 @@ class Scheduler:
             f"a prompt of {length - 1} bytes and {limit} new ones do not fit: the largest lane holds "
             f"{max(lane.capacity for lane in lanes) - 1} bytes; shorten the prompt, or ask for fewer"
         )
+
+    def shrink(self, lane: int, slots: int) -> None:
+        """Take rows away from a lane in which no request has a row yet."""
+        rows = self._rows[lane]
+        rows.lane, rows.free = replace(rows.lane, slots=slots), list(range(slots))
 
     def end(self, ticket: Ticket, state: State) -> bool:
         """End a request and free its slot; return False if it has ended before."""
