@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("jaxblt.cli.evaluate", "bits per byte of a run on a split, and the scores of a task"),
     "generate": ("jaxblt.cli.generate", "continue prompts with a run"),
     "serve": ("jaxblt.cli.serve", "answer clients of OpenAI's API over HTTP with a run"),
+    "compile": ("jaxblt.cli.compile_run", "compile what serve runs, so that it starts at once"),
     "score": ("jaxblt.cli.score", "log-likelihood of each record of a file"),
     "embed": ("jaxblt.cli.embed", "hidden states of each record of a file"),
     "index": ("jaxblt.cli.index", "base vectors of a run's documents, for routers that search them"),

@@ -1,7 +1,8 @@
 """Serves a trained run to clients of OpenAI's API: jaxblt serve RUN_DIR."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,9 @@ from jaxblt.cli.quantize import load_quantized
 from jaxblt.precision.weights import Scheme
 from jaxblt.training.state import Step, Weights
 from jaxblt.validation import number, whole
+
+COMPILED = "compiled"
+"""The folder of compiled programs within that of a run."""
 
 KEY = "JAXBLT_API_KEY"
 """The environment variable of the key that clients must send."""
@@ -25,6 +29,8 @@ def serve(
     max_waiting: int = 256,
     piece_bytes: int = 1024,
     prefix_mb: int = 0,
+    drafts: int | None = None,
+    compiled: Path | None = None,
     request_s: float = 600.0,
     drain_s: float = 60.0,
     name: str | None = None,
@@ -47,6 +53,8 @@ def serve(
       max_waiting: requests that may wait for a row; more are refused with status 429.
       piece_bytes: bytes of prompts that are read between two times that others draw.
       prefix_mb: memory for the states behind prompts, in MiB; prompts that begin alike are read once.
+      drafts: bytes to guess from a row's own and to check in one call of the model, 0 to 16; none are by default.
+      compiled: folder of `jaxblt compile`, in which programs are kept; by default the run's own, if there is one.
       request_s: seconds of a request at the most.
       drain_s: seconds after SIGTERM at which requests that still run are cancelled.
       name: of the model in /v1/models; by default the folder's.
@@ -61,24 +69,19 @@ def serve(
       ValueError: an option is out of range, or the model cannot generate.
       OSError: the address is taken.
     """
-    from jaxblt.inference.engine import Engine, EngineConfig
+    from jaxblt.inference.engine import Engine
     from jaxblt.inference.server import Limits, Service, run_server
 
     check_installed()
     whole("--port", port, least=0, most=65_535)
-    whole("--prefix-mb", prefix_mb, least=0)
     for option, value in (("--request-s", request_s), ("--drain-s", drain_s)):
         number(option, value, above=0)
-    config = EngineConfig(
-        lanes=tuple(map(read_lane, lanes)),
-        max_waiting=max_waiting,
-        piece_bytes=piece_bytes,
-        prefix_bytes=prefix_mb << 20,
-    )
-    run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype)
-    engine = Engine(run, config, as_trained=as_trained)
-    print("compiling the programs of all lanes", flush=True)
-    engine.warm()
+    config = make_config(lanes, max_waiting, piece_bytes, prefix_mb, drafts)
+    with _keeping_programs(run_dir, compiled):
+        run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype)
+        engine = Engine(run, config, as_trained=as_trained)
+        print("compiling the programs of all lanes", flush=True)
+        engine.warm()
     service = Service(
         run,
         engine,
@@ -94,6 +97,41 @@ def serve(
             drain_s=drain_s,
             started=lambda address: print(f"serving {service.name} at {address}", flush=True),
         )
+
+
+def make_config(
+    lanes: tuple[str, ...], max_waiting: int, piece_bytes: int, prefix_mb: int, drafts: int | None
+) -> Any:
+    """Return the settings of an engine from those of a command line.
+
+    Raises:
+      ValueError: one is out of range.
+    """
+    from jaxblt.inference import Drafts
+    from jaxblt.inference.engine import EngineConfig
+
+    whole("--prefix-mb", prefix_mb, least=0)
+    return EngineConfig(
+        lanes=tuple(map(read_lane, lanes)),
+        max_waiting=max_waiting,
+        piece_bytes=piece_bytes,
+        prefix_bytes=prefix_mb << 20,
+        drafts=None if drafts is None else Drafts(count=drafts),
+    )
+
+
+@contextmanager
+def _keeping_programs(run_dir: str, compiled: Path | None) -> Iterator[None]:
+    """Take programs from a folder, and say how many were not there; without a folder change nothing."""
+    from jaxblt.inference.stored_programs import storing_programs
+
+    folder = Path(run_dir) / COMPILED if compiled is None else compiled
+    if compiled is None and not folder.is_dir():
+        yield
+        return
+    with storing_programs(folder) as found:
+        yield
+    print(f"{folder}: {found}", flush=True)
 
 
 def read_lane(text: str) -> Any:

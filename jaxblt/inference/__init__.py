@@ -1,5 +1,6 @@
 """Decoding with caches, sampling and generation."""
 
+from jaxblt.inference.beams import Beam, beam_search
 from jaxblt.inference.decode import Decoder, DecoderState, decode_bytes, decode_step, init_decoder
 from jaxblt.inference.drafts import DraftCounts, Drafts
 from jaxblt.inference.generate import generate
@@ -10,11 +11,13 @@ from jaxblt.inference.sampling import SamplingConfig, sample
 from jaxblt.inference.unroll import unroll
 
 __all__ = [
+    "Beam",
     "Decoder",
     "DecoderState",
     "DraftCounts",
     "Drafts",
     "SamplingConfig",
+    "beam_search",
     "decode_bytes",
     "decode_step",
     "generate",

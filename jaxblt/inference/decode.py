@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.models import LanguageModel, ModelConfig
 from jaxblt.models.adapter import CHOSEN
+from jaxblt.models.blt_stream import CLOSED, CUT
 from jaxblt.patching import PatcherConfig, init_contexts, next_entropies
 from jaxblt.show import show
 from jaxblt.validation import check_fields
@@ -157,19 +158,34 @@ def decode_bytes(
     Returns:
       Logits in fp32 (NaN from a byte on whose entropy is not finite), and the state.
     """
+    logits, _, state = decode_and_cut_bytes(decoder, params, ids, state, segment_ids)
+    return logits, state
+
+
+def decode_and_cut_bytes(
+    decoder: Decoder,
+    params: dict[str, Any],
+    ids: Int[Array, "B T"],
+    state: DecoderState,
+    segment_ids: Int[Array, "B T"],
+) -> tuple[Float[Array, "B T V"], Bool[Array, "B T"], DecoderState]:
+    """Return what `decode_bytes` does, and between both whether each byte closed its patch."""
     entropies, entropy = decoder.next_entropies(params, ids, state.entropy, segment_ids)
-    logits, moved = decoder.build().apply(
+    (logits, moved), sown = decoder.build().apply(
         decoder.variables(params, "model"),
         ids,
         state.model,
         segment_ids=segment_ids,
         entropies=entropies,
         method="stream",
+        mutable=[CUT],
     )
     if entropies is not None:
         broken = jnp.cumsum(~jnp.isfinite(entropies) & (segment_ids != 0), 1) > 0
         logits = jnp.where(broken[..., None], jnp.nan, logits)
-    return logits, DecoderState(model=moved, entropy=entropy)
+    # A model without patches sows nothing
+    (closed,) = sown.get(CUT, {}).get(CLOSED, (jnp.zeros(ids.shape, bool),))
+    return logits, closed, DecoderState(model=moved, entropy=entropy)
 
 
 def are_sound(entropies: Float[Array, "B T"] | None, segment_ids: Int[Array, "B T"]) -> Bool[Array, "B"]:

@@ -20,11 +20,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.adapters.code.fallback import count_replaced
 from jaxblt.data.vocab import EOS, PAD, decode
-from jaxblt.inference.decode import Decoder, DecoderState, decode_bytes
+from jaxblt.inference.decode import Decoder, DecoderState, decode_and_cut_bytes, decode_bytes
 from jaxblt.inference.drafts import MOST_DRAFTED, DraftArrays, DraftCounts, Drafts, draft
 from jaxblt.inference.in_place import advancing
 from jaxblt.inference.narrow import narrow_params
@@ -117,19 +117,27 @@ def drafted_pieces(
     prepared = narrow_params(apart, len(table), unroll_params(prepared), place.state)
     go_on = partial(advancing(_advance, place), apart, ROUNDS, prepared, requests)
     calls, drawn, drafted, accepted = 0, *(np.zeros(len(table), int) for _ in range(3))
-    done = np.zeros(len(table), bool)
-    while not done.all():
-        place, (rounds, told) = go_on(place, drafts.arrays)
-        rounds, told, done = jax.device_get((rounds, told, place.done))
+    while True:
+        place, found = go_on(place, drafts.arrays)
+        (rounds, told), done = jax.device_get((found, place.done))
         _check_finite(rounds, drawn, np.asarray(requests.lengths), params)
         yield [decode(rounds.drawn[:, row][rounds.kept[:, row]]) for row in range(len(table))]
         calls, drawn = calls + int(told.rounds), drawn + rounds.kept.sum((0, 2))
         drafted, accepted = drafted + told.drafted, accepted + told.accepted
-    # Read the rows that have ended once more, without drafts: those of the last call are in its counts
-    told = jax.device_get(go_on(place, drafts.arrays)[1][1])
-    warn_of_rows(decoder, params, told.refused, told.replaced)
+        if done.all():
+            break
+    if _has_to_warn(told):
+        # Read the rows that have ended once more, without drafts: those of the last call are in its counts
+        told = jax.device_get(go_on(place, drafts.arrays)[1][1])
+        warn_of_rows(decoder, params, told.refused, told.replaced)
     if report is not None:
         report(DraftCounts(calls, *(tuple(x.tolist()) for x in (drawn, drafted, accepted))))
+
+
+def _has_to_warn(told: Told) -> bool:
+    """Return whether boundaries were refused or codes replaced; drafts only add to both counts."""
+    refused = told.refused is not None and told.refused[0] > 0
+    return bool(refused or (told.replaced is not None and np.any(told.replaced)))
 
 
 def _check_finite(rounds: Round, drawn: np.ndarray, lengths: np.ndarray, params: dict[str, Any]) -> None:
@@ -142,7 +150,7 @@ def _check_finite(rounds: Round, drawn: np.ndarray, lengths: np.ndarray, params:
         refuse_nonfinite(prompt, byte, lengths[prompt], params)
 
 
-def _width(decoder: Decoder) -> int:
+def window_bytes(decoder: Decoder) -> int:
     """Return the bytes of a window, which divide a block."""
     grid = decoder.build().grid
     return WINDOW if grid == 1 else math.gcd(WINDOW, grid)
@@ -157,7 +165,7 @@ def _begin(
     lengths: Int[Array, "B"],
 ) -> DraftedPlace:
     """Read the prompts up to the last edge before their ends: the next call reads at least one byte."""
-    width = _width(decoder)
+    width = window_bytes(decoder)
     base = (lengths - 1) // width * width
     segments = (jnp.arange(prompts.shape[1], dtype=jnp.int32)[None] < base[:, None]).astype(jnp.int32)
     _, state = prefill(decoder, params, prompts, segments, num_bytes=num_bytes)
@@ -180,7 +188,7 @@ def _advance(
 
     def body(carry: tuple[DraftedPlace, Round, Told]) -> tuple[DraftedPlace, Round, Told]:
         place, found, told = carry
-        place = _take_windows(decoder, params, place)
+        place = take_windows(decoder, params, place)
         place, here, now = _draw(decoder, params, requests, keys, place, settings)
         found = jax.tree.map(lambda all, one: all.at[told.rounds].set(one), found, here)
         return place, found, told.behind(now)
@@ -197,9 +205,9 @@ def _advance(
     return place, (found, told)
 
 
-def _take_windows(decoder: Decoder, params: dict[str, Any], place: DraftedPlace) -> DraftedPlace:
+def take_windows(decoder: Decoder, params: dict[str, Any], place: DraftedPlace) -> DraftedPlace:
     """Move the state of rows whose windows are known and that go on."""
-    width = _width(decoder)
+    width = window_bytes(decoder)
     full = (place.length - place.base > width) & ~place.done
     segments = jnp.broadcast_to(full[:, None], (len(full), width)).astype(jnp.int32)
 
@@ -219,38 +227,84 @@ def _draw(
     settings: DraftArrays,
 ) -> tuple[DraftedPlace, Round, Told]:
     """Draft, read the window, and draw behind the known bytes for as long as the drafts are right."""
-    width, index = _width(decoder), jnp.arange(DRAWN, dtype=jnp.int32)[None]
-    known, left = place.length - place.base, requests.lengths + requests.limits - place.length
+    left = requests.lengths + requests.limits - place.length
+    seen = look(decoder, params, place, left, settings)
+    index = jnp.arange(DRAWN, dtype=jnp.int32)[None]
+    drawn = sample_behind(requests, keys, place.length[:, None] + index, seen.logits)
+    after, mine = accept(place, left, seen, drawn)
+    finite = jnp.all(jnp.isfinite(seen.logits), -1) | ~mine
+    told = Told(jnp.ones((), jnp.int32), seen.meant, count_accepted(mine), *_counted(decoder, seen.state))
+    return after, Round(drawn, mine & (drawn != EOS), finite), told
+
+
+class Seen(NamedTuple):
+    """The window of each row, read with a draft behind its known bytes.
+
+    Attributes:
+      guess, meant: the draft, and how many ids of it were read.
+      logits: behind the last known byte and behind each of the draft.
+      closed: whether a patch ended with each of these bytes.
+      state: behind all that was read, right or wrong.
+    """
+
+    guess: Int[Array, "B N"]
+    meant: Int[Array, "B"]
+    logits: Float[Array, "B M V"]
+    closed: Bool[Array, "B M"]
+    state: DecoderState
+
+
+def look(
+    decoder: Decoder,
+    params: dict[str, Any],
+    place: DraftedPlace,
+    left: Int[Array, "B"],
+    settings: DraftArrays,
+) -> Seen:
+    """Draft what may follow and read the window, for rows that may draw `left` more bytes."""
+    width, index = window_bytes(decoder), jnp.arange(DRAWN, dtype=jnp.int32)[None]
+    known = place.length - place.base
     guess, meant = draft(settings, place.history, place.length)
     meant = jnp.where(place.done, 0, jnp.minimum(meant, jnp.minimum(width - known, left - 1)))
     # Leave the last byte of a row that has ended out, which nothing follows
-    seen = known + jnp.where(place.done, -1, meant)
+    count = known + jnp.where(place.done, -1, meant)
     at = jnp.arange(width, dtype=jnp.int32)[None]
     own = jnp.take_along_axis(guess, jnp.clip(at - known[:, None], 0, MOST_DRAFTED - 1), 1)
     ids = jnp.where(at < known[:, None], place.window(width), own)
-    segments = (at < seen[:, None]).astype(jnp.int32)
-    logits, looked = decode_bytes(decoder, params, ids, place.state, segments)
+    segments = (at < count[:, None]).astype(jnp.int32)
+    logits, closed, state = decode_and_cut_bytes(decoder, params, ids, place.state, segments)
     behind = jnp.clip(known[:, None] - 1 + index, 0, width - 1)
     logits = jnp.take_along_axis(logits, behind[..., None], 1)
-    drawn = _sample(requests, keys, place.length[:, None] + index, logits)
-    right = (drawn[:, :-1] == guess) & (index[:, :-1] < meant[:, None])
+    return Seen(guess, meant, logits, jnp.take_along_axis(closed, behind, 1), state)
+
+
+def accept(
+    place: DraftedPlace, left: Int[Array, "B"], seen: Seen, drawn: Int[Array, "B M"]
+) -> tuple[DraftedPlace, Bool[Array, "B M"]]:
+    """Add the draws behind the known bytes for as long as the drafts are right; return which of them were added."""
+    index = jnp.arange(DRAWN, dtype=jnp.int32)[None]
+    right = (drawn[:, :-1] == seen.guess) & (index[:, :-1] < seen.meant[:, None])
     accepted = jnp.sum(jnp.cumprod(right.astype(jnp.int32), 1), 1, dtype=jnp.int32)
     taken = jnp.where(place.done, 0, accepted + 1)
-    ended = jnp.any((drawn == EOS) & (index < taken[:, None]), 1)
     mine = index < taken[:, None]
     rows = jnp.arange(len(taken), dtype=jnp.int32)[:, None]
     to = jnp.where(mine, place.length[:, None] + index, place.history.shape[1])
     after = place.replace(
         history=place.history.at[rows, to].set(drawn, mode="drop"),
         length=place.length + taken,
-        done=place.done | ended | (taken >= left),
+        done=place.done | jnp.any((drawn == EOS) & mine, 1) | (taken >= left),
     )
-    finite = jnp.all(jnp.isfinite(logits), -1) | ~mine
-    told = Told(jnp.ones((), jnp.int32), meant, accepted, *_counted(decoder, looked))
-    return after, Round(drawn, mine & (drawn != EOS), finite), told
+    return after, mine
 
 
-def _sample(requests: Requests, keys: Any, positions: Int[Array, "B N"], logits: Any) -> Int[Array, "B N"]:
+def count_accepted(mine: Bool[Array, "B M"]) -> Int[Array, "B"]:
+    """Return how many drafts of each row were right, by which draws were added."""
+    return jnp.maximum(jnp.sum(mine, 1, dtype=jnp.int32) - 1, 0)
+
+
+def sample_behind(
+    requests: Requests, keys: Any, positions: Int[Array, "B N"], logits: Any
+) -> Int[Array, "B N"]:
     """Draw every byte by its own key, as one row each."""
     count = positions.shape[1]
     own = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))(keys, positions).reshape(-1)

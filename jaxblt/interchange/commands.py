@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Literal
 from jaxblt.answers.embed import Pool
 from jaxblt.interchange.entry import is_torch
 from jaxblt.interchange.evo2_run import read_evo2, write_evo2
+from jaxblt.interchange.executables import write_executables
 from jaxblt.interchange.hf_blt import read_patcher, refuse_whole
 from jaxblt.interchange.hyena_dna import read_hyena_dna, write_hyena_dna
 from jaxblt.interchange.program_file import write_program
-from jaxblt.interchange.programs import PLATFORMS, Platform, make_embed_program, make_score_program
+from jaxblt.interchange.programs import PLATFORMS, Made, Platform, make_embed_program, make_score_program
 from jaxblt.interchange.runs import Dtype, read_run, write_run, write_run_folder
 from jaxblt.interchange.tensors import check_new
 from jaxblt.interchange.weight_files import read_config
@@ -38,6 +39,7 @@ def export(
     pool: Pool | None = None,
     platforms: tuple[Platform, ...] | None = None,
     quantize: Scheme | None = None,
+    executables: tuple[int, ...] | None = None,
     to: Literal["vortex", "hyenadna"] | None = None,
 ) -> str:
     """Write a run to one file for other programs.
@@ -61,6 +63,8 @@ def export(
       pool: of embed: "mean" (the default), "last", "per_byte" or "per_patch".
       platforms: that a program is lowered for, cpu and cuda by default.
       quantize: read kernels of a program in fewer bits: int8, int4, fp8, or w8a8 with activations of 8 bits too.
+      executables: numbers of records, such as 1 8 32: compile the program for each, for the device that is here, and
+        write what XLA has compiled in place of StableHLO. Such a file holds pickles: open only what you trust.
       to: write a file for this program instead: a .pt file for vortex, which runs Evo 2; safetensors for Hugging
         Face's hyenadna.
 
@@ -73,7 +77,7 @@ def export(
         whole("--step", step, least=0)
     check_new(out, inputs=run_files(run_dir), overwrite=overwrite)
     given: dict[str, object] = {"--length": length, "--layer": layer, "--pool": pool}
-    given |= {"--platforms": platforms, "--quantize": quantize}
+    given |= {"--platforms": platforms, "--quantize": quantize, "--executables": executables}
     if stablehlo is None:
         _refuse(given, "belongs to --stablehlo")
         run = load(run_dir, step=step, weights=weights)
@@ -86,6 +90,8 @@ def export(
         _refuse({"--layer": layer, "--pool": pool}, "belongs to --stablehlo embed")
     if length is None:
         raise ValueError("--stablehlo needs --length, the positions of a row, such as --length 8192")
+    if executables is not None:
+        _refuse({"--platforms": platforms}, "belongs to StableHLO: executables are for the device here")
     on = PLATFORMS if platforms is None else platforms
     run: Run = load(run_dir, step=step, weights=weights)
     if quantize is not None:
@@ -94,8 +100,18 @@ def export(
         made = make_score_program(run, length, platforms=on)
     else:
         made = make_embed_program(run, length, layer=layer, pool=pool or "mean", platforms=on)
-    size, most = write_program(made, out, overwrite=overwrite), made.about["most_bytes"]
-    return f"wrote {out}: {stablehlo} of records of up to {most:,} bytes, for {', '.join(on)}, {size:,} bytes"
+    return _write(made, out, executables, overwrite=overwrite)
+
+
+def _write(made: Made, out: Path, executables: tuple[int, ...] | None, *, overwrite: bool) -> str:
+    """Write a program as StableHLO, or compiled for these numbers of records; return a line that says so."""
+    answer, most = made.about["answer"], made.about["most_bytes"]
+    if executables is None:
+        size, on = write_program(made, out, overwrite=overwrite), ", ".join(made.about["platforms"])
+        return f"wrote {out}: {answer} of records of up to {most:,} bytes, for {on}, {size:,} bytes"
+    size = write_executables(made, out, executables, overwrite=overwrite)
+    batches = ", ".join(map(str, sorted(executables)))
+    return f"wrote {out}: {answer} of {batches} records of up to {most:,} bytes, compiled, {size:,} bytes"
 
 
 def import_run(

@@ -63,36 +63,48 @@ class Program:
         Warns:
           PatchOverflowWarning: blocks have fewer slots than these records ask for.
         """
-        rows, sizes = self._rows(records)
-        found = jax.device_get(self._run(self.arrays, rows, sizes))
-        for i in range(len(records)):
-            if not all(np.isfinite(x[i]).all() for x in found.values()):
-                raise ValueError(
-                    f"the answer for record {i} is not finite: the parameters overflow on its bytes"
-                )
-        if "refused" in found and self.about["patches"]:
-            refused, wanted = float(found["refused"].sum()), float(found["wanted"].sum())
-            warn_overflow(refused, wanted, **self.about["patches"])
-        return found
+        rows, sizes = lay_records(self.about, records)
+        return check_answer(self.about, jax.device_get(self._run(self.arrays, rows, sizes)), len(records))
 
     @cached_property
     def _run(self) -> Any:
         return jax.jit(self.exported.call)
 
-    def _rows(self, records: Sequence[bytes]) -> tuple[Array, Array]:
-        most = self.about["most_bytes"]
-        rows = np.zeros((len(records), most), np.uint8)
-        if not records:
-            raise ValueError("no records were given: expected at least one")
-        for i, record in enumerate(records):
-            if not isinstance(record, bytes) or not 0 < len(record) <= most:
-                told = f"{len(record)} bytes" if isinstance(record, bytes) else f"a {type(record).__name__}"
-                raise ValueError(
-                    f"record {i} is {told}, expected 1 to {most} bytes, as many as a row of the program holds: export "
-                    "one with a larger length"
-                )
-            rows[i, : len(record)] = np.frombuffer(record, np.uint8)
-        return jnp.asarray(rows), jnp.asarray([len(record) for record in records], jnp.int32)
+
+def lay_records(
+    about: Mapping[str, Any], records: Sequence[bytes], rows: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return records as the rows of a program, and their lengths; `rows` of them, empty ones last.
+
+    Raises:
+      ValueError: there is no record, or one is empty, or longer than a row.
+    """
+    most = about["most_bytes"]
+    if not records:
+        raise ValueError("no records were given: expected at least one")
+    laid = np.zeros((rows or len(records), most), np.uint8)
+    sizes = np.zeros(len(laid), np.int32)
+    for i, record in enumerate(records):
+        if not isinstance(record, bytes) or not 0 < len(record) <= most:
+            told = f"{len(record)} bytes" if isinstance(record, bytes) else f"a {type(record).__name__}"
+            raise ValueError(
+                f"record {i} is {told}, expected 1 to {most} bytes, as many as a row of the program holds: export "
+                "one with a larger length"
+            )
+        laid[i, : len(record)], sizes[i] = np.frombuffer(record, np.uint8), len(record)
+    return laid, sizes
+
+
+def check_answer(about: Mapping[str, Any], found: dict[str, Any], count: int) -> dict[str, np.ndarray]:
+    """Return the rows of `count` records, if all are finite; warn of boundaries that were refused."""
+    found = {name: rows[:count] for name, rows in found.items()}
+    for i in range(count):
+        if not all(np.isfinite(x[i]).all() for x in found.values()):
+            raise ValueError(f"the answer for record {i} is not finite: the parameters overflow on its bytes")
+    if "refused" in found and about["patches"]:
+        refused, wanted = float(found["refused"].sum()), float(found["wanted"].sum())
+        warn_overflow(refused, wanted, **about["patches"])
+    return found
 
 
 def write_program(made: Made, file: str | os.PathLike[str], *, overwrite: bool = False) -> int:

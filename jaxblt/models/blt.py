@@ -20,7 +20,7 @@ from jaxblt.models.blt_prefill import (
     prompt_places,
 )
 from jaxblt.models.blt_state import BLTState, advance, begin, check_rule, check_state, init_blt_state
-from jaxblt.models.blt_stream import Cut, after_bytes, cut_bytes, lay_bytes
+from jaxblt.models.blt_stream import CLOSED, CUT, Cut, after_bytes, cut_bytes, lay_bytes
 from jaxblt.models.bridge import (
     BytesToPatches,
     PatchesToBytes,
@@ -483,6 +483,7 @@ class BLT(nn.Module):
 
         options = {"segment_ids": segment_ids, "positions": positions, "entropies": entropies}
         h, (patcher, cut), p, own = self._encode(ids, close, **options, state=state)
+        self.sow(CUT, CLOSED, cut.closed)
         keys, (ends, real) = self.up.keys(h), cut.ends
         last = jnp.take_along_axis(h, ends[..., None], 1)[:, None]
         x = self.up.read(last, *lay_bytes(state, cut, keys), real[:, None])[:, 0]

@@ -13,6 +13,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.models.blt_state import BLTState
 from jaxblt.models.positions import Places
 
+CUT, CLOSED = "cut", "closed"
+"""The collection and the name under which `BLT.stream` sows which bytes ended a patch, for callers that ask for it."""
+
 
 class Cut(NamedTuple):
     """The patches of a call's bytes. The open patch of the state is number 0.

@@ -3,6 +3,7 @@
 The statistics are those of `pallas_kernels`: one ruler for ops and library.
 """
 
+from jaxblt.profiling.cost import cost_per_thousand
 from jaxblt.profiling.memory import MemoryProfile, profile_memory
 from jaxblt.profiling.monitor import Monitor, WindowReport
 from jaxblt.profiling.trace import OpTotal, op_totals, trace
@@ -41,6 +42,7 @@ __all__ = [
     "WindowReport",
     "compare",
     "compiled",
+    "cost_per_thousand",
     "forward_backward",
     "measure",
     "measure_all",

@@ -2,6 +2,7 @@
 
 from jaxblt.inference.engine.config import EngineConfig, Lane, Piece, Request, Sampling
 from jaxblt.inference.engine.engine import Engine, Stats
+from jaxblt.inference.engine.memory import LaneShrunkWarning
 from jaxblt.inference.engine.schedule import Refused, Scheduler
 from jaxblt.inference.engine.stream import Stream
 
@@ -9,6 +10,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "Lane",
+    "LaneShrunkWarning",
     "Piece",
     "Refused",
     "Request",

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from jaxblt.adapters.update.row_adapters import Adapter
+from jaxblt.inference.drafts import Drafts
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields, number, whole
 
@@ -46,12 +47,15 @@ class EngineConfig:
       max_waiting: requests that wait while no slot is free for them; one more is refused.
       piece_bytes: bytes of prompts that a round reads at the most, rounded to whole blocks of a model with patches.
       prefix_bytes: memory for the states behind prompts, so that a prompt that begins alike is not read again.
+      drafts: bytes to guess, and to check several in one call of the model; None draws byte by byte. With any `Drafts`
+        the bytes are the same; without, logits are rounded otherwise.
     """
 
     lanes: tuple[Lane, ...] = (Lane(),)
     max_waiting: int = 256
     piece_bytes: int = 1024
     prefix_bytes: int = 0
+    drafts: Drafts | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -16,7 +16,9 @@ from jaxtyping import Array
 from jaxblt.data.letters import letters_of
 from jaxblt.data.vocab import OFFSET, encode
 from jaxblt.inference.decode import Decoder
-from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Piece, Request, Sampling
+from jaxblt.inference.drafts import Drafts
+from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Lane, Piece, Request, Sampling
+from jaxblt.inference.engine.drafted_lane import DraftedLane
 from jaxblt.inference.engine.prefixes import PrefixCache
 from jaxblt.inference.engine.programs import Drawn, LanePrograms, copy_prompt, piece_sizes
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows, list_adapters
@@ -54,6 +56,7 @@ class Stats:
       prompt_bytes: bytes of prompts that were read, BOS included.
       known_bytes: bytes of prompts that needed no reading.
       drawn_bytes: bytes that were drawn.
+      drafted_bytes, accepted_bytes: bytes that were guessed, and those that were right; 0 without drafts.
       rounds: rounds of work.
     """
 
@@ -63,6 +66,8 @@ class Stats:
     prompt_bytes: int
     known_bytes: int
     drawn_bytes: int
+    drafted_bytes: int
+    accepted_bytes: int
     rounds: int
 
 
@@ -112,7 +117,7 @@ class Engine:
         self.config, self._model = config, run.decoder.model
         decoder, self._params = run.decoder, nn.meta.unbox(run.decoder_params)
         self._letters = letters_of(run.recipe.data) if as_trained else None
-        self._lanes = [LanePrograms(decoder, self._params, lane) for lane in config.lanes]
+        self._lanes = [_make_lane(decoder, self._params, lane, config.drafts) for lane in config.lanes]
         self._sizes = piece_sizes(decoder, config.piece_bytes)
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
         self._scheduler = Scheduler(config, self._sizes, known=self._find_prefix, clock=clock)
@@ -122,7 +127,7 @@ class Engine:
         self._closing = False
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
-        self._read = self._known = self._drawn = self._rounds = 0
+        self._read = self._known = self._drawn = self._drafted = self._accepted = self._rounds = 0
 
     def __enter__(self) -> "Engine":
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -137,8 +142,14 @@ class Engine:
         """Numbers so far."""
         with self._changed:
             scheduler = self._scheduler
-            counts = (self._read, self._known, self._drawn, self._rounds)
+            drafts = (self._drafted, self._accepted)
+            counts = (self._read, self._known, self._drawn, *drafts, self._rounds)
             return Stats(scheduler.waiting, scheduler.running, dict(scheduler.ended), *counts)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes as they are: with fewer rows than `config` asks for where memory was short."""
+        return tuple(lane.lane for lane in self._lanes)
 
     @property
     def adapters(self) -> tuple[int | str, ...]:
@@ -167,9 +178,11 @@ class Engine:
                 raise RuntimeError(
                     "the engine is closed" if self._error is None else f"the engine failed: {self._error}"
                 )
-            ticket = self._scheduler.submit(request.length, request.max_new_bytes, request.deadline_s)
-            stream = Stream(request, lambda _: self._cancel(ticket))
             ids = np.asarray(encode(prompt, bos=True), np.int32)
+            to_read = self._lanes[0].count_to_read(len(ids))
+            asked = (request.length, request.max_new_bytes, request.deadline_s)
+            ticket = self._scheduler.submit(*asked, to_read=to_read)
+            stream = Stream(request, lambda _: self._cancel(ticket))
             self._jobs[ticket] = _Job(ticket, ids, stream, StopStrings(request.sampling.stop))
             self._changed.notify_all()
         return stream
@@ -196,16 +209,24 @@ class Engine:
         return self._scheduler.overdue < self.config.max_waiting or self._error is not None
 
     def warm(self) -> None:
-        """Compile the programs of all lanes, side by side, before the first request; nothing may run yet."""
+        """Compile the programs of all lanes, side by side, before the first request; nothing may run yet.
+
+        Lanes for which the device has not the memory get fewer rows; see `lanes`.
+
+        Warns:
+          LaneShrunkWarning: a lane has fewer rows than were asked for.
+        """
         with ThreadPoolExecutor() as pool:
-            decoding = [pool.submit(lane.decode, set()) for lane in self._lanes]
+            decoding = [pool.submit(lane.fit) for lane in self._lanes]
             reading = [[pool.submit(_read_one, lane, size) for size in self._sizes] for lane in self._lanes]
-        for lane, drawn, prompts in zip(self._lanes, decoding, reading, strict=True):
-            drawn.result()
+        for i, (lane, fitted, prompts) in enumerate(zip(self._lanes, decoding, reading, strict=True)):
+            fitted.result()
+            if lane.lane != self.config.lanes[i]:
+                self._scheduler.shrink(i, lane.lane.slots)
             prompt = [one.result() for one in prompts][-1]
             if self.config.prefix_bytes:
                 copy_prompt(prompt)
-            lane.enter(0, prompt, Request(b"", 1))
+            lane.enter(0, prompt, Request(b"", 1), np.ones(1, np.int32))
             jax.block_until_ready(lane.decode({0}))
 
     def close(self, *, within_s: float | None = None) -> None:
@@ -294,18 +315,19 @@ class Engine:
         if part.size:
             job.prompt, done = lane.read(job.prompt, job.ids[part.start : part.stop], part.size, adapter)
             self._read += part.stop - part.start
-            self._prefixes.put(ticket.lane, adapter, job.ids, part.stop, job.prompt)
+            self._prefixes.put(ticket.lane, adapter, job.ids[: ticket.to_read], part.stop, job.prompt)
         if part.is_last:
             # A cancelled request has no slot any more
             if ticket.slot is not None:
-                lane.enter(ticket.slot, job.prompt, job.stream.request)
+                lane.enter(ticket.slot, job.prompt, job.stream.request, job.ids)
             job.prompt = None
         return done
 
     def _find_prefix(self, ticket: Ticket) -> int:
         """Return how much of a prompt is known, and take its state."""
         job = self._jobs[ticket]
-        count, job.prompt = self._prefixes.take(ticket.lane, job.stream.request.adapter, job.ids)
+        ids = job.ids[: ticket.to_read]
+        count, job.prompt = self._prefixes.take(ticket.lane, job.stream.request.adapter, ids)
         self._known += count
         return count
 
@@ -332,8 +354,10 @@ class Engine:
         count = int(row.kept.sum())
         job.drawn += count
         self._drawn += count
+        self._drafted += int(row.drafted)
+        self._accepted += int(row.accepted)
         whole = job.drawn >= request.max_new_bytes
-        finish = "length" if whole else None if count == len(row.kept) else "stop"
+        finish = "length" if whole else "stop" if row.ended else None
         piece = job.stops.pass_on(_piece(row, count, finish))
         if piece.finish is None and request.max_unread is not None:
             slow = job.stream.unread + len(piece.data) > request.max_unread
@@ -344,6 +368,12 @@ class Engine:
             self._scheduler.end(job.ticket, "finished")
         if piece.data or piece.finish:
             job.stream.put(piece)
+
+
+def _make_lane(decoder: Decoder, params: dict[str, Any], lane: Lane, drafts: Drafts | None) -> LanePrograms:
+    if drafts is None:
+        return LanePrograms(decoder, params, lane)
+    return DraftedLane(decoder, params, lane, drafts)
 
 
 def _read_one(lane: LanePrograms, size: int) -> Prefix:

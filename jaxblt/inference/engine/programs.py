@@ -17,16 +17,16 @@ from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.data.vocab import EOS, PAD, VOCAB_SIZE
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder
 from jaxblt.inference.engine.config import TOP, Lane, Request
+from jaxblt.inference.engine.memory import shrink_lane
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import Prefix, begin_prompts, read_piece
-from jaxblt.inference.requests import Requests
+from jaxblt.inference.requests import Requests, request_keys
 from jaxblt.inference.rows import put_rows
 from jaxblt.inference.sampling import alphabet_table, sample, sampling_arrays
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.models.adapter import CHOSEN
-from jaxblt.random_keys import make_key
 from jaxblt.show import show
 
 STEPS = 8
@@ -66,7 +66,8 @@ class LaneRows:
 class Drawn(NamedTuple):
     """The draws of a round, whether each belongs to its row, and what the model predicted.
 
-    The most probable ids come with their log-probabilities; entropies and log-probabilities are in nats.
+    The most probable ids come with their log-probabilities; entropies and log-probabilities are in nats. `ended` tells
+    which rows drew EOS. `drafted` and `accepted` count bytes that were guessed, and guessed right.
     """
 
     ids: Int[Array, "S T"]
@@ -77,6 +78,9 @@ class Drawn(NamedTuple):
     logprobs: Float[Array, "S T"]
     top_ids: Int[Array, "S T K"]
     top_logprobs: Float[Array, "S T K"]
+    ended: Bool[Array, "S"]
+    drafted: Int[Array, "S"]
+    accepted: Int[Array, "S"]
 
 
 class LanePrograms:
@@ -92,10 +96,39 @@ class LanePrograms:
         """
         self._decoder, self._apart, self._lane = decoder, unrolled(decoder), lane
         self._params = prepare_decoding(decoder, params, rows=lane.slots, num_bytes=lane.capacity)
-        self._rows = _empty(decoder, lane)
+        self._rows: Any = self.make_rows()
         layers = {**unroll_params(self._params), CHOSEN: self._rows.chosen}
         # Leave the codes to the rows: those here would be used up with them
         self._narrow = narrow_params(self._apart, lane.slots, layers, self._rows.state) | {CHOSEN: {}}
+
+    @property
+    def lane(self) -> Lane:
+        """Rows and capacity."""
+        return self._lane
+
+    def fit(self) -> None:
+        """Decode once without requests, with half the rows as long as the device has not the memory for all.
+
+        Raises:
+          JaxRuntimeError: one row does not fit.
+        """
+        while True:
+            try:
+                jax.block_until_ready(self.decode(set()))
+                return
+            except jax.errors.JaxRuntimeError as error:
+                self._lane = shrink_lane(self._lane, error)
+                # Free the rows first: both would not fit
+                self._rows = None
+                self._rows = self.make_rows()
+
+    def make_rows(self) -> Any:
+        """Return rows that are all done."""
+        return _empty(self._decoder, self._lane)
+
+    def count_to_read(self, length: int) -> int:
+        """Return how many ids of a prompt are read before it enters its row."""
+        return length
 
     def begin(self) -> Prefix:
         """Return a prompt of which nothing was read."""
@@ -113,18 +146,22 @@ class LanePrograms:
         params = {**self._params, CHOSEN: choose_codes_of_rows(self._decoder.model, [adapter])}
         return _read(self._decoder, params, before, row, np.arange(size)[None] < len(ids))
 
-    def enter(self, slot: int, prompt: Prefix, request: Request) -> None:
-        """Put a prompt that was read into a row."""
+    def enter(self, slot: int, prompt: Prefix, request: Request, ids: np.ndarray) -> None:
+        """Put a prompt of these ids that was read into a row."""
         # Name the layers of the unrolled model: blocks may have routers of their own
         chosen = choose_codes_of_rows(self._apart.model, [request.adapter])
-        self._rows = _enter(self._rows, np.int32(slot), prompt, *_asked(request), chosen)
+        self._rows = _enter(self._rows, np.int32(slot), prompt, *ask_for(request, ids), chosen)
 
     def decode(self, slots: set[int]) -> Drawn:
         """Draw the next bytes of the rows in these slots, and end all others; the result is on its way."""
+        self._rows, drawn = _decode(self._apart, self._narrow, self._rows, self.live_rows(slots))
+        return drawn
+
+    def live_rows(self, slots: set[int]) -> np.ndarray:
+        """Return which rows are in these slots."""
         live = np.zeros(self._lane.slots, bool)
         live[list(slots)] = True
-        self._rows, drawn = _decode(self._apart, self._narrow, self._rows, live)
-        return drawn
+        return live
 
 
 def piece_sizes(decoder: Decoder, piece_bytes: int) -> tuple[int, ...]:
@@ -142,11 +179,11 @@ def copy_prompt(prompt: Prefix) -> Prefix:
 _copy = jax.jit(partial(jax.tree.map, jnp.copy))
 
 
-def _asked(request: Request) -> tuple[Requests, Float[Array, "1 2"]]:
-    """Return a request as one row of arrays."""
+def ask_for(request: Request, ids: np.ndarray) -> tuple[Requests, Float[Array, "1 2"]]:
+    """Return a request behind these ids as one row of arrays."""
     sampling = request.sampling
     asked = Requests(
-        lengths=jnp.asarray([request.length], jnp.int32),
+        lengths=jnp.asarray([len(ids)], jnp.int32),
         limits=jnp.asarray([request.max_new_bytes], jnp.int32),
         seeds=jnp.asarray([sampling.seed], jnp.uint32),
         indices=jnp.zeros((1,), jnp.uint32),
@@ -161,8 +198,7 @@ def _begin(decoder: Decoder, lane: Lane) -> Prefix:
     return begin_prompts(decoder, 1, num_bytes=lane.capacity)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _empty(decoder: Decoder, lane: Lane) -> LaneRows:
+def empty_rows(decoder: Decoder, lane: Lane) -> LaneRows:
     """Return rows that are all done."""
     slots, width = lane.slots, decoder.model.vocab_size
     zeros = lambda dtype=jnp.int32: jnp.zeros((slots,), dtype)  # noqa: E731
@@ -185,6 +221,9 @@ def _empty(decoder: Decoder, lane: Lane) -> LaneRows:
         penalties=jnp.zeros((slots, 2), jnp.float32),
         chosen=jax.tree.map(jnp.asarray, choose_codes_of_rows(unrolled(decoder).model, [None] * slots)),
     )
+
+
+_empty = jax.jit(empty_rows, static_argnums=(0, 1))
 
 
 # Donate states: the caches of a long row would be there twice
@@ -225,21 +264,18 @@ def _decode(
 ) -> tuple[LaneRows, Drawn]:
     """Draw `STEPS` bytes of the rows that are live; the key of a byte comes from seed and position alone."""
     rows, asked = rows.replace(done=rows.done | ~live), rows.requests  # pyright: ignore[reportAttributeAccessIssue]
-    params = {**params, CHOSEN: rows.chosen}
-    keys = jax.vmap(lambda seed, number: jax.random.fold_in(make_key(seed), number))(
-        asked.seeds, asked.indices
-    )
+    params, none = {**params, CHOSEN: rows.chosen}, jnp.zeros(live.shape, jnp.int32)
+    keys = request_keys(asked)
 
     def body(rows: LaneRows, _: None) -> tuple[LaneRows, Drawn]:
-        often, once = (rows.penalties[:, i : i + 1] for i in range(2))
-        penalty = often * rows.counts.astype(jnp.float32) + jnp.where(rows.counts > 0, once, 0.0)
+        penalty = penalties_of(rows.counts, rows.penalties)
         step_keys = jax.vmap(jax.random.fold_in)(keys, asked.lengths + rows.drawn)
         ids = sample(asked.sampling, step_keys, rows.logits - penalty, alphabet=asked.alphabet)
         ended = rows.done | (ids == EOS)
         done = ended | (rows.drawn + 1 >= asked.limits)
         logits, closed, state = decode_step(decoder, params, ids, rows.state, jnp.where(done, 0, 1))
         finite = jnp.all(jnp.isfinite(rows.logits), -1) | rows.done
-        drawn = Drawn(ids, ~ended, finite, closed, *_predictions(rows.logits, ids))
+        drawn = Drawn(ids, ~ended, finite, closed, *predictions(rows.logits, ids), ended, none, none)
         chosen = jax.nn.one_hot(ids, rows.counts.shape[-1], dtype=jnp.int32)
         moved = rows.replace(  # pyright: ignore[reportAttributeAccessIssue]
             state=state, logits=logits, done=done, drawn=rows.drawn + 1, counts=rows.counts + chosen
@@ -247,14 +283,21 @@ def _decode(
         return moved, drawn
 
     rows, drawn = jax.lax.scan(body, rows, length=STEPS)
-    return rows, jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), drawn)
+    drawn = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), drawn)
+    return rows, drawn._replace(ended=drawn.ended[:, -1], drafted=none, accepted=none)
 
 
-def _predictions(
-    logits: Float[Array, "S V"], ids: Int[Array, "S"]
-) -> tuple[Float[Array, "S"], Float[Array, "S"], Int[Array, "S K"], Float[Array, "S K"]]:
+def penalties_of(counts: Int[Array, "... V"], penalties: Float[Array, "... 2"]) -> Float[Array, "... V"]:
+    """Return what is subtracted from logits, by how often each id was drawn."""
+    often, once = penalties[..., :1], penalties[..., 1:]
+    return often * counts.astype(jnp.float32) + jnp.where(counts > 0, once, 0.0)
+
+
+def predictions(
+    logits: Float[Array, "... V"], ids: Int[Array, "..."]
+) -> tuple[Float[Array, "..."], Float[Array, "..."], Int[Array, "... K"], Float[Array, "... K"]]:
     """Return entropies, log-probabilities of `ids`, and the most probable ids with theirs."""
-    logprobs = jax.nn.log_softmax(logits[:, :VOCAB_SIZE], -1)
+    logprobs = jax.nn.log_softmax(logits[..., :VOCAB_SIZE], -1)
     entropies = -jnp.sum(jnp.where(logprobs > -jnp.inf, jnp.exp(logprobs) * logprobs, 0.0), -1)
     top, top_ids = jax.lax.top_k(logprobs, TOP)
-    return entropies, jnp.take_along_axis(logprobs, ids[:, None], -1)[:, 0], top_ids, top
+    return entropies, jnp.take_along_axis(logprobs, ids[..., None], -1)[..., 0], top_ids, top

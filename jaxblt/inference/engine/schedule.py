@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxblt.inference.engine.config import EngineConfig, Lane
@@ -41,6 +41,7 @@ class Ticket:
       lane: the number of its lane.
       deadline: the time of the clock at which it ends; infinite without.
       begun: the time at which it was submitted.
+      to_read: bytes of the prompt to read before it decodes.
       state: where it is.
       slot: its row of the lane, while it has one.
       read: bytes of the prompt that were read.
@@ -51,6 +52,7 @@ class Ticket:
     lane: int
     deadline: float
     begun: float
+    to_read: int
     state: State = "waiting"
     slot: int | None = None
     read: int = 0
@@ -68,7 +70,7 @@ class Part:
     @property
     def is_last(self) -> bool:
         """True if the prompt is read with it."""
-        return self.stop == self.ticket.length
+        return self.stop == self.ticket.to_read
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,16 @@ class Scheduler:
         """Requests with a slot."""
         return sum(len(rows.taken) for rows in self._rows)
 
-    def submit(self, length: int, limit: int, deadline_s: float | None = None) -> Ticket:
+    def submit(
+        self, length: int, limit: int, deadline_s: float | None = None, *, to_read: int | None = None
+    ) -> Ticket:
         """Queue a request.
+
+        Args:
+          length: bytes of the prompt, its BOS included.
+          limit: the most bytes to draw.
+          deadline_s: seconds after which it ends; None for no limit.
+          to_read: bytes of the prompt to read before it decodes; None for all.
 
         Raises:
           ValueError: no lane holds it.
@@ -159,7 +169,8 @@ class Scheduler:
                 seconds,
             )
         now = self._clock()
-        ticket = Ticket(length, limit, lane, math.inf if deadline_s is None else now + deadline_s, now)
+        deadline = math.inf if deadline_s is None else now + deadline_s
+        ticket = Ticket(length, limit, lane, deadline, now, length if to_read is None else to_read)
         self._rows[lane].waiting.append(ticket)
         return ticket
 
@@ -173,6 +184,11 @@ class Scheduler:
             f"a prompt of {length - 1} bytes and {limit} new ones do not fit: the largest lane holds "
             f"{max(lane.capacity for lane in lanes) - 1} bytes; shorten the prompt, or ask for fewer"
         )
+
+    def shrink(self, lane: int, slots: int) -> None:
+        """Take rows away from a lane in which no request has a row yet."""
+        rows = self._rows[lane]
+        rows.lane, rows.free = replace(rows.lane, slots=slots), list(range(slots))
 
     def end(self, ticket: Ticket, state: State) -> bool:
         """End a request and free its slot; return False if it has ended before."""
@@ -215,14 +231,14 @@ class Scheduler:
         for i in range(count):
             rows = self._rows[(self._turn + i) % count]
             while (ticket := self._next_to_read(rows)) is not None:
-                stop = min(ticket.length, ticket.read + self._sizes[-1])
+                stop = min(ticket.to_read, ticket.read + self._sizes[-1])
                 size = 0 if stop == ticket.read else next(n for n in self._sizes if n >= stop - ticket.read)
                 if size > left:
                     return
                 left -= size
                 yield Part(ticket, ticket.read, stop, size)
                 ticket.read = stop
-                if stop == ticket.length:
+                if stop == ticket.to_read:
                     ticket.state = "decoding"
 
     def _next_to_read(self, rows: _Rows) -> Ticket | None:

@@ -40,8 +40,8 @@ class Metrics:
         for state, count in stats.ended.items():
             ended.add_metric([state], count)
         yield ended
-        data = CounterMetricFamily("jaxblt_bytes", "Bytes read, known from prefixes, drawn.", labels=["kind"])
-        for kind in ("prompt", "known", "drawn"):
+        data = CounterMetricFamily("jaxblt_bytes", "Bytes by kind.", labels=["kind"])
+        for kind in ("prompt", "known", "drawn", "drafted", "accepted"):
             data.add_metric([kind], getattr(stats, f"{kind}_bytes"))
         yield data
         yield CounterMetricFamily("jaxblt_rounds", "Rounds of the engine.", stats.rounds)

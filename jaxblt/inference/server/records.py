@@ -2,6 +2,7 @@
 
 import base64
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,20 +26,14 @@ async def score_records(data: bytes, service: Service) -> dict[str, Any]:
     fields = Fields(data, SCORE_FIELDS)
     records = _records(fields, service)
     per_byte = fields.flag("per_byte")
+
+    def ask(records: list[bytes]) -> list[dict[str, Any]]:
+        scores = service.run.score(records, per_byte=per_byte)
+        return [_rated(scores, i) for i in range(len(records))]
+
     with told():
-        scores = await service.answer(service.run.score, records, per_byte=per_byte)
-    found: list[dict[str, Any]] = [
-        {
-            "object": "score",
-            "index": i,
-            "log_likelihood": scores.log_likelihood[i].item(),
-            "bits_per_byte": _finite(scores.bits_per_byte[i].item()),
-            "scored": scores.scored[i].item(),
-        }
-        for i in range(len(records))
-    ]
-    for entry, nats in zip(found, scores.per_byte, strict=True) if per_byte else ():
-        entry["per_byte"] = [_finite(x) for x in nats.tolist()]
+        rated = await service.answers.answer(("score", per_byte), ask, records)
+    found = [{"object": "score", "index": i} | entry for i, entry in enumerate(rated)]
     return _listed(service, found, records)
 
 
@@ -52,13 +47,29 @@ async def embed_records(data: bytes, service: Service) -> dict[str, Any]:
     records = _records(fields, service)
     coded = fields.choice("encoding_format", ("float", "base64")) == "base64"
     pool = fields.choice("pool", ("mean", "last"))
+
+    def ask(records: list[bytes]) -> Sequence[np.ndarray]:
+        return service.run.embed(records, pool=pool).arrays
+
     with told():
-        states = await service.answer(service.run.embed, records, pool=pool)
+        states = await service.answers.answer(("embed", pool), ask, records)
     found = [
         {"object": "embedding", "index": i, "embedding": _written(array, coded)}
-        for i, array in enumerate(states.arrays)
+        for i, array in enumerate(states)
     ]
     return _listed(service, found, records)
+
+
+def _rated(scores: Any, i: int) -> dict[str, Any]:
+    """Return what is told of a record's score."""
+    found: dict[str, Any] = {
+        "log_likelihood": scores.log_likelihood[i].item(),
+        "bits_per_byte": _finite(scores.bits_per_byte[i].item()),
+        "scored": scores.scored[i].item(),
+    }
+    if scores.per_byte is not None:
+        found["per_byte"] = [_finite(x) for x in scores.per_byte[i].tolist()]
+    return found
 
 
 def _records(fields: Fields, service: Service) -> list[bytes]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxblt.inference.engine import Engine, Piece, Stream
 from jaxblt.inference.engine.engine import DecodableRun
 from jaxblt.inference.server.errors import ApiError
+from jaxblt.inference.server.gathering import Answers
 from jaxblt.validation import check_bounds, check_fields
 
 ROUTED = "router"
@@ -37,6 +38,8 @@ class Limits:
       seconds: of a request; None for no limit.
       unread_bytes: that may wait for a slow reader.
       stalled_s: seconds that a reader may take nothing.
+      gathered: records of all requests for scores or embeddings that are answered in one call.
+      gather_s: seconds that a record waits for others at the most.
     """
 
     body_bytes: int = 8 << 20
@@ -45,11 +48,14 @@ class Limits:
     seconds: float | None = None
     unread_bytes: int = 65_536
     stalled_s: float = 30.0
+    gathered: int = 32
+    gather_s: float = 0.1
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_bounds(self, "body_bytes", "choices", "records", "unread_bytes", least=1)
+        check_bounds(self, "body_bytes", "choices", "records", "unread_bytes", "gathered", least=1)
         check_bounds(self, "seconds", "stalled_s", above=0)
+        check_bounds(self, "gather_s", least=0)
 
 
 @dataclass(eq=False)
@@ -64,6 +70,7 @@ class Service:
       limits: what they may ask for.
       created: when it began, in seconds since 1970.
       draining: it takes no more requests.
+      answers: about records, beside the engine.
     """
 
     run: ServedRun
@@ -73,7 +80,10 @@ class Service:
     limits: Limits = Limits()
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
-    _answers: asyncio.Lock = field(default_factory=asyncio.Lock)
+    answers: Answers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.answers = Answers(self.limits.gathered, self.limits.gather_s)
 
     @property
     def why_not_ready(self) -> str | None:
@@ -97,11 +107,6 @@ class Service:
     def threshold(self) -> float | None:
         """Entropy in nats above which a patch ends; None for a model without."""
         return None if (patcher := self.run.decoder.patcher) is None else patcher.threshold
-
-    async def answer(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call a method of the run in a thread of its own; one at a time, beside the engine."""
-        async with self._answers:
-            return await asyncio.to_thread(method, *args, **options)
 
     def drain(self, within_s: float) -> None:
         """Take no more requests, and wait until all have ended; after `within_s` seconds cancel them."""

@@ -13,34 +13,37 @@ from jaxblt.precision.formats import E4M3
 from jaxblt.precision.products import FAST, contract, spell_out
 from jaxblt.show import show
 
-Scheme = Literal["int8", "int4", "fp8", "w8a8"]
-"""Of weights: 8 bits, 4 bits, or E4M3; "w8a8" has activations in 8 bits as well."""
+Scheme = Literal["int8", "int4", "fp8", "w8a8", "int8_asymmetric"]
+"""Of weights: 8 bits, 4 bits, or E4M3; "w8a8" has activations in 8 bits as well; ranges of "int8_asymmetric" reach from
+a channel's least weight to its largest."""
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
-BITS: dict[Scheme, int] = {"int8": 8, "int4": 4, "fp8": 8, "w8a8": 8}
+BITS: dict[Scheme, int] = {"int8": 8, "int4": 4, "fp8": 8, "w8a8": 8, "int8_asymmetric": 8}
 """Of a value; scales come besides."""
 GROUP = 128
 """Values along the axes summed over that share a scale in int4; the last group may be shorter."""
-TOP: dict[Scheme, float] = {"int8": 127, "fp8": E4M3.largest, "w8a8": 127}
-"""The largest value of symmetric ranges."""
+TOP: dict[Scheme, float] = {"int8": 127, "fp8": E4M3.largest, "w8a8": 127, "int8_asymmetric": 127}
+"""The largest value; the least is its negative."""
 REACH, TRIALS = (6.0, 11.0), 21
 """Values of int4 that the largest entry of a group is tried as, of both signs; beyond 8 it is clipped."""
 
 
 @flax.struct.dataclass
 class Quantized(StoredKernel):
-    """A kernel W = values · scale. A scanned stack's has an axis of layers in front of every array.
+    """A kernel W = values · scale + middle. A scanned stack's has an axis of layers in front of every array.
 
     Attributes:
       values: of the kernel's shape, in int8 or E4M3; in int4 two neighbours along the last axis summed over share a
         byte.
       scale: fp32 of each output channel; in int4 also of each group of `GROUP` along the axes summed over.
       inputs: scale of activations by a calibrated range; None for one of each token's own largest entry.
+      middle: fp32 of each output channel, the weight that value 0 stands for; None of symmetric ranges, where it is 0.
       scheme: how they are stored.
     """
 
     values: Array
     scale: Float[Array, "..."]
     inputs: Float[Array, "*#L"] | None = None
+    middle: Float[Array, "..."] | None = None
     scheme: Scheme = flax.struct.field(pytree_node=False, default="int8")
 
     __repr__ = show
@@ -61,7 +64,8 @@ class Quantized(StoredKernel):
     def dense(self) -> Float[Array, "..."]:
         """Return one layer's kernel in fp32."""
         if self.scheme != "int4":
-            return self.values.astype(jnp.float32) * _below(self.scale, self.values.ndim)
+            dense = self.values.astype(jnp.float32) * _below(self.scale, self.values.ndim)
+            return dense if self.middle is None else dense + _below(self.middle, self.values.ndim)
         new = self.scale.shape[1:]
         values = unpack(self.values.reshape(-1, *new)).astype(jnp.float32)
         scale = jnp.repeat(self.scale, GROUP, axis=0)[: len(values)]
@@ -78,6 +82,8 @@ class Quantized(StoredKernel):
             # Scale sums, not weights: 8 bits are exact in bf16, and the cast may be read by the product itself
             y = _product(layer, given, self.values)
             y = y * _over(self.scale, layer.equation, x.ndim)
+            if self.middle is not None:
+                y = y + _sum_of_tokens(layer.equation, given) * _over(self.middle, layer.equation, x.ndim)
         return y.astype(layer.dtype if layer.accumulate is None else layer.accumulate)
 
 
@@ -110,6 +116,13 @@ def _product(layer: Linear, x: Float[Array, "..."], kernel: Array) -> Float[Arra
     """Return x times a kernel that is cast to the layer's dtype, in fp32."""
     kinds: dict[str, Any] = {"precision": layer.precision, "preferred_element_type": jnp.float32}
     return layer.product(layer.equation, x, kernel.astype(layer.dtype), **kinds)
+
+
+def _sum_of_tokens(equation: str, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return each token's sum in fp32, with axes as y has them: what a kernel of ones would give every channel."""
+    letters = spell_out(equation, x.ndim)
+    axes = tuple(letters.given.index(c) for c in letters.summed)
+    return _spread(jnp.sum(x.astype(jnp.float32), axes), letters.lead, letters.result)
 
 
 def _over(scale: Float[Array, "..."], equation: str, rank: int) -> Float[Array, "..."]:
@@ -168,8 +181,12 @@ def quantize_kernel(
     wide = kernel.astype(jnp.float32)
     if scheme == "int4":
         return _in_groups(wide, summed)
-    scale = scale_of(jnp.max(jnp.abs(wide), tuple(range(summed))), scheme)
-    return Quantized(_rounded(wide / _below(scale, wide.ndim), scheme), scale, inputs, scheme)
+    axes, middle = tuple(range(summed)), None
+    if scheme == "int8_asymmetric":
+        middle = (jnp.max(wide, axes) + jnp.min(wide, axes)) / 2
+        wide = wide - _below(middle, wide.ndim)
+    scale = scale_of(jnp.max(jnp.abs(wide), axes), scheme)
+    return Quantized(_rounded(wide / _below(scale, wide.ndim), scheme), scale, inputs, middle, scheme)
 
 
 def _in_groups(kernel: Float[Array, "..."], summed: int) -> Quantized:
@@ -179,7 +196,7 @@ def _in_groups(kernel: Float[Array, "..."], summed: int) -> Quantized:
     groups = pad.reshape(-1, GROUP, *new)
     scale = _closest_scale(groups)
     values = _in_four_bits(groups, scale).reshape(-1, *new)[: len(flat)]
-    return Quantized(pack(values).reshape(*into[:-1], into[-1] // 2, *new), scale, None, "int4")
+    return Quantized(pack(values).reshape(*into[:-1], into[-1] // 2, *new), scale, scheme="int4")
 
 
 def _closest_scale(groups: Float[Array, "G S *N"]) -> Float[Array, "G *N"]:

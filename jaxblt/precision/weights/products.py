@@ -141,10 +141,10 @@ def _dense(kernel: Quantized, layers: int) -> Array:
 
 
 def quantized_bytes(site: ProductSite, scheme: Scheme) -> int:
-    """Return the bytes of one layer's kernel in a scheme, its scales included."""
+    """Return the bytes of one layer's kernel in a scheme, its scales and middles included."""
     inner, outer = site.sides
-    groups = -(-inner // GROUP) if scheme == "int4" else 1
-    return inner * outer * BITS[scheme] // 8 + 4 * groups * outer
+    numbers = {"int4": -(-inner // GROUP), "int8_asymmetric": 2}.get(scheme, 1)
+    return inner * outer * BITS[scheme] // 8 + 4 * numbers * outer
 
 
 def count_bytes(params: Any) -> int:

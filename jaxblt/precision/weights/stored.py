@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxblt.precision.formats import E4M3
 from jaxblt.precision.weights.kernel import SCHEMES, Quantized
 
-ARRAYS = ("values", "scale", "inputs")
+ARRAYS = ("values", "scale", "inputs", "middle")
 DTYPES = {"int4": jnp.uint8, "fp8": E4M3.dtype}
 """Of values in schemes other than 8-bit integers."""
 

@@ -14,6 +14,7 @@ INFERENCE: dict[type, dict[str, tuple[Any, ...]]] = {
         "max_waiting": (0, 2.5),
         "piece_bytes": (0, 2.5),
         "prefix_bytes": (-1, 2.5),
+        "drafts": (8, True),
     },
     Lane: {"slots": (0, 2.5, 10**6), "capacity": (1, 2.5)},
     Request: {

@@ -68,10 +68,22 @@ def test_four_bits_are_clipped_where_that_is_closer(kernel):
 def test_fewer_bits_and_shared_scales_cost_more(kernel):
     """8 bits are closer than E4M3, and that than 4 bits; a scale of the whole matrix is worse than one a channel."""
     errors = [typical(quantize_kernel(jnp.asarray(kernel), s, summed=1).dense(), kernel) for s in SCHEMES]
-    int8, int4, fp8, _ = errors
+    int8, int4, fp8, *_ = errors
     assert int8 < fp8 < int4
     scale = np.abs(kernel).max() / 127
     assert int8 < typical(np.round(kernel / scale) * scale, kernel)
+
+
+def test_asymmetric_ranges_fit_channels_that_lie_to_one_side(kernel):
+    """Half a scale is the error at the most, and the scale is that of the channel's own range."""
+    shifted = kernel + 3 * kernel.std(0)
+    made = quantize_kernel(jnp.asarray(shifted), "int8_asymmetric", summed=1)
+    scale = np.asarray(made.scale, np.float64)
+    np.testing.assert_allclose(scale, (shifted.max(0) - shifted.min(0)) / 254, rtol=1e-5)
+    error = np.abs(np.asarray(made.dense(), np.float64) - shifted)
+    assert np.all(error <= scale / 2 * (1 + 1e-4))
+    symmetric = quantize_kernel(jnp.asarray(shifted), "int8", summed=1).dense()
+    assert typical(made.dense(), shifted) < 0.7 * typical(symmetric, shifted)
 
 
 def test_a_kernel_of_zeros_stays_one():

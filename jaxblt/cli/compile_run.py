@@ -1,0 +1,66 @@
+"""Compiles the programs of a server before it starts: jaxblt compile RUN_DIR."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxblt.cli.parsing import parse
+from jaxblt.cli.quantize import load_quantized
+from jaxblt.cli.serve import COMPILED, make_config
+from jaxblt.precision.weights import Scheme
+from jaxblt.training.state import Step, Weights
+
+
+def compile_run(
+    run_dir: Annotated[str, tyro.conf.Positional],
+    out: Path | None = None,
+    lanes: tuple[str, ...] = ("8x8192",),
+    piece_bytes: int = 1024,
+    prefix_mb: int = 0,
+    drafts: int | None = None,
+    dtype: str | None = None,
+    quantize: Scheme | None = None,
+    weights: Weights | None = None,
+    step: Step | None = None,
+) -> str:
+    """Compile what `jaxblt serve` with the same options runs, and store it: a server that starts then compiles nothing.
+
+    Programs are of this kind of device and of this version of JAX. A server that finds none for it compiles them.
+
+    Args:
+      run_dir: folder of the run.
+      out: folder of the programs; by default "compiled" in the run's, where `jaxblt serve` looks.
+      lanes: rows that decode together and the most bytes of each, as of `jaxblt serve`.
+      piece_bytes: bytes of prompts that are read at once, as there.
+      prefix_mb: memory for the states behind prompts, as there; only whether it is 0 matters.
+      drafts: bytes to guess, as there; only whether they are given matters.
+      dtype: to compute in, "bfloat16" or "float32"; by default the recipe's.
+      quantize: read kernels of products in fewer bits: int8, int4, fp8, or w8a8 with activations of 8 bits too.
+      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
+
+    Returns:
+      A line that says how many programs were compiled, and how many were there.
+
+    Raises:
+      ValueError: an option is out of range, or the model cannot generate.
+    """
+    from jaxblt.inference.engine import Engine
+    from jaxblt.inference.stored_programs import storing_programs
+
+    config = make_config(lanes, 1, piece_bytes, prefix_mb, drafts)
+    folder = Path(run_dir) / COMPILED if out is None else out
+    folder.mkdir(parents=True, exist_ok=True)
+    with storing_programs(folder) as found:
+        engine = Engine(load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype), config)
+        engine.warm()
+        with engine:
+            engine.generate([b"a"], max_new_bytes=1)
+    return f"{folder}: {found}"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Parse, compile, and print what was compiled."""
+    print(parse(compile_run, argv, prog="jaxblt compile"))

@@ -1,0 +1,176 @@
+"""Beam search: the most probable continuations of a prompt that a few rows side by side find."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.data.vocab import BOE, BOS, EOS, PAD, VOCAB_SIZE, decode
+from jaxblt.inference.decode import Decoder, DecoderState, decode_step
+from jaxblt.inference.generate import PIECE
+from jaxblt.inference.narrow import narrow_params
+from jaxblt.inference.prepare import prepare_decoding
+from jaxblt.inference.prompts import prefill
+from jaxblt.inference.requests import bucket, lay_out
+from jaxblt.inference.rows import take_rows
+from jaxblt.inference.sampling import SamplingConfig
+from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
+from jaxblt.models.finite import explain_nonfinite
+from jaxblt.validation import number, whole
+
+MOST_BEAMS = 256
+"""Rows of a search at the most."""
+
+
+@dataclass(frozen=True)
+class Beam:
+    """A continuation.
+
+    Attributes:
+      data: its bytes.
+      log_likelihood: nats, of its bytes and of the EOS behind them, if it ends with one.
+      ended: it ends with EOS; otherwise it has as many bytes as were asked for.
+    """
+
+    data: bytes
+    log_likelihood: float
+    ended: bool
+
+
+@flax.struct.dataclass
+class _Place:
+    """The place of each beam: state, logits of its next byte, sum of log p, its ids so far, and how many."""
+
+    state: DecoderState
+    logits: Float[Array, "K V"]
+    nats: Float[Array, "K"]
+    ids: Int[Array, "K N"]
+    count: Int[Array, "K"]
+    done: Bool[Array, "K"]
+
+
+def beam_search(
+    decoder: Decoder,
+    params: dict[str, Any],
+    prompt: bytes,
+    *,
+    max_new_bytes: int,
+    beams: int = 4,
+    alphabet: bytes | None = None,
+    length_exponent: float = 0.0,
+) -> list[Beam]:
+    """Return the continuations of a prompt that a beam search finds, the best first.
+
+    At each byte the `beams` most probable continuations stay, of all that are one byte longer; those that have ended
+    compete with them. One beam is greedy decoding.
+
+    Args:
+      decoder: models and patcher.
+      params: {"model": ..., "entropy": ...}.
+      prompt: may be empty; a BOS comes before it.
+      max_new_bytes: bytes of a continuation at the most.
+      beams: rows, 1 to 256.
+      alphabet: bytes that may be written, such as b"ACGT"; EOS may besides. None for all.
+      length_exponent: results are ordered by log-likelihood over (bytes and EOS) to this power: 0 takes the most
+        probable, 1 the most probable byte for byte.
+
+    Raises:
+      ValueError: an option is out of range, or logits are not finite.
+    """
+    whole("beams", beams, least=1, most=MOST_BEAMS)
+    number("length_exponent", length_exponent, least=0)
+    table, requests = lay_out([prompt], max_new_bytes, SamplingConfig(), 0, alphabet)
+    params, num_bytes = nn.meta.unbox(params), table.shape[1] + bucket(max_new_bytes)
+    prepared = prepare_decoding(decoder, params, rows=beams, num_bytes=num_bytes)
+    place = _begin(decoder, num_bytes, beams, prepared, table, requests.lengths)
+    apart = unrolled(decoder)
+    narrow = narrow_params(apart, beams, unroll_params(prepared), place.state)
+    allowed, limit = requests.alphabet[0], np.int32(max_new_bytes)
+    for _ in range(0, max_new_bytes, PIECE):
+        place, finite = _advance(apart, narrow, allowed, limit, place)
+        if not finite:
+            raise ValueError(
+                f"logits are not finite behind a prompt of {len(prompt)} bytes; {explain_nonfinite(params)}"
+            )
+        if np.asarray(place.done).all():
+            break
+    return _rank(place, length_exponent)
+
+
+def _rank(place: _Place, exponent: float) -> list[Beam]:
+    nats, ids, count = (np.asarray(x) for x in (place.nats, place.ids, place.count))
+    order = np.argsort(-nats / np.maximum(count, 1) ** exponent, kind="stable")
+    found = []
+    for row in order[np.isfinite(nats[order])]:
+        text = ids[row, : count[row]]
+        ended = bool(count[row]) and text[-1] == EOS
+        found.append(Beam(decode(text[:-1] if ended else text), float(nats[row]), bool(ended)))
+    return found
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _begin(
+    decoder: Decoder,
+    num_bytes: int,
+    beams: int,
+    params: dict[str, Any],
+    prompt: Int[Array, "1 L"],
+    lengths: Int[Array, "1"],
+) -> _Place:
+    segments = (jnp.arange(prompt.shape[1], dtype=jnp.int32)[None] < lengths[:, None]).astype(jnp.int32)
+    logits, state = prefill(decoder, params, prompt, segments, num_bytes=num_bytes)
+    one = jnp.zeros((beams,), jnp.int32)
+    # Begin with one beam: equal ones would find the same continuations
+    nats = jnp.where(jnp.arange(beams, dtype=jnp.int32) == 0, 0.0, -jnp.inf)
+    ids = jnp.full((beams, num_bytes - prompt.shape[1]), PAD, jnp.int32)
+    return _Place(unroll_state(take_rows(state, one)), logits[one], nats, ids, one, one > 0)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=4)
+def _advance(
+    decoder: Decoder,
+    params: dict[str, Any],
+    allowed: Bool[Array, "V"],
+    limit: Int[Array, ""],
+    place: _Place,
+) -> tuple[_Place, Bool[Array, ""]]:
+    """Add up to `PIECE` bytes to each beam; return whether all logits of beams that went on were finite."""
+    ids = np.arange(VOCAB_SIZE, dtype=np.int32)
+    drawable = jnp.asarray(np.isin(ids, (BOE, BOS, PAD), invert=True)) & allowed
+
+    def body(place: _Place, _: None) -> tuple[_Place, Bool[Array, ""]]:
+        live = ~place.done & (place.nats > -jnp.inf)
+        finite = jnp.all(jnp.isfinite(place.logits) | ~live[:, None])
+        return _add_byte(decoder, params, drawable, limit, place), finite
+
+    place, finite = jax.lax.scan(body, place, length=PIECE)
+    return place, jnp.all(finite)
+
+
+def _add_byte(
+    decoder: Decoder, params: dict[str, Any], drawable: Bool[Array, "V"], limit: Int[Array, ""], place: _Place
+) -> _Place:
+    """Keep the best of all continuations that are one byte longer, and of those that have ended."""
+    beams = len(place.nats)
+    masked = jnp.where(drawable, place.logits[:, :VOCAB_SIZE], -jnp.inf)
+    logits = jax.nn.log_softmax(place.logits[:, :VOCAB_SIZE], -1)
+    nats = jnp.where(masked > -jnp.inf, logits, -jnp.inf)
+    # Let a beam that has ended go on in one way, which costs nothing
+    stay = jnp.where(jnp.arange(VOCAB_SIZE) == EOS, 0.0, -jnp.inf)
+    sums = place.nats[:, None] + jnp.where(place.done[:, None], stay, nats)
+    best, at = jax.lax.top_k(sums.reshape(-1), beams)
+    parent, drawn = at // VOCAB_SIZE, at % VOCAB_SIZE
+    done, count, row = place.done[parent], place.count[parent], jnp.arange(beams, dtype=jnp.int32)
+    ids = place.ids[parent].at[row, jnp.where(done, place.ids.shape[1], count)].set(drawn, mode="drop")
+    count = count + jnp.where(done, 0, 1)
+    done = done | (drawn == EOS) | (count >= limit)
+    state = take_rows(place.state, parent)
+    after, _, state = decode_step(decoder, params, drawn, state, jnp.where(done, 0, 1))
+    logits = jnp.where(done[:, None], place.logits[parent], after)
+    return _Place(state, logits, best, ids, count, done)

@@ -1,0 +1,50 @@
+"""Lanes get fewer rows where memory is short, and say so."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+from jaxblt.inference.engine import Engine, Lane, LaneShrunkWarning, programs
+from tests.inference.engine.test_engine import CONFIG, REQUESTS
+
+DECODE = programs.LanePrograms.decode
+
+
+def out_of_memory_above(slots):
+    """A simulated device: rows beyond so many find no memory."""
+
+    def decode(lane, live):
+        if lane.lane.slots > slots:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+        return DECODE(lane, live)
+
+    return decode
+
+
+def test_a_lane_shrinks_until_it_fits(runs, monkeypatch):
+    monkeypatch.setattr(programs.LanePrograms, "decode", out_of_memory_above(3))
+    engine = Engine(runs["transformer"], replace(CONFIG, lanes=(Lane(slots=12, capacity=176),)))
+    with pytest.warns(LaneShrunkWarning, match="memory is short") as told:
+        engine.warm()
+    said = ["12 rows of 176 bytes does not fit, it gets 6", "6 rows of 176 bytes does not fit, it gets 3"]
+    assert all(part in str(warning.message) for part, warning in zip(said, told, strict=True))
+    assert engine.lanes == (Lane(slots=3, capacity=176),)
+    with engine:
+        streams = [engine.submit(REQUESTS[i % 2]) for i in range(8)]
+        found = [stream.read().data for stream in streams]
+        assert engine.stats.ended == {"finished": 8}
+    assert found == found[:2] * 4
+
+
+def test_other_errors_and_one_row_that_does_not_fit_are_told(runs, monkeypatch):
+    monkeypatch.setattr(programs.LanePrograms, "decode", out_of_memory_above(0))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        Engine(runs["transformer"], replace(CONFIG, lanes=(Lane(slots=1, capacity=176),))).warm()
+
+    def fail(lane, live):
+        raise jax.errors.JaxRuntimeError("INTERNAL: broken")
+
+    monkeypatch.setattr(programs.LanePrograms, "decode", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        Engine(runs["transformer"], CONFIG).warm()

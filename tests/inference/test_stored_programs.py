@@ -1,0 +1,25 @@
+"""Programs that were compiled once are taken from their folder."""
+
+import jax
+import pytest
+
+import jaxblt
+from jaxblt.cli.main import main
+from jaxblt.models import ByteLMConfig
+from tests.answers.runs import make_run
+from tests.inference.server.conftest import ONE
+
+
+@pytest.mark.slow(days=7, group="weekly", turn="inference/test_stored_programs")
+def test_a_second_start_compiles_nothing(monkeypatch, tmp_path, capsys):
+    run = make_run(ByteLMConfig(stack=ONE))
+    monkeypatch.setattr(jaxblt, "load", lambda *args, **options: run)
+    said, before = [], jax.config.values["jax_compilation_cache_dir"]
+    for _ in range(2):
+        jax.clear_caches()
+        assert main(["compile", "runs/tiny", "--out", str(tmp_path), "--lanes", "2x64"]) is None
+        said.append(capsys.readouterr().out)
+    count = int(said[0].split(": ")[1].split()[0])
+    assert count > 4
+    assert said[1] == f"{tmp_path}: 0 programs compiled, {count} taken from the folder\n"
+    assert jax.config.values["jax_compilation_cache_dir"] == before
