@@ -22,6 +22,7 @@ from jaxblt.adapters import (
     TopK,
     Traces,
 )
+from jaxblt.adapters.experimental.capacity import Capacity
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.cli.plan import PlanConfig
 from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
@@ -207,6 +208,7 @@ GOOD: dict[type, dict[str, Any]] = {
     Sparse: {},
     Sticky: {},
     TopK: {},
+    Capacity: {},
     Limits: {},
 }
 """Every config class, with what it needs to be made."""

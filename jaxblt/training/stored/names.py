@@ -68,6 +68,7 @@ NAMES = {
     "sparse": "jaxblt.adapters.code.transforms:Sparse",
     "draw": "jaxblt.adapters.code.draw:Draw",
     "sticky": "jaxblt.adapters.code.sticky:Sticky",
+    "capacity": "jaxblt.adapters.experimental.capacity:Capacity",
     "top_k": "jaxblt.adapters.code.transforms:TopK",
     "embedding": "jaxblt.models.embeddings:EmbeddingConfig",
     "hash": "jaxblt.models.embeddings:HashConfig",

@@ -18,6 +18,7 @@ from jaxblt.adapters import (
     Sticky,
     TopK,
 )
+from jaxblt.adapters.experimental.capacity import Capacity
 from jaxblt.adapters.files.serving import Limits
 from tests.config_tables.bad.numbers import INF, NAN
 
@@ -37,6 +38,7 @@ ADAPTERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "decorrelation": (-0.1, NAN),
         "orthogonality": (-0.1, NAN),
     },
+    Capacity: {"factor": (0.0, -1.0, NAN), "window": (0, 2.5)},
     RouterConfig: {
         "level": ("patch",),
         "chunk": (0, 2.5),
