@@ -23,6 +23,9 @@ from jaxblt.adapters import (
     Traces,
 )
 from jaxblt.adapters.experimental.capacity import Capacity
+from jaxblt.adapters.experimental.diagonal import Diagonal
+from jaxblt.adapters.experimental.film import Film
+from jaxblt.adapters.experimental.kronecker import Kronecker
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.cli.plan import PlanConfig
 from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
@@ -209,6 +212,9 @@ GOOD: dict[type, dict[str, Any]] = {
     Sticky: {},
     TopK: {},
     Capacity: {},
+    Diagonal: {},
+    Film: {},
+    Kronecker: {},
     Limits: {},
 }
 """Every config class, with what it needs to be made."""

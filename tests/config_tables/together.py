@@ -10,6 +10,7 @@ from jaxblt.adapters import (
     RouterConfig,
     Sticky,
 )
+from jaxblt.adapters.experimental.film import Film
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.inference import Drafts, SamplingConfig
 from jaxblt.inference.engine import Request, Sampling
@@ -217,6 +218,7 @@ MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
     Governor: {"low": (0.0,)},
     Ema: {"decay": (0.0,)},
     Sticky: {"tau": (0.0,)},
+    Film: {"shift": (0.0,)},
     Limits: {"most_flips": (0.0,), "most_violations": (0.0,)},
 }
 """Of each class zeros, negative numbers, and empty texts and tuples that mean something and are no defaults."""

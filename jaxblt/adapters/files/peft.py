@@ -98,7 +98,7 @@ def save_peft(
 
     Raises:
       FileExistsError: the folder holds an adapter already.
-      ValueError: there is a router and no code, the stacks' adapters have other alphas, or one has gates.
+      ValueError: there is a router and no code, the stacks' adapters have other alphas, or one has gates or forms.
     """
     file = Path(folder) / WEIGHTS
     if file.exists() or (Path(folder) / CONFIG).exists():
@@ -139,6 +139,10 @@ def _described(config: Any) -> dict[str, Any]:
     if gates := [adapter.gates for adapter in adapters if adapter.gates]:
         raise ValueError(
             f"such files hold LoRA only, and the config's adapter has gates {gates[0]}: leave them out"
+        )
+    if forms := [adapter.forms for adapter in adapters if adapter.forms]:
+        raise ValueError(
+            f"such files hold LoRA only, and the config's adapter has forms {forms[0]}: leave them out"
         )
     if not found:
         raise ValueError("the config has no adapter: attach one (jaxblt.adapters.update.attach)")

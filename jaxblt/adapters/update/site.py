@@ -1,6 +1,6 @@
 """A site: a product with a weight, y = x W, to which an adapter adds (alpha/r) ((x V) * c) U, or that it scales."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Protocol, runtime_checkable
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblt.adapters.code.losses import mean_square_beside
+from jaxblt.adapters.update.forms import FORM, Form, Forms
 from jaxblt.adapters.update.governor import Governor, govern
 from jaxblt.adapters.update.products import TOKENS, Adapted, Gated, multiply_sites
 from jaxblt.layers import Linear, Weights, named, read_equation
@@ -19,7 +20,7 @@ ADAPTER = "adapter"
 """The child of a `Linear` that holds V and U, or the scale of a gate."""
 SCALE = "scale"
 """The parameter of a gate."""
-ZERO = ("u", SCALE)
+ZERO = ("u", SCALE, "shift")
 """Parameters of sites that start at 0."""
 
 
@@ -43,6 +44,15 @@ class Ranks(Protocol):
 
     def has_gate(self, name: str) -> bool:
         """Return whether a site has a gate."""
+        ...
+
+    def forms_at(self, name: str) -> tuple[Form, ...]:
+        """Return the forms of a site."""
+        ...
+
+    @property
+    def form_numbers(self) -> int:
+        """Numbers of a code as forms read it."""
         ...
 
     def split(self, codes: Float[Array, "... W"] | None) -> list[Any]:
@@ -120,6 +130,11 @@ class Gate(nn.Module):
         return Gated(weights.kernel, weights.bias, scale, code)
 
 
+def is_adapted(tree: Mapping[str, Any]) -> bool:
+    """Return whether parameters are those of a site: they hold an adapter's or forms'."""
+    return ADAPTER in tree or FORM in tree
+
+
 def is_site(linear: Linear, x: Any) -> bool:
     """Return whether a `Linear` reads tokens, [B, T, ...]: not, for example, a filter that reads taps."""
     given, summed, new, _ = read_equation(linear.equation)
@@ -152,14 +167,15 @@ def adapted(
         if not isinstance(linear, Linear) or method != "weights":
             return found
         name = "/".join(linear.path[len(path) :])
-        ranks, gate = config.ranks(name, layer), config.has_gate(name)
-        if not (ranks or gate) or not is_site(linear, *args):
+        ranks, gate, forms = config.ranks(name, layer), config.has_gate(name), config.forms_at(name)
+        if not (ranks or gate or forms) or not is_site(linear, *args):
             return found
         summed, names = len(read_equation(linear.equation).summed), linear.names
+        own = codes[config.place(name)]
         if gate:
-            site = Gate(names[summed:], name=ADAPTER)
-        else:
-            site = LowRank(config, max(ranks), summed, names, sparse, name=ADAPTER)
-        return site(found, codes[config.place(name)])
+            found = Gate(names[summed:], name=ADAPTER)(found, own)
+        elif ranks:
+            found = LowRank(config, max(ranks), summed, names, sparse, name=ADAPTER)(found, own)
+        return Forms(forms, summed, config.form_numbers, name=FORM)(found, own) if forms else found
 
     return nn.intercept_methods(intercept)

@@ -19,6 +19,8 @@ from jaxblt.adapters import (
     TopK,
 )
 from jaxblt.adapters.experimental.capacity import Capacity
+from jaxblt.adapters.experimental.film import Film
+from jaxblt.adapters.experimental.kronecker import Kronecker
 from jaxblt.adapters.files.serving import Limits
 from tests.config_tables.bad.numbers import INF, NAN
 
@@ -26,6 +28,7 @@ ADAPTERS: dict[type, dict[str, tuple[Any, ...]]] = {
     AdapterConfig: {
         "sites": (("",), ((3, 4),)),
         "gates": (("",),),
+        "forms": (("mlp/down",), (("mlp/down", 3),), (("", Film()),)),
         "rank": (0, 2.5),
         "alpha": (0.0, -1.0, NAN),
         "blocks": (0, 1.5, 2),
@@ -38,6 +41,8 @@ ADAPTERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "decorrelation": (-0.1, NAN),
         "orthogonality": (-0.1, NAN),
     },
+    Film: {"factor": (0.0, 1.5, NAN), "shift": (-0.1, NAN)},
+    Kronecker: dict.fromkeys(("inputs", "outputs", "terms"), (0, 2.5)),
     Capacity: {"factor": (0.0, -1.0, NAN), "window": (0, 2.5)},
     RouterConfig: {
         "level": ("patch",),
