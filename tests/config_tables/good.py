@@ -26,6 +26,7 @@ from jaxblt.adapters.experimental.capacity import Capacity
 from jaxblt.adapters.experimental.diagonal import Diagonal
 from jaxblt.adapters.experimental.film import Film
 from jaxblt.adapters.experimental.kronecker import Kronecker
+from jaxblt.adapters.experimental.quantized_codes import Codebook
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.cli.plan import PlanConfig
 from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
@@ -88,6 +89,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.experimental.hybrid import HybridNextByte
+from jaxblt.training.experimental.online import OnlineConfig
 from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
@@ -191,6 +193,7 @@ GOOD: dict[type, dict[str, Any]] = {
     ClassifyPositions: {},
     ClassifyChain: {},
     HybridNextByte: {},
+    OnlineConfig: {},
     PolicyConfig: {},
     ReferenceConfig: {},
     AdapterConfig: {},
@@ -212,6 +215,7 @@ GOOD: dict[type, dict[str, Any]] = {
     Sticky: {},
     TopK: {},
     Capacity: {},
+    Codebook: {},
     Diagonal: {},
     Film: {},
     Kronecker: {},

@@ -11,6 +11,7 @@ from jaxblt.adapters import (
     Sticky,
 )
 from jaxblt.adapters.experimental.film import Film
+from jaxblt.adapters.experimental.quantized_codes import Codebook
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.inference import Drafts, SamplingConfig
 from jaxblt.inference.engine import Request, Sampling
@@ -33,6 +34,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.experimental.hybrid import HybridNextByte
+from jaxblt.training.experimental.online import OnlineConfig
 from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.objectives.objectives import (
     Masked,
@@ -218,6 +220,8 @@ MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
     Governor: {"low": (0.0,)},
     Ema: {"decay": (0.0,)},
     Sticky: {"tau": (0.0,)},
+    Codebook: {"commitment": (0.0,)},
+    OnlineConfig: {"replayed": (0,)},
     Film: {"shift": (0.0,)},
     Limits: {"most_flips": (0.0,), "most_violations": (0.0,)},
 }

@@ -72,6 +72,7 @@ NAMES = {
     "kronecker": "jaxblt.adapters.experimental.kronecker:Kronecker",
     "film": "jaxblt.adapters.experimental.film:Film",
     "diagonal": "jaxblt.adapters.experimental.diagonal:Diagonal",
+    "codebook": "jaxblt.adapters.experimental.quantized_codes:Codebook",
     "top_k": "jaxblt.adapters.code.transforms:TopK",
     "embedding": "jaxblt.models.embeddings:EmbeddingConfig",
     "hash": "jaxblt.models.embeddings:HashConfig",
