@@ -27,6 +27,7 @@ from jaxblt.adapters.update.forms import FORM
 from jaxblt.adapters.update.params import without_routers
 from jaxblt.adapters.update.site import ADAPTER, SCALE
 from jaxblt.models.stack import StackConfig
+from jaxblt.precision.weights import refuse_quantized
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -93,6 +94,7 @@ def distill[C](
       ValueError: there is no routed adapter, a code is missing or of another shape, parameters are missing, or `rank`
         is larger than that of a site.
     """
+    refuse_quantized(params, "distilling adapters")
     routed = {
         n: s for n, s in stacks_of(config).items() if s.adapter is not None and s.adapter.router is not None
     }

@@ -24,6 +24,7 @@ from jaxblt.adapters.files.merge import code_at, code_to_merge, limited_code
 from jaxblt.adapters.update.attach import Site, check_sites, stacks_of
 from jaxblt.adapters.update.site import ADAPTER
 from jaxblt.models.stack import StackConfig, stack_periods, unstack_periods
+from jaxblt.precision.weights import refuse_quantized
 from jaxblt.seals import check_seal, seal
 
 CONFIG = "adapter_config.json"
@@ -110,6 +111,7 @@ def save_peft(
     unrolled = {name: unstack_periods(params[name]) for name in check_sites(config)}
     for place in places(config):
         tree = _at(unrolled, (*place.path, ADAPTER))
+        refuse_quantized(tree, "writing adapters")
         stack = stacks[place.path[0]]
         numbers = code_at(stack, code_to_merge(stack, code), place.path[1:])
         numbers = jnp.ones((1,), jnp.float32) if numbers is None else numbers.reshape(-1)

@@ -7,13 +7,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax.numpy as jnp
+from flax.errors import ScopeParamShapeError
 from jaxtyping import Array, Float
 
 from jaxblt.adapters.code.losses import mean_square_beside
 from jaxblt.adapters.update.forms import FORM, Form, Forms
 from jaxblt.adapters.update.governor import Governor, govern
 from jaxblt.adapters.update.products import TOKENS, Adapted, Gated, multiply_sites
-from jaxblt.layers import Linear, Weights, named, read_equation
+from jaxblt.layers import Linear, StoredKernel, Weights, named, read_equation
 from jaxblt.side_outputs import sow_loss
 
 ADAPTER = "adapter"
@@ -96,14 +97,23 @@ class LowRank(nn.Module):
         def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
             return nn.initializers.lecun_normal()(key, (prod(into), rank), dtype).reshape(shape)
 
-        v = self.param("v", named(draw, *self.names[: self.summed], "rank"), (*into, rank), jnp.float32)
-        zeros = named(nn.initializers.zeros, "rank", *self.names[self.summed :])
-        u = self.param("u", zeros, (rank, *out), jnp.float32)
+        zeros = nn.initializers.zeros
+        v = self._factor("v", named(draw, *self.names[: self.summed], "rank"), (*into, rank))
+        u = self._factor("u", named(zeros, "rank", *self.names[self.summed :]), (rank, *out))
         flat = v.reshape(-1, rank), u.reshape(rank, -1)
         self._sow_orthogonality(*flat)
         if self.config.governor is not None:
             code = govern(self, self.config.governor, *flat, scale, code)
         return Adapted(weights.kernel, weights.bias, v, u, code, scale, self.sparse)
+
+    def _factor(self, name: str, init: Any, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        """Return V or U in fp32, of what the parameters hold in 8 bits, too."""
+        stored: Any = self.get_variable("params", name)
+        if not isinstance(stored, StoredKernel):
+            return self.param(name, init, shape, jnp.float32)
+        if stored.shape != shape:
+            raise ScopeParamShapeError(name, "/".join(self.path), shape, stored.shape)
+        return stored.dense()
 
     def _sow_orthogonality(self, v: Float[Array, "K r"], u: Float[Array, "r N"]) -> None:
         """Sow the loss of directions that are not orthogonal."""

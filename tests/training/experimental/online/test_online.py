@@ -119,11 +119,11 @@ def test_a_gate_keeps_a_bad_update_out(start: Any, known: Any) -> None:
 
 def test_a_monitor_finds_a_planted_drift_and_no_other() -> None:
     rng = np.random.default_rng(0)
-    monitor = DriftMonitor(rng.normal(2.0, 0.2, 1000))
+    monitor = DriftMonitor(rng.normal(2.0, 0.2, 1000).tolist())
     for _ in range(20):
-        monitor.watch(rng.normal(2.0, 0.2, 50))
+        monitor.watch(rng.normal(2.0, 0.2, 50).tolist())
         assert not monitor.drifts
-    monitor.watch(rng.normal(2.4, 0.2, 50))
+    monitor.watch(rng.normal(2.4, 0.2, 50).tolist())
     assert monitor.drifts
     monitor.watch([float("nan")])
     assert monitor.drifts
