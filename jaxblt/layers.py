@@ -200,6 +200,10 @@ class StoredKernel(ABC):
         """Weights that it stands for, of all layers."""
 
     @abstractmethod
+    def dense(self) -> Float[Array, "..."]:
+        """Return the kernel in fp32."""
+
+    @abstractmethod
     def multiply(self, layer: "Linear", x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return x W, as `layer` multiplies."""
 

@@ -366,6 +366,7 @@ class Run:
         products: Sequence[tuple[str, ...]] | None = None,
         keep: Sequence[str] = (),
         entropy: bool = False,
+        adapters: bool = False,
         calibration: Sequences | None = None,
         chooser: Chooser | None = None,
     ) -> "Run":
@@ -376,6 +377,7 @@ class Run:
           products: paths of those to quantise, see `jaxblt.answers.quantized.products_of`; None for all.
           keep: patterns of paths of products that stay as they are, such as "stack/*/mixer/*".
           entropy: quantise the entropy model too, which moves some boundaries of patches.
+          adapters: hold low-rank factors of adapters in int8 too.
           calibration: records that ranges of activations are chosen on ("w8a8"); None for those of each token.
           chooser: of the ranges, "mse" by default.
 
@@ -383,7 +385,7 @@ class Run:
           ValueError: the run is quantised already, a pattern names no product, or an option does not suit the scheme.
         """
         options = {"products": products, "keep": keep, "entropy": entropy, "calibration": calibration}
-        options |= {"chooser": chooser}
+        options |= {"chooser": chooser, "adapters": adapters}
         return quantize_run(self, scheme, **options)
 
     def recalibrate(

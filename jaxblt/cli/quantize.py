@@ -29,6 +29,7 @@ def quantize(
     chooser: Chooser | None = None,
     keep: tuple[str, ...] = (),
     entropy: bool = False,
+    adapters: bool = False,
     weights: Weights | None = None,
     step: Step | None = None,
 ) -> str:
@@ -49,6 +50,7 @@ def quantize(
         entropy.
       keep: patterns of paths of products that stay as they are, such as "latent/*/mixer/*".
       entropy: quantise the entropy model too, and count the boundaries of patches that move on DATA.
+      adapters: hold V and U of adapters in int8 too; their routers stay as they are.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
 
@@ -73,9 +75,9 @@ def quantize(
     products = without_kept(products_of(run), keep)
     found = measure_losses(run, products, scheme, _given(data)) if losses or budget is not None else []
     chosen = None if budget is None else choose_products(run, products, scheme, found, budget)
-    options = {"products": chosen, "keep": keep, "entropy": entropy, "chooser": chooser}
+    options = {"products": chosen, "keep": keep, "entropy": entropy, "adapters": adapters}
     calibration = None if chooser is None else data
-    made = run.quantize(scheme, calibration=calibration, **options)
+    made = run.quantize(scheme, calibration=calibration, chooser=chooser, **options)
     # Measure first: records that cannot be scored would leave a folder that the next attempt refuses
     sums = _sums(run, made, data, entropy=entropy)
     write_quantized(made, out)

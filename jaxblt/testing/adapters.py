@@ -25,6 +25,7 @@ from jaxblt.adapters.code.transforms import TopK
 from jaxblt.adapters.files.drift import describe_drift, merge_drift
 from jaxblt.adapters.files.merge import merge_stack
 from jaxblt.adapters.retrieval.neighbours import INDEX
+from jaxblt.adapters.update.forms import FORM
 from jaxblt.adapters.update.params import join_params, routers, split_params, without_routers
 from jaxblt.adapters.update.row_adapters import choose_codes
 from jaxblt.adapters.update.site import ADAPTER, ZERO
@@ -213,7 +214,7 @@ def _constant_params(subject: AdaptedSubject, fallback: float) -> tuple[StackCon
 
 
 def check_start(subject: Any) -> None:
-    """Check that a new adapter's output is the base's: U = 0, or a gate's scale of 0."""
+    """Check that a new adapter's output is the base's: U = 0, or the scale of a gate or form."""
     base, trained = split_params(subject.own)
     still = jax.tree_util.tree_map_with_path(
         lambda path, x: jnp.zeros_like(x) if path[-1].key in ZERO else x, trained
@@ -308,7 +309,7 @@ def check_gradients(subject: Any) -> None:
     A governor's bound and an index have no gradient, and are left alone.
     """
     paths = [{entry.key for entry in path} for path, _ in jax.tree_util.tree_leaves_with_path(subject.params)]
-    for leaf in (i for i, names in enumerate(paths) if names & {ADAPTER, ROUTER} and not names & STILL):
+    for leaf in (i for i, names in enumerate(paths) if names & {ADAPTER, FORM, ROUTER} and not names & STILL):
         expect_derivative(subject, [leaf])
     expect_derivative(subject, [len(paths)])
 

@@ -23,6 +23,11 @@ from jaxblt.adapters import (
     Traces,
 )
 from jaxblt.adapters.code.experimental.guess import Guess
+from jaxblt.adapters.experimental.capacity import Capacity
+from jaxblt.adapters.experimental.diagonal import Diagonal
+from jaxblt.adapters.experimental.film import Film
+from jaxblt.adapters.experimental.kronecker import Kronecker
+from jaxblt.adapters.experimental.quantized_codes import Codebook
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.cli.plan import PlanConfig
 from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
@@ -85,6 +90,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.experimental.hybrid import HybridNextByte
+from jaxblt.training.experimental.online import OnlineConfig
 from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
@@ -188,6 +194,7 @@ GOOD: dict[type, dict[str, Any]] = {
     ClassifyPositions: {},
     ClassifyChain: {},
     HybridNextByte: {},
+    OnlineConfig: {},
     PolicyConfig: {},
     ReferenceConfig: {},
     AdapterConfig: {},
@@ -209,6 +216,11 @@ GOOD: dict[type, dict[str, Any]] = {
     Sticky: {},
     Guess: {},
     TopK: {},
+    Capacity: {},
+    Codebook: {},
+    Diagonal: {},
+    Film: {},
+    Kronecker: {},
     Limits: {},
 }
 """Every config class, with what it needs to be made."""

@@ -11,6 +11,8 @@ from jaxblt.adapters import (
     Sticky,
 )
 from jaxblt.adapters.code.experimental.guess import Guess
+from jaxblt.adapters.experimental.film import Film
+from jaxblt.adapters.experimental.quantized_codes import Codebook
 from jaxblt.adapters.files.serving import Limits
 from jaxblt.inference import Drafts, SamplingConfig
 from jaxblt.inference.engine import Request, Sampling
@@ -33,6 +35,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.experimental.hybrid import HybridNextByte
+from jaxblt.training.experimental.online import OnlineConfig
 from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.objectives.objectives import (
     Masked,
@@ -221,6 +224,9 @@ MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
     Ema: {"decay": (0.0,)},
     Sticky: {"tau": (0.0,)},
     Guess: {"tau": (0.0, -1.0)},
+    Codebook: {"commitment": (0.0,)},
+    OnlineConfig: {"replayed": (0,)},
+    Film: {"shift": (0.0,)},
     Limits: {"most_flips": (0.0,), "most_violations": (0.0,)},
 }
 """Of each class zeros, negative numbers, and empty texts and tuples that mean something and are no defaults."""

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxblt.adapters.code.losses import AdapterLosses
 from jaxblt.adapters.code.router import ROUTER
+from jaxblt.adapters.files.forms import fix_forms
 from jaxblt.adapters.files.merge import (
     code_at,
     code_to_merge,
@@ -17,12 +18,16 @@ from jaxblt.adapters.files.merge import (
     limited_code,
     map_sites,
     scale_update,
+    scanned_layers,
+    site_name,
 )
 from jaxblt.adapters.update.attach import check_sites, stacks_of
 from jaxblt.adapters.update.config import AdapterConfig
+from jaxblt.adapters.update.forms import FORM
 from jaxblt.adapters.update.params import without_codes
 from jaxblt.adapters.update.site import ADAPTER, SCALE
 from jaxblt.models.stack import StackConfig
+from jaxblt.precision.weights import refuse_quantized
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -76,7 +81,7 @@ def distill[C](
 
     dW is linear in the code, so that its mean is dW at the mean code; a governor bounds it as it bounds that code.
     V diag(c) U is factored by QR and the SVD of an r x r matrix. A smaller rank keeps the largest singular values: the
-    best approximation in the Frobenius norm. A gate's scale becomes c s.
+    best approximation in the Frobenius norm. A gate's scale becomes c s, and a form what it is at the code.
 
     Args:
       config: of the model.
@@ -89,6 +94,7 @@ def distill[C](
       ValueError: there is no routed adapter, a code is missing or of another shape, parameters are missing, or `rank`
         is larger than that of a site.
     """
+    refuse_quantized(params, "distilling adapters")
     routed = {
         n: s for n, s in stacks_of(config).items() if s.adapter is not None and s.adapter.router is not None
     }
@@ -126,9 +132,15 @@ def _distilled(params: Any, stack: StackConfig, static: AdapterConfig, code: Any
     def distilled(path: tuple[str, ...], tree: Mapping[str, Any]) -> Any:
         own = code_at(stack, code, path)
         assert own is not None
-        if SCALE in tree[ADAPTER]:
-            return {**tree, ADAPTER: {SCALE: scale_update(tree, stack, own, path)}}
-        return {**tree, ADAPTER: _factored(tree, stack.adapter, static, own, rank)}
+        new = {}
+        if SCALE in tree.get(ADAPTER, {}):
+            new[ADAPTER] = {SCALE: scale_update(tree, stack, own, path)}
+        elif ADAPTER in tree:
+            new[ADAPTER] = _factored(tree, stack.adapter, static, own, rank)
+        if FORM in tree:
+            forms = stack.adapter.forms_at(site_name(path))
+            new[FORM] = fix_forms(tree, forms, own, scanned_layers(stack, path))
+        return {**tree, **new}
 
     return map_sites(distilled, without_codes(params))
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblt.adapters.update.site import ADAPTER
+from jaxblt.adapters.update.site import is_adapted
 
 ROUNDED = jnp.bfloat16
 
@@ -42,7 +42,7 @@ def _pairs(tree: Any, merged: Any, above: str) -> dict[str, tuple[Array, Array]]
     """Return kernels of sites before and after."""
     if not isinstance(tree, Mapping):
         return {}
-    if ADAPTER in tree:
+    if is_adapted(tree):
         return {above: (tree["kernel"], merged["kernel"])}
     found = {}
     for name, below in tree.items():

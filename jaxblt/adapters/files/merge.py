@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxblt.adapters.files.forms import merge_forms
 from jaxblt.adapters.update.attach import detach, stacks_of
 from jaxblt.adapters.update.config import AdapterConfig
+from jaxblt.adapters.update.forms import FORM
 from jaxblt.adapters.update.governor import bounded, grams
 from jaxblt.adapters.update.params import split_params, without_codes
 from jaxblt.adapters.update.products import coded_scale
-from jaxblt.adapters.update.site import ADAPTER, SCALE
+from jaxblt.adapters.update.site import ADAPTER, SCALE, is_adapted
 from jaxblt.models.stack import StackConfig
 from jaxblt.precision.weights import refuse_quantized
 
@@ -21,7 +23,7 @@ from jaxblt.precision.weights import refuse_quantized
 def fuse[C](config: C, params: Any, *, code: Float[Array, "*L W"] | None = None) -> tuple[C, Any]:
     """Return config and parameters of a model without adapters that computes the same: W + (alpha/r) V diag(c) U.
 
-    Where there is a gate, W + W diag(c s).
+    Where there is a gate, W + W diag(c s). Forms are merged as each of them says.
 
     Sums are in fp32, whatever the dtype of the parameters: rounding a sum to bfloat16 changes outputs.
     `jaxblt.adapters.merge_drift` says by how much.
@@ -52,11 +54,15 @@ def merge_stack(params: Any, stack: StackConfig, code: Float[Array, "*L W"] | No
     def merged(path: tuple[str, ...], tree: Mapping[str, Any]) -> Any:
         kernel = tree["kernel"].astype(jnp.float32)
         numbers = code_at(stack, code, path)
-        if SCALE in tree[ADAPTER]:
+        own = tree.get(ADAPTER, {})
+        if SCALE in own:
             kernel = kernel * (1 + _aligned(scale_update(tree, stack, numbers, path), kernel.ndim, path))
-        else:
+        elif own:
             kernel = kernel + weight_update(tree, stack.adapter, numbers)
-        return {name: below for name, below in tree.items() if name != ADAPTER} | {"kernel": kernel}
+        new = {"kernel": kernel}
+        if FORM in tree:
+            new = merge_forms(tree, stack, path, kernel, numbers, scanned_layers(stack, path))
+        return {name: below for name, below in tree.items() if name not in (ADAPTER, FORM)} | new
 
     return map_sites(merged, without_codes(params))
 
@@ -65,7 +71,7 @@ def map_sites(change: Callable[[tuple[str, ...], Any], Any], tree: Any, path: tu
     """Return a stack's parameters, with `change(path, those of a site)` in the place of each site's."""
     if not isinstance(tree, Mapping):
         return tree
-    if ADAPTER in tree:
+    if is_adapted(tree):
         return change(path, tree)
     return {name: map_sites(change, below, (*path, name)) for name, below in tree.items()}
 
@@ -92,9 +98,14 @@ def layers_at(stack: StackConfig, path: tuple[str, ...]) -> list[int]:
     return [size * (repeats if period == "rest" else int(period.removeprefix("period_"))) + block]
 
 
+def scanned_layers(stack: StackConfig, path: tuple[str, ...]) -> int:
+    """Return the size of the axis of layers that parameters at a path below a stack have in front; 0 for none."""
+    return len(layers_at(stack, path)) if _is_scanned(path) else 0
+
+
 def has_adapter(tree: Any) -> bool:
     """Return whether a tree of parameters holds an adapter's."""
-    return isinstance(tree, Mapping) and (ADAPTER in tree or any(map(has_adapter, tree.values())))
+    return isinstance(tree, Mapping) and (is_adapted(tree) or any(map(has_adapter, tree.values())))
 
 
 def code_to_merge(stack: StackConfig, code: Any) -> Float[Array, "*L W"] | None:

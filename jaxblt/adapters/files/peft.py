@@ -24,6 +24,7 @@ from jaxblt.adapters.files.merge import code_at, code_to_merge, limited_code
 from jaxblt.adapters.update.attach import Site, check_sites, stacks_of
 from jaxblt.adapters.update.site import ADAPTER
 from jaxblt.models.stack import StackConfig, stack_periods, unstack_periods
+from jaxblt.precision.weights import refuse_quantized
 from jaxblt.seals import check_seal, seal
 
 CONFIG = "adapter_config.json"
@@ -98,7 +99,7 @@ def save_peft(
 
     Raises:
       FileExistsError: the folder holds an adapter already.
-      ValueError: there is a router and no code, the stacks' adapters have other alphas, or one has gates.
+      ValueError: there is a router and no code, the stacks' adapters have other alphas, or one has gates or forms.
     """
     file = Path(folder) / WEIGHTS
     if file.exists() or (Path(folder) / CONFIG).exists():
@@ -110,6 +111,7 @@ def save_peft(
     unrolled = {name: unstack_periods(params[name]) for name in check_sites(config)}
     for place in places(config):
         tree = _at(unrolled, (*place.path, ADAPTER))
+        refuse_quantized(tree, "writing adapters")
         stack = stacks[place.path[0]]
         numbers = code_at(stack, code_to_merge(stack, code), place.path[1:])
         numbers = jnp.ones((1,), jnp.float32) if numbers is None else numbers.reshape(-1)
@@ -139,6 +141,10 @@ def _described(config: Any) -> dict[str, Any]:
     if gates := [adapter.gates for adapter in adapters if adapter.gates]:
         raise ValueError(
             f"such files hold LoRA only, and the config's adapter has gates {gates[0]}: leave them out"
+        )
+    if forms := [adapter.forms for adapter in adapters if adapter.forms]:
+        raise ValueError(
+            f"such files hold LoRA only, and the config's adapter has forms {forms[0]}: leave them out"
         )
     if not found:
         raise ValueError("the config has no adapter: attach one (jaxblt.adapters.update.attach)")

@@ -29,7 +29,7 @@ def warm_start(config: Any, params: Any, loras: Sequence[tuple[Any, Any]]) -> An
 
     Raises:
       ValueError: the adapter is no bank, or governed; there are no LoRAs, or not as many as experts; one has a router
-        or gates, is missing at a site, or adapts more than the bank.
+        or gates or forms, is missing at a site, or adapts more than the bank.
     """
     if not loras:
         raise ValueError("loras is empty: give a LoRA for each expert of the bank")
@@ -74,8 +74,9 @@ def _check_bank(name: str, bank: AdapterConfig, loras: int) -> None:
 def _check_lora(number: int, config: Any, banks: Mapping[str, AdapterConfig]) -> None:
     for name in banks:
         adapter = stacks_of(config)[name].adapter if name in stacks_of(config) else None
-        if adapter is None or adapter.router is not None or adapter.gates:
-            kind = "a router" if adapter is not None and adapter.router is not None else "gates"
+        if adapter is None or adapter.router is not None or adapter.gates or adapter.forms:
+            kind = "gates" if adapter is not None and adapter.gates else "forms"
+            kind = "a router" if adapter is not None and adapter.router is not None else kind
             has = "no adapter" if adapter is None else f"an adapter with {kind}"
             raise ValueError(
                 f"loras[{number}] has {has} on stack {name!r}, expected static LoRA: train or distil it"

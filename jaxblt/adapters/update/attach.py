@@ -144,12 +144,12 @@ def stacks_of(config: Any) -> dict[str, StackConfig]:
 
 
 def check_sites(config: Any) -> dict[str, list[Adapted]]:
-    """Return the sites of every stack that has an adapter, layer by layer, each with its rank; those with gates not.
+    """Return the sites of every stack that have a low-rank update, layer by layer, each with its rank.
 
     Raises:
       ValueError: a pattern matches no product of any stack that has its adapter, patterns give a site two ranks or
-        levels or a rank and a gate, a rank is larger than the product's inputs or outputs, numbers of the code do not
-        divide a gate's heads, or no site is left at the router's level.
+        levels or a rank and a gate, a form does not fit a site, a rank is larger than the product's inputs or outputs,
+        numbers of the code do not divide a gate's heads, or no site is left at the router's level.
     """
     adapted = {name: stack for name, stack in stacks_of(config).items() if stack.adapter is not None}
     known = {name: find_sites(stack) for name, stack in adapted.items()}
@@ -160,6 +160,7 @@ def check_sites(config: Any) -> dict[str, list[Adapted]]:
         _check_patterns(adapter, sorted(names))
     for name, stack in adapted.items():
         _check_gates(name, stack.adapter, known[name])
+        _check_forms(name, stack.adapter, known[name])
     return {name: list(_of_layers(name, stack, known[name])) for name, stack in adapted.items()}
 
 
@@ -173,12 +174,18 @@ def _of_layers(name: str, stack: StackConfig, sites: Sequence[Site]) -> Iterator
 
 
 def _check_patterns(adapter: AdapterConfig, names: Sequence[str]) -> None:
-    for pattern in (*(pattern for pattern, _ in adapter.patterns), *adapter.gates):
+    patterns = [pattern for pattern, _ in (*adapter.patterns, *adapter.forms)]
+    for pattern in (*patterns, *adapter.gates):
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, SHOWN, 0.0)
             raise ValueError(f"site pattern {pattern!r} matches no product; the nearest names are {near}")
-    coded = [name for name in names if adapter.ranks(name, 0) or adapter.has_gate(name)]
+    coded = [name for name in names if has_update(adapter, name)]
     _check_levels(adapter, [*coded, *([BIAS_SITE] if adapter.key_bias else [])])
+
+
+def has_update(adapter: AdapterConfig, name: str) -> bool:
+    """Return whether a site of a name has a low-rank update, a gate or a form."""
+    return bool(adapter.ranks(name, 0) or adapter.has_gate(name) or adapter.forms_at(name))
 
 
 def _check_gates(stack: str, adapter: AdapterConfig, sites: Sequence[Site]) -> None:
@@ -195,6 +202,19 @@ def _check_gates(stack: str, adapter: AdapterConfig, sites: Sequence[Site]) -> N
                 f"the gate of site {site.name!r} of stack {stack!r} has {site.out[0]} heads, and the code "
                 f"{adapter.numbers} numbers, which do not divide them: set blocks, or rank without blocks, to a divisor"
             )
+
+
+def _check_forms(stack: str, adapter: AdapterConfig, sites: Sequence[Site]) -> None:
+    for site in sites:
+        forms = adapter.forms_at(site.name)
+        names = [form.name for form in forms]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(
+                f"site {site.name!r} of stack {stack!r} is given two forms called {twice[0]!r} by the patterns "
+                f"{adapter.forms}: leave one out"
+            )
+        for form in forms:
+            form.check(site.name, site.inputs, site.outputs, adapter.form_numbers)
 
 
 def _check_levels(adapter: AdapterConfig, sites: Sequence[str]) -> None:
@@ -268,10 +288,21 @@ def _gated(config: StackConfig) -> list[Site]:
     return [site for site in find_sites(config) if config.adapter.has_gate(site.name)]
 
 
+def _formed(stack: str, config: StackConfig) -> Iterator[str]:
+    """Yield a line with the sites of each form."""
+    sites = find_sites(config)
+    for form in dict.fromkeys(form for _, form in config.adapter.forms):
+        own = [f"{site.kind}:{site.name}" for site in sites if form in config.adapter.forms_at(site.name)]
+        yield f"forms           {stack}, {form.name}: {', '.join(own)}"
+
+
 def _levels(stack: str, config: StackConfig, sites: Sequence[Adapted]) -> Iterator[str]:
     """Yield a line with the sites of each level, where there are several."""
     adapter = config.adapter
-    names = dict.fromkeys([*(each.site.name for each in sites), *(site.name for site in _gated(config))])
+    there = (
+        site.name for site in find_sites(config) if adapter.has_gate(site.name) or adapter.forms_at(site.name)
+    )
+    names = dict.fromkeys([*(each.site.name for each in sites), *there])
     for place, level in enumerate(adapter.level_names if adapter.levels else ()):
         own = [name for name in names if adapter.place(name) == place]
         yield f"levels          {stack}, {level}: {', '.join(own)}"
@@ -312,6 +343,7 @@ def describe_sites(config: Any, trained: int, router: int, base: int, total: int
         if stack.adapter.key_bias:
             found = [kind for kind, mixer in stack.mixers.items() if isinstance(mixer, AttentionConfig)]
             lines.append(f"key bias        {name}: {', '.join(found)}")
+        lines += _formed(name, stack)
         lines += _levels(name, stack, sites)
         lines += _routers(name, stack)
     share = f", of which routers {router:,} ({router / max(base, 1):.2%} of the base)" if router else ""

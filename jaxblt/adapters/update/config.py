@@ -18,6 +18,7 @@ from jaxblt.adapters.code.router import Router, RouterState, init_router_state
 from jaxblt.adapters.code.sticky import Sticky
 from jaxblt.adapters.code.transforms import Clamp, Sparse, TopK
 from jaxblt.adapters.retrieval.neighbours import Neighbours
+from jaxblt.adapters.update.forms import Form
 from jaxblt.adapters.update.governor import Governor
 from jaxblt.adapters.update.site import adapted
 from jaxblt.mixers.attention.attention import AttentionConfig
@@ -43,8 +44,10 @@ class AdapterConfig:
     Attributes:
       sites: patterns of names of `Linear`s below a block, such as "mixer/q" or "mlp/*"; (pattern, rank) for a rank of
         their own, and (pattern, (2, 4, 8)) for one in each layer of the stack. `jaxblt.adapters.find_sites` lists the
-        names. It may be empty where there are gates.
+        names. It may be empty where there are gates or forms.
       gates: patterns of names of products that have a gate instead.
+      forms: (pattern, form) for products with another update, alone or behind a low-rank one or a gate; see
+        `jaxblt.adapters.update.forms.Form`.
       rank: r of the others, and the numbers of a free code.
       alpha: of the scale.
       blocks: experts E of a bank; None for a free number a rank, 1 + f.
@@ -61,6 +64,7 @@ class AdapterConfig:
 
     sites: tuple[str | tuple[str, Rank], ...] = ("mixer/*", "mlp/down")
     gates: tuple[str, ...] = ()
+    forms: tuple[tuple[str, Any], ...] = ()
     rank: int = 8
     alpha: float = 16.0
     blocks: int | None = None
@@ -80,8 +84,9 @@ class AdapterConfig:
         check_fields(self)
         check_bounds(self, "rank", "blocks", least=1)
         check_bounds(self, "alpha", above=0)
-        if not self.sites and not self.gates:
+        if not self.sites and not self.gates and not self.forms:
             raise ValueError("AdapterConfig.sites is empty: name at least one pattern, such as 'mixer/*'")
+        self._check_forms()
         if self.gates and self.governor is not None:
             raise ValueError(
                 f"AdapterConfig.gates = {self.gates} and governor = {self.governor}, which bounds updates of low rank "
@@ -96,6 +101,19 @@ class AdapterConfig:
         self._check_ranks()
         self._check_code()
         self._check_levels()
+
+    def _check_forms(self) -> None:
+        for pattern, form in self.forms:
+            if not isinstance(form, Form):
+                fix = f": call it, {form.__name__}(...)" if isinstance(form, type) else ""
+                raise ValueError(
+                    f"AdapterConfig.forms must pair patterns with forms such as Film(), got {(pattern, form)}{fix}"
+                )
+        if self.forms and self.governor is not None:
+            raise ValueError(
+                f"AdapterConfig.forms = {self.forms} and governor = {self.governor}, which bounds updates of low rank "
+                "only: leave one of them out"
+            )
 
     def _check_read(self) -> None:
         check_read(self, "alpha", needed="sites", is_read=bool(self.sites))
@@ -277,6 +295,15 @@ class AdapterConfig:
         return BiasedAttentionConfig(
             **{f.name: getattr(config, f.name) for f in dataclasses.fields(AttentionConfig)}
         )
+
+    def forms_at(self, name: str) -> tuple[Form, ...]:
+        """Return the forms of the site of a name, in the order in which they act."""
+        return tuple(form for pattern, form in self.forms if fnmatchcase(name, pattern))
+
+    @property
+    def form_numbers(self) -> int:
+        """Numbers of a code as forms read it: one, 1, without a router."""
+        return 1 if self.router is None else self.numbers
 
     def inside(
         self, path: tuple[str, ...], layer: int, code: Float[Array, "B T W"] | None, *, chosen: bool = False

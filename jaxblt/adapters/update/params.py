@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxblt.adapters.code.router import ROUTER
 from jaxblt.adapters.retrieval.neighbours import INDEX
+from jaxblt.adapters.update.forms import FORM
 from jaxblt.adapters.update.site import ADAPTER, SCALE
 from jaxblt.mixers.attention.key_bias import BY_CODE, KEY_BIAS
 
@@ -62,9 +63,11 @@ def without_codes(params: Any) -> Any:
 
 
 def _is_added(path: tuple[str, ...], tree: Any, above: Mapping[str, Any]) -> bool:
-    """Return whether a child is an adapter, beside a kernel, a bias of logits, or a router."""
+    """Return whether a child is an adapter or a form, beside a kernel, a bias of logits, or a router."""
     if path[-1] == ADAPTER:
         return "kernel" in above and isinstance(tree, Mapping) and set(tree) - OTHERS in PARTS
+    if path[-1] == FORM:
+        return "kernel" in above and isinstance(tree, Mapping)
     return _is_key_bias(path, tree, above) or _is_router(path, tree, above)
 
 

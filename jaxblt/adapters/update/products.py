@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jaxblt.adapters.update.forms import change_by_forms, without_forms
 from jaxblt.layers import PRODUCT, Linear, StoredKernel, Weights, multiply, read_equation
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.parallel.islands import BATCH_AXES, open_axes, over_batch
@@ -60,13 +61,14 @@ Multiply = Callable[[Any, Sequence[Linear], Sequence[Weights]], Sequence[Array]]
 def multiply_sites(
     base: Multiply, x: Float[Array, "..."], layers: Sequence[Linear], weights: Sequence[Weights]
 ) -> list[Float[Array, "..."]]:
-    """Return x W and its update, if it is adapted, of each `Linear`; x W scaled, if it has a gate.
+    """Return x W and its update, if it is adapted, of each `Linear`; x W scaled, if it has a gate; then its forms.
 
     The op makes both, in one call of sites that share dtype, scale, code and the order of y's axes. To a site that it
     does not fuse, the update is added behind what `base` makes. What `update.side_by_side` laid out is read in the
     place of the group's matrices.
     """
     found: dict[int, Array] = {}
+    formed, weights = weights, [without_forms(w) for w in weights]
     for sites in groups_of(x, layers, weights):
         given: Any = [weights[i] for i in sites]
         first, name = layers[sites[0]], name_of_group(layers[i] for i in sites)
@@ -81,7 +83,7 @@ def multiply_sites(
             elif isinstance(w, Gated):
                 y = (y.astype(jnp.float32) * _factor(layer, w)).astype(y.dtype)
             found[i] = y
-    return [found[i] for i in range(len(layers))]
+    return [change_by_forms(layer, formed[i], x, found[i]) for i, layer in enumerate(layers)]
 
 
 def name_of_group(layers: Iterable[Linear]) -> str:

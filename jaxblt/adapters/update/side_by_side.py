@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array
 
+from jaxblt.adapters.update.forms import without_forms
 from jaxblt.adapters.update.products import TOKENS, groups_of, matrices_of, name_of_group
 from jaxblt.adapters.update.site import ADAPTER
 from jaxblt.layers import Linear
@@ -50,6 +51,7 @@ def groups_in[T](trace: Callable[[], T]) -> tuple[list[Group], T]:
     def record(call: Any, args: Any, options: Any, context: Any) -> Any:
         if isinstance(context.module, Linear) and context.method_name == "products":
             x, layers, weights = args
+            weights: Any = [without_forms(w) for w in weights]
             for sites in groups_of(x, layers, weights):
                 given, first = [layers[i] for i in sites], weights[sites[0]]
                 w, _, _ = matrices_of([weights[i] for i in sites])

@@ -1,18 +1,20 @@
 """A site: a product with a weight, y = x W, to which an adapter adds (alpha/r) ((x V) * c) U, or that it scales."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax.numpy as jnp
+from flax.errors import ScopeParamShapeError
 from jaxtyping import Array, Float
 
 from jaxblt.adapters.code.losses import mean_square_beside
+from jaxblt.adapters.update.forms import FORM, Form, Forms
 from jaxblt.adapters.update.governor import Governor, govern
 from jaxblt.adapters.update.products import TOKENS, Adapted, Gated, multiply_sites
-from jaxblt.layers import Linear, Weights, named, read_equation
+from jaxblt.layers import Linear, StoredKernel, Weights, named, read_equation
 from jaxblt.mixers.attention.key_bias import BY_CODE, KEY_BIAS, KeyBias
 from jaxblt.side_outputs import sow_loss
 
@@ -20,7 +22,7 @@ ADAPTER = "adapter"
 """The child of a `Linear` that holds V and U, or the scale of a gate."""
 SCALE = "scale"
 """The parameter of a gate."""
-ZERO = ("u", SCALE, BY_CODE)
+ZERO = ("u", SCALE, BY_CODE, "shift")
 """Parameters of sites that start at 0."""
 
 BIAS_SITE = f"mixer/{KEY_BIAS}"
@@ -47,6 +49,15 @@ class Ranks(Protocol):
 
     def has_gate(self, name: str) -> bool:
         """Return whether a site has a gate."""
+        ...
+
+    def forms_at(self, name: str) -> tuple[Form, ...]:
+        """Return the forms of a site."""
+        ...
+
+    @property
+    def form_numbers(self) -> int:
+        """Numbers of a code as forms read it."""
         ...
 
     def split(self, codes: Float[Array, "... W"] | None) -> list[Any]:
@@ -90,14 +101,23 @@ class LowRank(nn.Module):
         def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
             return nn.initializers.lecun_normal()(key, (prod(into), rank), dtype).reshape(shape)
 
-        v = self.param("v", named(draw, *self.names[: self.summed], "rank"), (*into, rank), jnp.float32)
-        zeros = named(nn.initializers.zeros, "rank", *self.names[self.summed :])
-        u = self.param("u", zeros, (rank, *out), jnp.float32)
+        zeros = nn.initializers.zeros
+        v = self._factor("v", named(draw, *self.names[: self.summed], "rank"), (*into, rank))
+        u = self._factor("u", named(zeros, "rank", *self.names[self.summed :]), (rank, *out))
         flat = v.reshape(-1, rank), u.reshape(rank, -1)
         self._sow_orthogonality(*flat)
         if self.config.governor is not None:
             code = govern(self, self.config.governor, *flat, scale, code)
         return Adapted(weights.kernel, weights.bias, v, u, code, scale, self.sparse)
+
+    def _factor(self, name: str, init: Any, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        """Return V or U in fp32, of what the parameters hold in 8 bits, too."""
+        stored: Any = self.get_variable("params", name)
+        if not isinstance(stored, StoredKernel):
+            return self.param(name, init, shape, jnp.float32)
+        if stored.shape != shape:
+            raise ScopeParamShapeError(name, "/".join(self.path), shape, stored.shape)
+        return stored.dense()
 
     def _sow_orthogonality(self, v: Float[Array, "K r"], u: Float[Array, "r N"]) -> None:
         """Sow the loss of directions that are not orthogonal."""
@@ -122,6 +142,11 @@ class Gate(nn.Module):
         shape = weights.kernel.shape[-len(self.names) :]
         scale = self.param(SCALE, named(nn.initializers.zeros, *self.names), shape, jnp.float32)
         return Gated(weights.kernel, weights.bias, scale, code)
+
+
+def is_adapted(tree: Mapping[str, Any]) -> bool:
+    """Return whether parameters are those of a site: they hold an adapter's or forms'."""
+    return ADAPTER in tree or FORM in tree
 
 
 def is_site(linear: Linear, x: Any) -> bool:
@@ -158,14 +183,15 @@ def adapted(
         if not isinstance(linear, Linear) or method != "weights":
             return found
         name = "/".join(linear.path[len(path) :])
-        ranks, gate = config.ranks(name, layer), config.has_gate(name)
-        if not (ranks or gate) or not is_site(linear, *args):
+        ranks, gate, forms = config.ranks(name, layer), config.has_gate(name), config.forms_at(name)
+        if not (ranks or gate or forms) or not is_site(linear, *args):
             return found
         summed, names = len(read_equation(linear.equation).summed), linear.names
+        own = codes[config.place(name)]
         if gate:
-            site = Gate(names[summed:], name=ADAPTER)
-        else:
-            site = LowRank(config, max(ranks), summed, names, sparse, name=ADAPTER)
-        return site(found, codes[config.place(name)])
+            found = Gate(names[summed:], name=ADAPTER)(found, own)
+        elif ranks:
+            found = LowRank(config, max(ranks), summed, names, sparse, name=ADAPTER)(found, own)
+        return Forms(forms, summed, config.form_numbers, name=FORM)(found, own) if forms else found
 
     return nn.intercept_methods(intercept)

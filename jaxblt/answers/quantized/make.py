@@ -23,6 +23,7 @@ from jaxblt.precision.weights import (
     input_scales,
     join_inputs,
     quantize,
+    quantize_factors,
     record_inputs,
     to_stored,
 )
@@ -43,6 +44,7 @@ def quantize_run[R: TrainedRun](
     products: Collection[Path] | None = None,
     keep: Sequence[str] = (),
     entropy: bool = False,
+    adapters: bool = False,
     calibration: Sequences | None = None,
     chooser: Chooser | None = None,
 ) -> R:
@@ -57,12 +59,14 @@ def quantize_run[R: TrainedRun](
       keep: patterns of paths of products that stay as they are, such as "stack/*/mixer/*".
       entropy: quantise the entropy model too, which moves some boundaries of patches, see `count_flips`. It is never
         calibrated: its activations have scales of each token.
+      adapters: hold V and U of the quantised products' adapters in int8 too, whatever the scheme of kernels; routers
+        keep their dtype.
       calibration: records that ranges of activations are chosen on ("w8a8"); None for scales of each token.
       chooser: of the ranges, "mse" by default; see `jaxblt.precision.weights.choose_range`.
 
     Raises:
-      ValueError: the run is quantised already, a path or pattern names no product, patterns keep all of them, or an
-        option does not suit the scheme.
+      ValueError: the run is quantised already, a path or pattern names no product, patterns keep all of them, there
+        is no adapter to quantise, or an option does not suit the scheme.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"scheme must be one of {', '.join(map(repr, SCHEMES))}, got {scheme!r}")
@@ -80,6 +84,8 @@ def quantize_run[R: TrainedRun](
     asked = {path: site for path, site in found.items() if products is None or path in products}
     inputs = None if calibration is None else calibrate(run, calibration, chooser or "mse")
     params = quantize(run.params, asked, scheme, inputs=inputs)
+    if adapters:
+        params = quantize_factors(params, asked)
     frozen = dict(run.frozen)
     if entropy:
         frozen[ENTROPY] = _quantized_entropy(run, scheme)

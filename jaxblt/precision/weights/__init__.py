@@ -4,6 +4,7 @@
 norms, biases, filters, routers and heads keep their dtype. Nothing here trains.
 """
 
+from jaxblt.precision.weights.factors import quantize_factors
 from jaxblt.precision.weights.kernel import (
     BITS,
     GROUP,
@@ -57,6 +58,7 @@ __all__ = [
     "join_inputs",
     "pack",
     "quantize",
+    "quantize_factors",
     "quantize_kernel",
     "quantized_bytes",
     "record_inputs",

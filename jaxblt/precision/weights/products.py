@@ -16,7 +16,7 @@ from jaxblt.precision.sites import MULTIPLE
 from jaxblt.precision.weights.kernel import BITS, GROUP, Quantized, Scheme, quantize_kernel
 
 Path = tuple[str, ...]
-KERNEL, ROUTER = "kernel", "router"
+KERNEL, ADAPTER, ROUTER = "kernel", "adapter", "router"
 
 
 class ProductSite(NamedTuple):
@@ -127,8 +127,10 @@ def dense_params(params: Any, products: Mapping[Path, ProductSite]) -> Any:
     flat: dict[Path, Any] = dict(flatten_dict(params))
     for path, site in products.items():
         kernel = flat[*path, KERNEL]
-        if isinstance(kernel, Quantized):
-            flat[*path, KERNEL] = _dense(kernel, kernel.values.ndim - len(site.shape))
+        layers = (kernel.values if isinstance(kernel, Quantized) else kernel).ndim - len(site.shape)
+        for place in ((*path, KERNEL), *((*path, ADAPTER, name) for name in "vu")):
+            if isinstance(flat.get(place), Quantized):
+                flat[place] = _dense(flat[place], layers)
     return unflatten_dict(flat)
 
 

@@ -19,6 +19,10 @@ from jaxblt.adapters import (
     TopK,
 )
 from jaxblt.adapters.code.experimental.guess import Guess
+from jaxblt.adapters.experimental.capacity import Capacity
+from jaxblt.adapters.experimental.film import Film
+from jaxblt.adapters.experimental.kronecker import Kronecker
+from jaxblt.adapters.experimental.quantized_codes import Codebook
 from jaxblt.adapters.files.serving import Limits
 from tests.config_tables.bad.numbers import INF, NAN
 
@@ -26,6 +30,7 @@ ADAPTERS: dict[type, dict[str, tuple[Any, ...]]] = {
     AdapterConfig: {
         "sites": (("",), ((3, 4),)),
         "gates": (("",),),
+        "forms": (("mlp/down",), (("mlp/down", 3),), (("", Film()),)),
         "rank": (0, 2.5),
         "alpha": (0.0, -1.0, NAN),
         "blocks": (0, 1.5, 2),
@@ -39,6 +44,10 @@ ADAPTERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "decorrelation": (-0.1, NAN),
         "orthogonality": (-0.1, NAN),
     },
+    Codebook: {"entries": (1, 2.5), "commitment": (-0.1, NAN), "weight": (0.0, NAN)},
+    Film: {"factor": (0.0, 1.5, NAN), "shift": (-0.1, NAN)},
+    Kronecker: dict.fromkeys(("inputs", "outputs", "terms"), (0, 2.5)),
+    Capacity: {"factor": (0.0, -1.0, NAN), "window": (0, 2.5)},
     RouterConfig: {
         "level": ("patch",),
         "chunk": (0, 2.5),

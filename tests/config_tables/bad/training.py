@@ -9,6 +9,7 @@ from jaxblt.models import (
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
+from jaxblt.training.experimental.online import OnlineConfig
 from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
@@ -103,6 +104,12 @@ TRAINING: dict[type, dict[str, tuple[Any, ...]]] = {
         "memory_gb": (0.0, NAN),
         "longest": (1,),
         "gpu": ("",),
+    },
+    OnlineConfig: {
+        "rate": (0.0, NAN),
+        **dict.fromkeys(("steps", "rows", "capacity"), (0, 2.5)),
+        "replayed": (-1, 2.5),
+        "ewc": (-0.1, NAN),
     },
     PolicyConfig: {
         "method": ("a2c",),
