@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from jaxblt.training.recipe import Recipe
 
-from . import billion, books, boxed, demo, ecoli, phage, tasks, titans
+from . import billion, books, boxed, demo, ecoli, phage, pixels, tasks, titans
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo_entropy": demo.entropy,
@@ -36,6 +36,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "listops": tasks.listops,
     "imdb": tasks.imdb,
     "babi": tasks.babi,
+    "pathfinder": pixels.pathfinder,
+    "cifar10_gray": pixels.cifar10_gray,
     "titan_recall": titans.recall,
     "babilong": titans.babilong,
 }

@@ -8,8 +8,9 @@ from tqdm import tqdm
 from jaxblt import recipes
 from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of, folder_of
 from jaxblt.cli.download import LOCK, Unreachable, obtain
-from jaxblt.data.tasks import ListOps
+from jaxblt.data.tasks import ListOps, Pathfinder
 from jaxblt.data.tasks.listops_files import write_files
+from jaxblt.data.tasks.pixels.drawn_files import write_images
 
 USAGE = """usage: jaxblt data fetch NAME [NAME ...]
 
@@ -18,7 +19,8 @@ there is not fetched again. NAME is a recipe or a data set:
 
 {sets}
 
-`listops` is drawn, on all cores. For `imdb` put files of your own into {root}/imdb.
+`listops` and `pathfinder` are drawn, on all cores. For `imdb` and `cifar10_gray` put files of your own
+into {root}/imdb and {root}/cifar10_gray.
 Other recipes need no files: their data are embedded, or made by the recipe."""
 
 
@@ -26,13 +28,20 @@ def _listops(folder: Path) -> None:
     write_files(ListOps(train_size=96_000, eval_size=2000), folder)
 
 
-MADE: dict[str, Callable[[Path], None]] = {"listops": _listops}
+def _pathfinder(folder: Path) -> None:
+    """Draw hard images, and others whose contours a model learns to follow first: a step at a time."""
+    easier = Pathfinder(contours=(2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), sets_seed=1)
+    write_images(Pathfinder(), folder, 56_000, easier=easier, easier_images=40_000)
+
+
+MADE: dict[str, Callable[[Path], None]] = {"listops": _listops, "pathfinder": _pathfinder}
 """Data sets that are drawn: what writes them into a folder."""
 _GENES = "what `python -m experiments.genes markers.fasta` writes: the marker genes of MetaPhlAn 2 and their proteins"
 BROUGHT = {
     "english": "folders train, validation and test of .txt files, such as those of `jaxblt data fetch books`",
     "genes": _GENES,
     "proteins": _GENES,
+    "cifar10_gray": "train_x.npy, train_y.npy, test_x.npy and test_y.npy: uint8 images of 32 x 32 grey levels, classes",
     "imdb": "train*.tsv and test*.tsv of label, tab and text, or the folders train and test of its release",
 }
 """Data sets that have no address to fetch them from: what to put into their folder."""

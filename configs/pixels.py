@@ -1,0 +1,71 @@
+"""Images as rows of bytes: Pathfinder of 32 x 32 pixels, and CIFAR-10 in grey.
+
+`jaxblt data fetch pathfinder` draws the images of the first. data/cifar10_gray holds train_x.npy, train_y.npy,
+test_x.npy and test_y.npy: UInt8[images, 32, 32] and the classes. Beside a CNN, a linear classifier and the majority:
+python -m experiments.benchmark pixels --task pathfinder --out FILE
+"""
+
+from dataclasses import replace
+
+from jaxblt.data.task_data import TaskDataConfig
+from jaxblt.data.tasks import PixelClasses
+from jaxblt.mixers import ExplicitFilter, HyenaConfig
+from jaxblt.models import ByteClassifierConfig, StackConfig
+from jaxblt.training.objectives.objectives import Classify
+from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
+
+SIDE = 32
+PERIODS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Up to 32 they tell the column, from 64 on the row."""
+
+
+def _classifier(
+    dim: int, layers: int, reach: int, classes: int, *, dropout: float = 0.0
+) -> ByteClassifierConfig:
+    """Return gated convolutions that see `reach` rows up and down, and as many columns to the left and right."""
+    taps = reach * SIDE + reach + 1
+    rows = HyenaConfig(dim=dim, filter=ExplicitFilter(taps=taps))
+    stack = StackConfig(
+        dim=dim, num_layers=layers, pattern=("rows",), mixers={"rows": rows}, dropout=dropout, causal=False
+    )
+    return ByteClassifierConfig(stack=stack, num_classes=classes, periods=PERIODS)
+
+
+def _recipe(
+    name: str, model: ByteClassifierConfig, task: PixelClasses, *, steps: int, optimizer: AdamWConfig
+) -> Recipe:
+    return Recipe(
+        name=name,
+        model=model,
+        data=TaskDataConfig(task=task, seq_len=SIDE**2, batch_size=128, labels="symbol"),
+        objective=Classify(causal=False),
+        optimizer=replace(optimizer, warmup_steps=steps // 20, floor=0.02),
+        train=TrainConfig(
+            steps=steps,
+            log_every=100,
+            eval_every=steps // 8,
+            eval_batches=8,
+            checkpoint_every=steps // 2,
+            keep_best=1,
+        ),
+    )
+
+
+def pathfinder() -> Recipe:
+    """Train to tell whether two discs lie on one contour; each training image is shown in its eight symmetries.
+
+    A third of the training images have shorter contours, of 2 to 12 segments, and those of the other splits have 14.
+    """
+    task = PixelClasses(path="data/pathfinder", classes=2, views=8, symmetries="square")
+    optimizer = AdamWConfig(learning_rate=2e-3, weight_decay=0.05)
+    return _recipe("pathfinder", _classifier(64, 12, 5, 2), task, steps=6000, optimizer=optimizer)
+
+
+def cifar10_gray() -> Recipe:
+    """Train the ten classes of CIFAR-10 in grey; training images are mirrored, and moved by up to four pixels."""
+    task = PixelClasses(path="data/cifar10_gray", views=64, shift=4, symmetries="mirror")
+    optimizer = AdamWConfig(learning_rate=2e-3, weight_decay=0.1)
+    model = _classifier(96, 6, 3, 10, dropout=0.1)
+    return _recipe("cifar10_gray", model, task, steps=2500, optimizer=optimizer)

@@ -1,0 +1,6 @@
+"""Images as rows of bytes: Pathfinder, drawn, and labelled images from arrays."""
+
+from jaxblt.data.tasks.pixels.classes import PixelClasses
+from jaxblt.data.tasks.pixels.pathfinder import Pathfinder
+
+__all__ = ["Pathfinder", "PixelClasses"]
