@@ -37,6 +37,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "imdb": tasks.imdb,
     "babi": tasks.babi,
     "pathfinder": pixels.pathfinder,
+    "path_x": pixels.path_x,
+    "path_256": pixels.path_256,
     "cifar10_gray": pixels.cifar10_gray,
     "titan_recall": titans.recall,
     "babilong": titans.babilong,

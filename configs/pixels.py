@@ -1,6 +1,6 @@
-"""Images as rows of bytes: Pathfinder of 32 x 32 pixels, and CIFAR-10 in grey.
+"""Images as rows of bytes: Pathfinder of 32, 128 and 256 pixels a side, and CIFAR-10 in grey.
 
-`jaxblt data fetch pathfinder` draws the images of the first. data/cifar10_gray holds train_x.npy, train_y.npy,
+`jaxblt data fetch pathfinder` draws the images of one. data/cifar10_gray holds train_x.npy, train_y.npy,
 test_x.npy and test_y.npy: UInt8[images, 32, 32] and the classes. Beside a CNN, a linear classifier and the majority:
 python -m experiments.benchmark pixels --task pathfinder --out FILE
 """
@@ -16,30 +16,36 @@ from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.train_config import TrainConfig
 
-SIDE = 32
-PERIODS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Up to 32 they tell the column, from 64 on the row."""
-
 
 def _classifier(
-    dim: int, layers: int, reach: int, classes: int, *, dropout: float = 0.0
+    side: int, dim: int, layers: int, reach: int, classes: int, *, dropout: float = 0.0
 ) -> ByteClassifierConfig:
-    """Return gated convolutions that see `reach` rows up and down, and as many columns to the left and right."""
-    taps = reach * SIDE + reach + 1
+    """Return gated convolutions that see `reach` rows up and down, and as many columns to the left and right.
+
+    Of the periods those up to `side` tell the column, and the others the row.
+    """
+    taps = reach * side + reach + 1
+    periods = tuple(2**n for n in range(1, 2 * side.bit_length() - 1))
     rows = HyenaConfig(dim=dim, filter=ExplicitFilter(taps=taps))
     stack = StackConfig(
         dim=dim, num_layers=layers, pattern=("rows",), mixers={"rows": rows}, dropout=dropout, causal=False
     )
-    return ByteClassifierConfig(stack=stack, num_classes=classes, periods=PERIODS)
+    return ByteClassifierConfig(stack=stack, num_classes=classes, periods=periods)
 
 
 def _recipe(
-    name: str, model: ByteClassifierConfig, task: PixelClasses, *, steps: int, optimizer: AdamWConfig
+    name: str,
+    model: ByteClassifierConfig,
+    task: PixelClasses,
+    *,
+    steps: int,
+    optimizer: AdamWConfig,
+    batch_size: int = 128,
 ) -> Recipe:
     return Recipe(
         name=name,
         model=model,
-        data=TaskDataConfig(task=task, seq_len=SIDE**2, batch_size=128, labels="symbol"),
+        data=TaskDataConfig(task=task, seq_len=task.side**2, batch_size=batch_size, labels="symbol"),
         objective=Classify(causal=False),
         optimizer=replace(optimizer, warmup_steps=steps // 20, floor=0.02),
         train=TrainConfig(
@@ -58,14 +64,31 @@ def pathfinder() -> Recipe:
 
     A third of the training images have shorter contours, of 2 to 12 segments, and those of the other splits have 14.
     """
-    task = PixelClasses(path="data/pathfinder", classes=2, views=8, symmetries="square")
+    return _path("pathfinder", 32, 64, 12, reach=5, steps=6000)
+
+
+def path_x() -> Recipe:
+    """Train the same on 128 x 128 pixels, rows of 16,384 bytes. Nobody has trained it to the end."""
+    return _path("path_x", 128, 64, 12, reach=3, steps=20_000, batch_size=32)
+
+
+def path_256() -> Recipe:
+    """Train the same on 256 x 256 pixels, rows of 65,536 bytes. Nobody has trained it to the end."""
+    return _path("path_256", 256, 64, 12, reach=1, steps=40_000, batch_size=8)
+
+
+def _path(
+    name: str, side: int, dim: int, layers: int, *, reach: int, steps: int, batch_size: int = 128
+) -> Recipe:
+    task = PixelClasses(path=f"data/{name}", side=side, classes=2, views=8, symmetries="square")
     optimizer = AdamWConfig(learning_rate=2e-3, weight_decay=0.05)
-    return _recipe("pathfinder", _classifier(64, 12, 5, 2), task, steps=6000, optimizer=optimizer)
+    model = _classifier(side, dim, layers, reach, 2)
+    return _recipe(name, model, task, steps=steps, optimizer=optimizer, batch_size=batch_size)
 
 
 def cifar10_gray() -> Recipe:
     """Train the ten classes of CIFAR-10 in grey; training images are mirrored, and moved by up to four pixels."""
     task = PixelClasses(path="data/cifar10_gray", views=64, shift=4, symmetries="mirror")
     optimizer = AdamWConfig(learning_rate=2e-3, weight_decay=0.1)
-    model = _classifier(96, 6, 3, 10, dropout=0.1)
+    model = _classifier(32, 96, 6, 3, 10, dropout=0.1)
     return _recipe("cifar10_gray", model, task, steps=2500, optimizer=optimizer)

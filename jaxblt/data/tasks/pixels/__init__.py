@@ -2,5 +2,6 @@
 
 from jaxblt.data.tasks.pixels.classes import PixelClasses
 from jaxblt.data.tasks.pixels.pathfinder import Pathfinder
+from jaxblt.data.tasks.pixels.picture import draw_sheet
 
-__all__ = ["Pathfinder", "PixelClasses"]
+__all__ = ["Pathfinder", "PixelClasses", "draw_sheet"]
