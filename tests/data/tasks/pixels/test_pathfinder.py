@@ -1,5 +1,8 @@
 """Pathfinder: its statistics are those of the original program, and its labels are true."""
 
+import io
+
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from scipy import ndimage
@@ -8,6 +11,7 @@ from jaxblt.data import make_dataset
 from jaxblt.data.draws import Draws
 from jaxblt.data.task_data import TaskDataConfig
 from jaxblt.data.tasks import Pathfinder
+from jaxblt.data.tasks.pixels import draw_sheet
 from jaxblt.data.vocab import OFFSET
 
 CONNECTED = np.ones((3, 3), bool)
@@ -22,7 +26,15 @@ def drawn(task, count, seed=0):
     ("task", "count", "mean", "deviation", "lit", "spread"),
     [
         (Pathfinder(), 120, 20.109, 51.009, 349.1, 39.3),
-        (Pathfinder.path_x(), 6, 7.700, 35.142, 2209.9, 79.3),
+        pytest.param(
+            Pathfinder.path_x(),
+            6,
+            7.700,
+            35.142,
+            2209.9,
+            79.3,
+            marks=pytest.mark.slow(days=7, group="weekly", turn="data/tasks/pixels"),
+        ),
     ],
     ids=["32", "128"],
 )
@@ -77,3 +89,21 @@ def test_the_largest_images_have_their_rows():
     edge = task.padding
     assert not picture.pixels[:edge].any()
     assert not picture.pixels[:, -edge:].any()
+
+
+def test_a_sheet_shows_the_classes_row_by_row():
+    task = Pathfinder(contours=(3,), short_contours=0)
+    examples = task.open("train", seed=3)
+    sheet = read_png(draw_sheet(examples, 2, columns=3, scale=2))[::2, ::2]
+    assert sheet.shape == (2 * 33 + 1, 3 * 33 + 1)
+    shown = [examples.example(number) for number in range(100)]
+    for label in (0, 1):
+        images = [e.inputs - OFFSET for e in shown if e.targets[-1] - OFFSET == label]
+        for x, image in enumerate(images[:3]):
+            top, left = 33 * label + 1, 33 * x + 1
+            assert np.array_equal(sheet[top : top + 32, left : left + 32].reshape(-1), image)
+
+
+def read_png(file):
+    """Return grey levels by matplotlib's own reader."""
+    return (plt.imread(io.BytesIO(file)) * 255).round().astype(np.uint8)
