@@ -35,6 +35,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "parity": tasks.parity,
     "listops": tasks.listops,
     "imdb": tasks.imdb,
+    "language_pairs": tasks.language_pairs,
     "babi": tasks.babi,
     "pathfinder": pixels.pathfinder,
     "path_x": pixels.path_x,

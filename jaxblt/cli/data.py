@@ -11,6 +11,7 @@ from jaxblt import recipes
 from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of, folder_of
 from jaxblt.cli.download import LOCK, Unreachable, obtain
 from jaxblt.data.tasks import ListOps, Pathfinder, PixelClasses
+from jaxblt.data.tasks.language_pairs import write_language_pairs
 from jaxblt.data.tasks.listops_files import write_files
 from jaxblt.data.tasks.pixels.drawn_files import write_images
 from jaxblt.data.tasks.pixels.picture import draw_sheet
@@ -24,8 +25,8 @@ there is not fetched again. NAME is a recipe or a data set:
 
 {sets}
 
-`listops`, `pathfinder`, `path_x` and `path_256` are drawn, on all cores. For `imdb` and `cifar10_gray` put
-files of your own into {root}/imdb and {root}/cifar10_gray.
+`language_pairs`, `listops`, `pathfinder`, `path_x` and `path_256` are drawn, on all cores. For `imdb` and
+`cifar10_gray` put files of your own into {root}/imdb and {root}/cifar10_gray.
 Other recipes need no files: their data are embedded, or made by the recipe.
 
 `draw` writes the first test images of a recipe on images, with a row for each class, and replaces no file."""
@@ -46,6 +47,9 @@ def _images(folder: Path, task: Pathfinder, images: int, easier_images: int) -> 
 
 MADE: dict[str, Callable[[Path], None]] = {
     "listops": _listops,
+    "language_pairs": lambda folder: write_language_pairs(
+        folder, {"train": 40_000, "eval": 2000, "test": 2000}
+    ),
     "pathfinder": partial(_images, task=Pathfinder(), images=56_000, easier_images=40_000),
     "path_x": partial(_images, task=Pathfinder.path_x(), images=56_000, easier_images=40_000),
     "path_256": partial(_images, task=Pathfinder.path_256(), images=56_000, easier_images=40_000),
