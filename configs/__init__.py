@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from jaxblt.training.recipe import Recipe
 
-from . import billion, books, boxed, demo, ecoli, phage, tasks, titans
+from . import billion, books, boxed, demo, ecoli, phage, pixels, tasks, titans
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo_entropy": demo.entropy,
@@ -35,7 +35,12 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "parity": tasks.parity,
     "listops": tasks.listops,
     "imdb": tasks.imdb,
+    "language_pairs": tasks.language_pairs,
     "babi": tasks.babi,
+    "pathfinder": pixels.pathfinder,
+    "path_x": pixels.path_x,
+    "path_256": pixels.path_256,
+    "cifar10_gray": pixels.cifar10_gray,
     "titan_recall": titans.recall,
     "babilong": titans.babilong,
 }

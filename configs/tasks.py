@@ -3,14 +3,24 @@
 Name other mixers with --model.stack.pattern. Score a run's answers on the test split with
 jaxblt evaluate runs/mqar
 
-`mqar`, `copy`, `repeat_copy`, `pattern` and `parity` are made for CPUs; `listops`, `imdb` and `babi` are of a size for
-one GPU.
+`mqar`, `copy`, `repeat_copy`, `pattern`, `parity` and `language_pairs` are made for CPUs; `listops`, `imdb` and `babi`
+are of a size for one GPU.
 """
 
 from dataclasses import replace
 
 from jaxblt.data.task_data import TaskDataConfig
-from jaxblt.data.tasks import MQAR, Babi, Copy, ListOpsFiles, Parity, PatternMatching, RepeatCopy, TextLabels
+from jaxblt.data.tasks import (
+    MQAR,
+    Babi,
+    Copy,
+    ListOpsFiles,
+    Parity,
+    PatternMatching,
+    RepeatCopy,
+    TextLabels,
+    TextPairs,
+)
 from jaxblt.mixers import (
     AttentionConfig,
     GatedDeltaNetConfig,
@@ -176,6 +186,19 @@ def imdb() -> Recipe:
     return _classifier(
         "imdb", _stack(("hyena",), 128, 4, dropout=0.3), data, hash=hash, steps=6000, rate=1e-3
     )
+
+
+def language_pairs() -> Recipe:
+    """Train to tell whether two excerpts are of one language. `jaxblt data fetch language_pairs` draws the pairs.
+
+    Long Range Arena's Retrieval: --data.task.path data/aan --data.task.max-bytes 4000 --data.seq-len 8003
+    --data.batch-size 16
+    """
+    task = TextPairs(path="data/language_pairs", max_bytes=62)
+    data = TaskDataConfig(task=task, seq_len=128, batch_size=64, labels="digit")
+    hash = HashConfig(sizes=(2, 3), table_size=4096)
+    stack = _stack(("hyena", "attention"), 64, 2)
+    return _classifier("language_pairs", stack, data, hash=hash, steps=1200, rate=2e-3)
 
 
 def babi() -> Recipe:

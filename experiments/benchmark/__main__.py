@@ -25,6 +25,9 @@ ROOMS = {
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "tasks": ("length_generalisation", "recall", "tasks"),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
+    "adapters": ("adapter_speed", "index_search", "routed_lora"),
+    "tasks": ("length_generalisation", "pixels", "recall", "tasks"),
+    "labels": ("families", "fitness", "promoters", "zero_shot"),
     "splitting": (
         "draw",
         "exchange",

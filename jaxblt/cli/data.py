@@ -1,6 +1,8 @@
-"""The data of the built-in recipes: jaxblt data fetch books."""
+"""The data of the built-in recipes: jaxblt data fetch books, and pictures of them: jaxblt data draw pathfinder."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -8,38 +10,64 @@ from tqdm import tqdm
 from jaxblt import recipes
 from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of, folder_of
 from jaxblt.cli.download import LOCK, Unreachable, obtain
-from jaxblt.data.tasks import ListOps
+from jaxblt.data.tasks import ListOps, Pathfinder, PixelClasses
+from jaxblt.data.tasks.language_pairs import write_language_pairs
 from jaxblt.data.tasks.listops_files import write_files
+from jaxblt.data.tasks.pixels.drawn_files import write_images
+from jaxblt.data.tasks.pixels.picture import draw_sheet
+from jaxblt.outputs import check_output, whole_file
 
 USAGE = """usage: jaxblt data fetch NAME [NAME ...]
+       jaxblt data draw RECIPE FILE.png
 
 Makes the data of recipes in {root}/, below the current folder. Each file is checked by its SHA-256. A file that is
 there is not fetched again. NAME is a recipe or a data set:
 
 {sets}
 
-`listops` is drawn, on all cores. For `imdb` put files of your own into {root}/imdb.
-Other recipes need no files: their data are embedded, or made by the recipe."""
+`language_pairs`, `listops`, `pathfinder`, `path_x` and `path_256` are drawn, on all cores. For `imdb` and
+`cifar10_gray` put files of your own into {root}/imdb and {root}/cifar10_gray.
+Other recipes need no files: their data are embedded, or made by the recipe.
+
+`draw` writes the first test images of a recipe on images, with a row for each class, and replaces no file."""
 
 
 def _listops(folder: Path) -> None:
     write_files(ListOps(train_size=96_000, eval_size=2000), folder)
 
 
-MADE: dict[str, Callable[[Path], None]] = {"listops": _listops}
+SHORTER = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
+"""Segments of the contours of easier images: a model learns to follow a contour step by step."""
+
+
+def _images(folder: Path, task: Pathfinder, images: int, easier_images: int) -> None:
+    easier = replace(task, contours=SHORTER, sets_seed=1)
+    write_images(task, folder, images, easier=easier, easier_images=easier_images)
+
+
+MADE: dict[str, Callable[[Path], None]] = {
+    "listops": _listops,
+    "language_pairs": lambda folder: write_language_pairs(
+        folder, {"train": 40_000, "eval": 2000, "test": 2000}
+    ),
+    "pathfinder": partial(_images, task=Pathfinder(), images=56_000, easier_images=40_000),
+    "path_x": partial(_images, task=Pathfinder.path_x(), images=56_000, easier_images=40_000),
+    "path_256": partial(_images, task=Pathfinder.path_256(), images=56_000, easier_images=40_000),
+}
 """Data sets that are drawn: what writes them into a folder."""
 _GENES = "what `python -m experiments.genes markers.fasta` writes: the marker genes of MetaPhlAn 2 and their proteins"
 BROUGHT = {
     "english": "folders train, validation and test of .txt files, such as those of `jaxblt data fetch books`",
     "genes": _GENES,
     "proteins": _GENES,
+    "cifar10_gray": "train_x.npy, train_y.npy, test_x.npy and test_y.npy: uint8 images of 32 x 32 grey levels, classes",
     "imdb": "train*.tsv and test*.tsv of label, tab and text, or the folders train and test of its release",
 }
 """Data sets that have no address to fetch them from: what to put into their folder."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fetch what `argv` names; without a name, print what there is.
+    """Fetch or draw what `argv` names; without a name, print what there is.
 
     Raises:
       ValueError: there is no such action, recipe or data set; or a file has another checksum.
@@ -49,8 +77,12 @@ def main(argv: Sequence[str]) -> int:
         print(usage())
         return 0 if argv else 2
     action, *names = argv
+    if action == "draw":
+        return draw(names)
     if action != "fetch":
-        raise ValueError(f"unknown action {action!r}: jaxblt data fetch NAME")
+        raise ValueError(
+            f"unknown action {action!r}: jaxblt data fetch NAME, or jaxblt data draw RECIPE FILE.png"
+        )
     if not names:
         raise ValueError(f"name what to fetch: {', '.join(catalogue())}")
     for made in [name for name in dict.fromkeys(names) if name in MADE]:
@@ -59,6 +91,32 @@ def main(argv: Sequence[str]) -> int:
     for dataset in dict.fromkeys(find(name) for name in names if name not in MADE):
         if dataset is not None:
             fetch(dataset)
+    return 0
+
+
+def draw(argv: Sequence[str]) -> int:
+    """Write a sheet of the test images of a recipe.
+
+    Raises:
+      ValueError: there are not a recipe and a file, or the recipe reads no images.
+      FileExistsError: the file is there.
+    """
+    if len(argv) != 2:
+        raise ValueError(
+            f"expected a recipe and a file, got {list(argv)}: jaxblt data draw pathfinder sheet.png"
+        )
+    name, out = argv
+    task = getattr(recipes.get(name).data, "task", None)
+    if not isinstance(task, PixelClasses | Pathfinder):
+        drawable = [
+            n for n in recipes.RECIPES if isinstance(getattr(recipes.get(n).data, "task", 0), PixelClasses)
+        ]
+        raise ValueError(f"recipe {name!r} reads no images, choose one of: {', '.join(drawable)}")
+    check_output("FILE", out)
+    sheet = draw_sheet(task.open("test"), task.num_answers)
+    with whole_file(out) as partial_file:
+        partial_file.write_bytes(sheet)
+    print(f"{out}: row k shows class k")
     return 0
 
 

@@ -12,6 +12,7 @@ from jaxblt.layers import Linear
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
 from jaxblt.models.no_decoding import NoDecoding
 from jaxblt.models.pooling import pool
+from jaxblt.models.positions import PeriodicPosition, document_positions
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS
@@ -30,6 +31,8 @@ class ByteClassifierConfig:
       num_classes: of the head.
       pooling: the mean over the row's bytes, or the last byte.
       hash: n-gram tables added to the byte embedding, or None.
+      periods: of sinusoids of the position, in bytes, of which a linear map is added to the embedding; () for none. In
+        images of 32 columns a period of 32 tells the column.
       vocab_size: ids.
     """
 
@@ -37,11 +40,13 @@ class ByteClassifierConfig:
     num_classes: int = 2
     pooling: Pooling = "mean"
     hash: HashConfig | None = None
+    periods: tuple[int, ...] = ()
     vocab_size: int = VOCAB_SIZE
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "num_classes", least=2, why=": a row is of one class or another")
+        check_bounds(self, "periods", least=1)
         check_vocab_size(self)
         if self.stack.layout != CONTIGUOUS:
             raise ValueError(
@@ -113,6 +118,9 @@ class ByteClassifier(NoDecoding, nn.Module):
         config = self.config
         table = EmbeddingConfig(dim=config.stack.dim, hash=config.hash, vocab_size=config.vocab_size)
         x, _ = ByteEmbedding(table, self.dtype, name="embedding")(ids, segment_ids=segment_ids)
+        if config.periods:
+            place = document_positions(ids, segment_ids) if positions is None else positions
+            x = x + PeriodicPosition(config.periods, config.stack.dim, self.dtype, name="positions")(place)
         x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
         there = jnp.ones(ids.shape, bool) if segment_ids is None else segment_ids > 0
         norm = config.stack.norm(self.dtype, "norm")

@@ -172,3 +172,16 @@ class SegmentAwarePosition(nn.Module):
     def __call__(self, place: Places) -> Float[Array, "B T D"]:
         x = features(self.config, place).astype(self.dtype)
         return dense(self.dim, axes=("features", "embed"), dtype=self.dtype, name="project")(x)
+
+
+class PeriodicPosition(nn.Module):
+    """A linear map of sinusoids of the position, for models without patches."""
+
+    periods: tuple[int, ...]
+    dim: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, positions: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        x = _waves(positions, self.periods).astype(self.dtype)
+        return dense(self.dim, axes=("features", "embed"), dtype=self.dtype, name="project")(x)

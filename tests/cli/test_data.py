@@ -9,6 +9,7 @@ from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxblt import recipes
@@ -166,6 +167,24 @@ def test_the_help_lists_data_sets_with_their_recipes(capsys):
     assert data.main(["--help"]) == 0
     assert "also books_entropy, books_32k" in capsys.readouterr().out
     assert data.main([]) == 2
+
+
+def test_a_sheet_of_a_recipes_images_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data" / "cifar10_gray"
+    folder.mkdir(parents=True)
+    for part in ("train", "test"):
+        np.save(folder / f"{part}_x.npy", np.full((20, 32, 32), 7, np.uint8))
+        np.save(folder / f"{part}_y.npy", np.arange(20, dtype=np.uint8) % 10)
+    assert data.main(["draw", "cifar10_gray", "sheet.png"]) == 0
+    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+    assert "row k shows class k" in capsys.readouterr().out
+    with pytest.raises(FileExistsError, match=r"sheet\.png is there already"):
+        data.main(["draw", "cifar10_gray", "sheet.png"])
+    with pytest.raises(ValueError, match="recipe 'mqar' reads no images, choose one of: pathfinder"):
+        data.main(["draw", "mqar", "other.png"])
+    with pytest.raises(ValueError, match=r"expected a recipe and a file, got \['pathfinder'\]"):
+        data.main(["draw", "pathfinder"])
 
 
 def test_what_is_drawn_is_written_and_what_is_brought_says_so(tmp_path, monkeypatch, capsys):

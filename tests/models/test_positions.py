@@ -1,10 +1,12 @@
 """Segment-aware positions against a loop over bytes."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.models.positions import Places, PositionConfig, features, places
+from jaxblt.models import ByteClassifierConfig, StackConfig
+from jaxblt.models.positions import PeriodicPosition, Places, PositionConfig, features, places
 from jaxblt.patching.patches import from_closed
 
 place = jax.jit(lambda *of, causal: vars(places(*of, causal=causal)), static_argnames="causal")
@@ -81,3 +83,21 @@ def test_jit_equals_no_jit():
     plain, jitted = places(patches, positions, causal=True), place(patches, positions, causal=True)
     np.testing.assert_array_equal(plain.offset, jitted["offset"])
     np.testing.assert_array_equal(plain.previous, jitted["previous"])
+
+
+def test_periodic_positions_tell_places_of_a_period_apart_and_periods_not():
+    module = PeriodicPosition((4,), 8)
+    positions = jnp.arange(12, dtype=jnp.int32)[None]
+    params = module.init(jax.random.key(0), positions)
+    out = np.asarray(module.apply(params, positions))
+    np.testing.assert_array_equal(out[:, :4], out[:, 4:8])
+    assert len(np.unique(out[0, :4].round(4), axis=0)) == 4
+
+
+def test_a_classifier_adds_periodic_positions_only_if_it_is_told_to():
+    def names(**options):
+        stack = StackConfig(dim=8, num_layers=1, pattern=("hyena_short",), causal=False)
+        model = ByteClassifierConfig(stack=stack, **options).build()
+        return set(jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 8), np.int32))["params"])
+
+    assert names(periods=(4, 8)) - names() == {"positions"}

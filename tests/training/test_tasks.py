@@ -15,7 +15,9 @@ from jaxblt.data.tasks import (
     ListOps,
     ListOpsFiles,
     Parity,
+    Pathfinder,
     PatternMatching,
+    PixelClasses,
     TextLabels,
     TextPairs,
 )
@@ -77,6 +79,8 @@ def test_a_model_needs_an_id_for_everything_the_task_shows():
         (PatternMatching(), "symbol", 2),
         (TextLabels(path="data", labels=("a", "b", "c")), "digit", 3),
         (TextPairs(path="data"), "digit", 2),
+        (Pathfinder(), "symbol", 2),
+        (PixelClasses(path="data"), "symbol", 10),
         (Babilong(path="data", books="books"), "digit", 10),
         (Babi(path="data"), "symbol", 256),
     ],

@@ -15,6 +15,7 @@ from jaxblt.data.tasks.matching import PatternMatching
 from jaxblt.data.tasks.pairs import TextPairs
 from jaxblt.data.tasks.parity import Parity
 from jaxblt.data.tasks.pg19 import pg19
+from jaxblt.data.tasks.pixels import Pathfinder, PixelClasses
 from jaxblt.data.tasks.recall import MQAR
 from jaxblt.data.tasks.reviews import TextLabels
 
@@ -28,7 +29,9 @@ __all__ = [
     "ListOps",
     "ListOpsFiles",
     "Parity",
+    "Pathfinder",
     "PatternMatching",
+    "PixelClasses",
     "RepeatCopy",
     "TextLabels",
     "TextPairs",

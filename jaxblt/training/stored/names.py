@@ -39,6 +39,8 @@ NAMES = {
     "babilong": "jaxblt.data.tasks.babilong:Babilong",
     "text_labels": "jaxblt.data.tasks.reviews:TextLabels",
     "text_pairs": "jaxblt.data.tasks.pairs:TextPairs",
+    "pathfinder": "jaxblt.data.tasks.pixels.pathfinder:Pathfinder",
+    "pixel_classes": "jaxblt.data.tasks.pixels.classes:PixelClasses",
     "mesh": "jaxblt.parallel.mesh:MeshConfig",
     "patcher": "jaxblt.patching.config:PatcherConfig",
     "boundaries": "jaxblt.patching.learned.config:BoundaryConfig",

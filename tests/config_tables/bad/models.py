@@ -48,6 +48,7 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "stack": (None, 3),
         "num_classes": (1, 2.5),
         "pooling": ("max",),
+        "periods": ((0,), [32], (2.5,)),
         "vocab_size": (256,),
     },
     ByteLMConfig: {

@@ -1,0 +1,94 @@
+"""Images as rows of bytes: Pathfinder of 32, 128 and 256 pixels a side, and CIFAR-10 in grey.
+
+`jaxblt data fetch pathfinder` draws the images of one. data/cifar10_gray holds train_x.npy, train_y.npy,
+test_x.npy and test_y.npy: UInt8[images, 32, 32] and the classes. Beside a CNN, a linear classifier and the majority:
+python -m experiments.benchmark pixels --task pathfinder --out FILE
+"""
+
+from dataclasses import replace
+
+from jaxblt.data.task_data import TaskDataConfig
+from jaxblt.data.tasks import PixelClasses
+from jaxblt.mixers import ExplicitFilter, HyenaConfig
+from jaxblt.models import ByteClassifierConfig, StackConfig
+from jaxblt.training.objectives.objectives import Classify
+from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.train_config import TrainConfig
+
+
+def _classifier(
+    side: int, dim: int, layers: int, reach: int, classes: int, *, dropout: float = 0.0
+) -> ByteClassifierConfig:
+    """Return gated convolutions that see `reach` rows up and down, and as many columns to the left and right.
+
+    Of the periods those up to `side` tell the column, and the others the row.
+    """
+    taps = reach * side + reach + 1
+    periods = tuple(2**n for n in range(1, 2 * side.bit_length() - 1))
+    rows = HyenaConfig(dim=dim, filter=ExplicitFilter(taps=taps))
+    stack = StackConfig(
+        dim=dim, num_layers=layers, pattern=("rows",), mixers={"rows": rows}, dropout=dropout, causal=False
+    )
+    return ByteClassifierConfig(stack=stack, num_classes=classes, periods=periods)
+
+
+def _recipe(
+    name: str,
+    model: ByteClassifierConfig,
+    task: PixelClasses,
+    *,
+    steps: int,
+    optimizer: AdamWConfig,
+    batch_size: int = 128,
+) -> Recipe:
+    return Recipe(
+        name=name,
+        model=model,
+        data=TaskDataConfig(task=task, seq_len=task.side**2, batch_size=batch_size, labels="symbol"),
+        objective=Classify(causal=False),
+        optimizer=replace(optimizer, warmup_steps=steps // 20, floor=0.02),
+        train=TrainConfig(
+            steps=steps,
+            log_every=100,
+            eval_every=steps // 8,
+            eval_batches=8,
+            checkpoint_every=steps // 2,
+            keep_best=1,
+        ),
+    )
+
+
+def pathfinder() -> Recipe:
+    """Train to tell whether two discs lie on one contour; each training image is shown in its eight symmetries.
+
+    Two in five training images have shorter contours, of 2 to 12 segments, and those of the other splits have 14.
+    """
+    return _path("pathfinder", 32, 64, 12, reach=5, steps=6000)
+
+
+def path_x() -> Recipe:
+    """Train the same on 128 x 128 pixels, rows of 16,384 bytes. Nobody has trained it to the end."""
+    return _path("path_x", 128, 64, 12, reach=3, steps=20_000, batch_size=32)
+
+
+def path_256() -> Recipe:
+    """Train the same on 256 x 256 pixels, rows of 65,536 bytes. Nobody has trained it to the end."""
+    return _path("path_256", 256, 64, 12, reach=1, steps=40_000, batch_size=8)
+
+
+def _path(
+    name: str, side: int, dim: int, layers: int, *, reach: int, steps: int, batch_size: int = 128
+) -> Recipe:
+    task = PixelClasses(path=f"data/{name}", side=side, classes=2, views=8, symmetries="square")
+    optimizer = AdamWConfig(learning_rate=2e-3, weight_decay=0.05)
+    model = _classifier(side, dim, layers, reach, 2)
+    return _recipe(name, model, task, steps=steps, optimizer=optimizer, batch_size=batch_size)
+
+
+def cifar10_gray() -> Recipe:
+    """Train the ten classes of CIFAR-10 in grey; training images are mirrored, and moved by up to four pixels."""
+    task = PixelClasses(path="data/cifar10_gray", views=64, shift=4, symmetries="mirror")
+    optimizer = AdamWConfig(learning_rate=2e-3, weight_decay=0.1)
+    model = _classifier(32, 96, 6, 3, 10, dropout=0.1)
+    return _recipe("cifar10_gray", model, task, steps=2500, optimizer=optimizer)
