@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxblt.adapters import next_bounds, tell_documents, with_bounds
+from jaxblt.adapters import tell_documents
 from jaxblt.adapters.code.draw import POLICY
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
@@ -32,7 +32,7 @@ from jaxblt.precision.scaling import AMAX, LOSS
 from jaxblt.precision.sites import in_fp8, next_amax
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
-from jaxblt.side_outputs import SIDE_OUTPUTS
+from jaxblt.side_outputs import SIDE_OUTPUTS, next_params, with_next
 from jaxblt.training.experimental.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
 from jaxblt.training.metrics import (
     Metrics,
@@ -241,7 +241,7 @@ def make_train_step(
         ask, drop = jax.random.split(jax.random.fold_in(make_key(seed), state.step))
         batch = task.objective(ask, batch)
         weight = task.objective.weight(batch)
-        grads, observed, sums, (side, bounds) = _gradients(task, state, batch, weight, drop, accumulate)
+        grads, observed, sums, (side, found) = _gradients(task, state, batch, weight, drop, accumulate)
         loss = sums["loss"] / weight
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
@@ -253,7 +253,7 @@ def make_train_step(
         after = replace(
             state,
             step=state.step + 1,
-            params=with_bounds(optax.apply_updates(state.params, updates), bounds, good),
+            params=with_next(optax.apply_updates(state.params, updates), found, good),
             opt_state=jax.tree.map(lambda new, old: jnp.where(good, new, old), opt_state, state.opt_state),
             skipped=state.skipped + bad,
             skipped_in_a_row=jnp.where(
@@ -317,7 +317,8 @@ def _all_finite(tree: Any) -> Bool[Array, ""]:
 def _gradients(
     task: Task, state: TrainState, batch: Batch, weight: Float[Array, ""], key: PRNGKeyArray, accumulate: int
 ) -> tuple[Any, Any, Metrics, tuple[Metrics, Any]]:
-    """Return the gradient of the batch's loss, what FP8 products observed, sums, sown metrics and the next bounds.
+    """Return the gradient of the batch's loss, what FP8 products observed, sums, sown metrics and what
+    modules reported for the next step.
 
     Micro-batches are added up and divided once. The loss of fp16 is scaled before its gradient is taken, and divided
     by its weight there: sums over a batch would overflow.
@@ -343,7 +344,7 @@ def _gradients(
         total = combined(task.hybrid, parts, state.step) + sums["sown_loss"] * weight
         return total if factor is None else total * factor, (
             sums | counts,
-            (sown_metrics(side), next_bounds(side)),
+            (sown_metrics(side), next_params(side)),
         )
 
     gradient, given = jax.grad(micro, has_aux=True), (state.params, scaling.get(AMAX))
