@@ -34,6 +34,7 @@ from jaxblt.random_keys import make_key
 from jaxblt.show import show
 from jaxblt.side_outputs import SIDE_OUTPUTS, next_params, with_next
 from jaxblt.training.experimental.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
+from jaxblt.training.layer_norms import layer_norms as norms_of_layers
 from jaxblt.training.metrics import (
     Metrics,
     patch_counts,
@@ -217,6 +218,7 @@ def make_train_step(
     seed: int = 0,
     max_skips: int = 5,
     ema: float | None = None,
+    layer_norms: bool = False,
     shardings: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Make `(state, batch) -> (state, metrics)`, jitted; the state's memory is donated.
@@ -234,6 +236,7 @@ def make_train_step(
       seed: of objective and dropout.
       max_skips: see above.
       ema: decay of the average of the parameters, for a state that has one; a skipped step does not count.
+      layer_norms: report the gradient's norm by layer too (`training.layer_norms`).
       shardings: of the state, kept from step to step; None leaves them to the compiler.
     """
 
@@ -274,6 +277,8 @@ def make_train_step(
             "skipped": after.skipped.astype(jnp.float32),
             "skipped_in_a_row": after.skipped_in_a_row.astype(jnp.float32),
         }
+        if layer_norms:
+            metrics |= norms_of_layers(grads)
         if ROUTER in grads:
             metrics[f"{ROUTER}/grad_norm"] = optax.tree.norm(grads[ROUTER])
         if state.scaling is not None and LOSS in state.scaling:

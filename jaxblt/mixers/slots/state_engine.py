@@ -65,7 +65,7 @@ class StateEngineConfig:
       levels: slots of each level, such as (32, 16, 8); each forgets 4 times slower than the one before. () for one.
       head_dim: width of a query, key and value; None for D / H.
       top_k_states: slots that a token writes to, the likeliest; None for all. Routes stay dense, so that fewer save no
-        time; nor could they on tensor cores, which take products in blocks, below about 256 slots.
+        time; nor could they on tensor cores, which take products in blocks, below about 4,096 slots a route.
       cell: how slots move at an edge, from what they were at the edge before; None for not at all.
       interval: tokens from edge to edge.
       state_attention: at an edge the slots of a head attend to each other.

@@ -59,7 +59,7 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "reads_bos": (1,),
     },
     CodedTurnsConfig: {
-        "base": (None, ByteLMConfig()),
+        "base": (None, 3),
         "turn": (0, 2.5),
         "code_dim": (0, 2.5),
         "codes": (0, 2.5),
