@@ -272,15 +272,10 @@ def make_train_step(
             **_figures(task, sums),
             **side,
             "grad_norm": grad_norm,
-            "param_norm": optax.tree.norm(state.params),
-            "update_norm": optax.tree.norm(updates),
+            **_norms(state.params, grads, updates, by_layer=layer_norms),
             "skipped": after.skipped.astype(jnp.float32),
             "skipped_in_a_row": after.skipped_in_a_row.astype(jnp.float32),
         }
-        if layer_norms:
-            metrics |= norms_of_layers(grads)
-        if ROUTER in grads:
-            metrics[f"{ROUTER}/grad_norm"] = optax.tree.norm(grads[ROUTER])
         if state.scaling is not None and LOSS in state.scaling:
             metrics["loss_scale"] = state.scaling[LOSS]["scale"]
         if schedule is not None:
@@ -293,6 +288,16 @@ def make_train_step(
         out_shardings=None if shardings is None else (shardings, None),
         compiler_options=compiler_options(),
     )
+
+
+def _norms(params: Any, grads: Any, updates: Any, *, by_layer: bool) -> Metrics:
+    """Return norms of parameters and updates, and of the gradient of the router and, if asked, of layers."""
+    found = {"param_norm": optax.tree.norm(params), "update_norm": optax.tree.norm(updates)}
+    if by_layer:
+        found |= norms_of_layers(grads)
+    if ROUTER in grads:
+        found[f"{ROUTER}/grad_norm"] = optax.tree.norm(grads[ROUTER])
+    return found
 
 
 COMBINED_BYTES = 2**28

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.choices import given_choice, held
+from jaxblt.mixers.driver.recording import keep_tables
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
 from jaxblt.mixers.driver.steps import per_block
 from jaxblt.mixers.linear.matrix_state import HeadShape, Readout, Streams, check_forward
@@ -262,7 +263,9 @@ class StateEngine(nn.Module):
         if config.state_routes and config.top_k_states is not None:
             held(self, CHOICE, largest(seen[0], config.top_k_states))
         if before is None:
-            self._report(rows, seen[0] if routes is None else routes, reads)
+            routes = seen[0] if routes is None else routes
+            keep_tables(self, "routing", lambda: {"routes": routes, "reads": reads})
+            self._report(rows, routes, reads)
         y = rows.restore(Readout(config.dim, self.dtype, name="readout")(o, rows.x))
         if before is None:
             return y, None
