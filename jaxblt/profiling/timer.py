@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxblt.text_table import text_table
+from jaxblt.text_table import format_table
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Timer:
 
     def summary(self) -> str:
         """Return a table of blocks in the order in which they began, with calls, seconds and share of the outer."""
-        rows = []
+        rows: list[tuple[str, int, float, str]] = []
         for path, part in self.times.items():
             outer = self.times.get(path.rpartition("/")[0])
             share = "" if outer is None or not outer.seconds else f"{part.seconds / outer.seconds:.0%}"
-            rows.append((path, str(part.count), f"{part.seconds:.4g}", share))
-        return text_table(("block", "calls", "seconds", "of the outer"), rows)
+            rows.append((path, part.count, part.seconds, share))
+        return format_table(("block", "calls", "seconds", "of the outer"), rows)

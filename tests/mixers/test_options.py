@@ -89,7 +89,6 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "adaptive_count": (True, False),
     "manager": (StateManager(threshold=0.3),),
     "balance_weight": (0.5,),
-    "count_by": ("spread",),
     "count_weight": (0.5,),
     "depth": (1,),
     "persistent": (2,),

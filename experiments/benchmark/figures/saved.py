@@ -24,6 +24,7 @@ ON_CPU = (
     "promoter_baselines",
     "reading_frames",
     "sequence_plan",
+    "state_counts",
     "streamed_filter",
 )
 """Benchmarks whose figures are of no GPU: counts, answers that are right, or times of a CPU."""

@@ -24,7 +24,7 @@ class Settings(Budget):
       heads: of the engine.
       slots: of each head.
       rows: of a batch; in half of them all pairs are the same one.
-      price_weight, spread_weight: `count_weight` of engines with either `count_by`.
+      count_weight: the price of slots.
     """
 
     steps: int = 2500
@@ -35,8 +35,7 @@ class Settings(Budget):
     heads: int = 4
     slots: int = 24
     rows: int = 64
-    price_weight: float = 0.01
-    spread_weight: float = 10.0
+    count_weight: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,15 +43,14 @@ class Settings(Budget):
         check_bounds(self, "slots", least=5)
         check_bounds(self, "dim", "heads", least=1)
 
-    def model(self, count_by: Any) -> "ByteLMConfig":
+    def model(self) -> "ByteLMConfig":
         """Return a short convolution and an engine with an adaptive count, without MLPs."""
         from jaxblt.data.vocab import VOCAB_SIZE
         from jaxblt.mixers import StateEngineConfig
         from jaxblt.models import ByteLMConfig, StackConfig
 
-        weight = self.price_weight if count_by == "price" else self.spread_weight
         engine = StateEngineConfig(dim=self.dim, num_heads=self.heads, num_slots=self.slots, packed=False)
-        engine = replace(engine, adaptive_count=True, count_by=count_by, count_weight=weight)
+        engine = replace(engine, adaptive_count=True, count_weight=self.count_weight)
         mixers: dict[str, Any] = {"engine": engine}
         stack = StackConfig(
             dim=self.dim, num_layers=2, pattern=("hyena_short", "engine"), mixers=mixers, mlp_dim=0
@@ -65,7 +63,7 @@ def state_counts(out: str, seeds: int = 3, settings: Settings = Settings()) -> d
 
     Args:
       out: file for the figures as JSON, written anew after each model.
-      seeds: models of each kind of count, with seeds 0, 1, ...
+      seeds: models, with seeds 0, 1, ...
       settings: of all of them.
 
     Raises:
@@ -74,15 +72,11 @@ def state_counts(out: str, seeds: int = 3, settings: Settings = Settings()) -> d
     from experiments.benchmark.figures.saved import save
 
     if seeds < 1:
-        raise ValueError(
-            f"--seeds must be at least 1, got {seeds}: it is how many models of a kind are trained"
-        )
+        raise ValueError(f"--seeds must be at least 1, got {seeds}: it is how many models are trained")
     figures: dict[str, Any] = {"settings": asdict(settings), "runs": []}
-    for count_by in ("price", "spread"):
-        for seed in range(seeds):
-            found = train(settings, count_by, seed)
-            figures["runs"].append({"count_by": count_by, "seed": seed, **found})
-            save("state_counts", out, figures)
+    for seed in range(seeds):
+        figures["runs"].append({"seed": seed, **train(settings, seed)})
+        save("state_counts", out, figures)
     return figures
 
 
@@ -107,7 +101,7 @@ def draw_rows(settings: Settings, key: Any, count: int, equal: Any) -> "Rows":
     return Rows(stream[:, :-1], stream[:, 1:], jnp.broadcast_to(scored[None], (count, 4 * pairs - 1)))
 
 
-def train(settings: Settings, count_by: str, seed: int) -> dict[str, Any]:
+def train(settings: Settings, seed: int) -> dict[str, Any]:
     """Train one model, and return accuracy and mean slots of rows of either kind."""
     import jax
     import jax.numpy as jnp
@@ -121,7 +115,7 @@ def train(settings: Settings, count_by: str, seed: int) -> dict[str, Any]:
     drawn = lambda number: draw_rows(settings, jax.random.fold_in(data, number), settings.rows, mixed)  # noqa: E731
     chunks = (first + jnp.arange(CHUNK) for first in range(0, settings.steps - CHUNK + 1, CHUNK))
     length = 4 * settings.pairs - 1
-    fitted = fit(settings.model(count_by), length, settings, init, chunks, drawn, sown=True)
+    fitted = fit(settings.model(), length, settings, init, chunks, drawn, sown=True)
 
     def score(params: Any, equal: Any) -> tuple[Any, Any]:
         rows = draw_rows(settings, test, TEST_ROWS, equal)

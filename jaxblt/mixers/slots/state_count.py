@@ -69,22 +69,6 @@ class SlotCount(nn.Module):
         return part * part * (3 - 2 * part), c, after
 
 
-def count_by_spread(rows: Rows, routes: Float[Array, "B T H S"]) -> Float[Array, "B T"]:
-    """Return the c whose count is the number of slots that the routes of the document so far spread over.
-
-    That number is exp(entropy of the mean route), averaged over heads: k for tokens that go to k slots evenly. A
-    document that says the same thing again keeps it where it is. No gradient flows through it.
-    """
-    batch, length, heads, slots = routes.shape
-    flat = jax.lax.stop_gradient(routes).reshape(batch, length, heads * slots)
-    counted = jnp.concatenate([flat, jnp.ones((batch, length, 1), jnp.float32)], -1)
-    sums, _ = rows.run(RunningSum(), counted, None)
-    mean = sums[..., :-1] / jnp.maximum(sums[..., -1:], 1)
-    entropy = jnp.sum(jax.scipy.special.entr(mean.reshape(routes.shape)), -1)
-    spread = jnp.mean(jnp.exp(entropy), -1)
-    return jnp.clip((spread - LEAST) / (slots - LEAST), 0, 1)
-
-
 def start_count(batch_size: int) -> Float[Array, "B E"]:
     """Return the sums before the first token."""
     return jnp.zeros((batch_size, WIDTH + 1), jnp.float32)

@@ -6,7 +6,7 @@ many of them a token may use.
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import flax.struct
@@ -27,7 +27,7 @@ from jaxblt.mixers.slots.experimental.state_manager import (
     closed_slots,
     report_importance,
 )
-from jaxblt.mixers.slots.state_count import LEAST, SlotCount, count_by_spread, start_count
+from jaxblt.mixers.slots.state_count import LEAST, SlotCount, start_count
 from jaxblt.mixers.slots.state_edges import GATES, Cell, EdgeCore, EdgeStreams, Engine, slot_gates
 from jaxblt.mixers.slots.state_slots import SlotCore, Slots, SlotStreams, largest, only_allowed, routed
 from jaxblt.show import show
@@ -76,10 +76,7 @@ class StateEngineConfig:
         such closing. Its importances lie in the parameters, so that a run is resumed with them.
       balance_weight: of the loss S sum_s f_s P_s (Switch Transformer, 2101.03961, sec. 2.2), with f_s the share of
         tokens that choose slot s and P_s its mean route.
-      count_by: what the loss of an adaptive count holds c to. "price" is mean c, the same price for every document.
-        "spread" is mean (c - c')^2, with c' for as many slots as the routes of the document so far spread over
-        (`slots.state_count.count_by_spread`): documents that say more different things use more slots.
-      count_weight: of that loss.
+      count_weight: of the loss mean c.
       short_taps: taps of the short convolutions of q, k and v.
       causal: True; the engine has no bidirectional form.
       packed: whether rows may hold several documents. False promises one a row, at its start.
@@ -101,7 +98,6 @@ class StateEngineConfig:
     adaptive_count: bool = False
     manager: StateManager | None = None
     balance_weight: float = 0.01
-    count_by: Literal["price", "spread"] = "price"
     count_weight: float = 0.01
     short_taps: int = 4
     causal: bool = True
@@ -116,8 +112,7 @@ class StateEngineConfig:
         check_bounds(self, "balance_weight", "count_weight", least=0)
         edges = "cell, state_attention or state_routes"
         check_read(self, "interval", needed=edges, is_read=self.has_edges)
-        for name in ("count_by", "count_weight"):
-            check_read(self, name, needed="adaptive_count", is_read=self.adaptive_count)
+        check_read(self, "count_weight", needed="adaptive_count", is_read=self.adaptive_count)
         check_forward(self)
         if self.head_dim is None and self.dim % self.num_heads:
             raise ValueError(
@@ -252,12 +247,9 @@ class StateEngine(nn.Module):
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         short, counted = (None, None) if before is None else (before.short, before.counted)
         qkv, short = Streams(config.shape, self.dtype, recall=True, name="streams")(rows, short)
-        mask, c, counted = self._mask(rows, counted)
+        mask, counted = self._mask(rows, counted, training=before is None)
         closed = closed_slots(self, config.manager, config.num_heads, config.slots)
-        log_gate, logits = self._logits(rows.x, closed)
-        if before is None and c is not None:
-            self._price(rows, c, logits)
-        streams, routes = self._streams(rows.x, qkv, mask, log_gate, logits)
+        streams, routes = self._streams(rows.x, qkv, mask, closed)
         found, after = rows.run(self._core(closed), streams, None if before is None else before.engine)
         o, reads, *seen = found
         if config.state_routes and config.top_k_states is not None:
@@ -271,32 +263,35 @@ class StateEngine(nn.Module):
             return y, None
         return y, dataclasses.replace(before, clock=rows.clock, short=short, engine=after, counted=counted)
 
-    def _mask(self, rows: Rows, counted: Any) -> tuple[Any, Any, Any]:
-        """Return each token's share of each slot [B, T, H, S], its c [B, T], and the sums behind the call.
+    def _mask(
+        self, rows: Rows, counted: Any, *, training: bool
+    ) -> tuple[Float[Array, "B T H S"] | None, Any]:
+        """Return each token's share of each slot, and the sums behind the call.
 
-        All are None unless the count is adaptive.
+        The share is None unless the count is adaptive.
         """
         config = self.config
         if not config.adaptive_count:
-            return None, None, None
+            return None, None
         mask, c, counted = SlotCount(config.slots, self.dtype, name="count")(rows, counted)
-        return jnp.repeat(mask[:, :, None], config.num_heads, 2), c, counted
+        if training:
+            mean = _over_tokens(rows, c[..., None])[0]
+            sow_loss(self, "state_count", config.count_weight * mean)
+            sow_metric(self, "state_count", LEAST + mean * (config.slots - LEAST))
+        return jnp.repeat(mask[:, :, None], config.num_heads, 2), counted
 
-    def _price(self, rows: Rows, c: Float[Array, "B T"], logits: Float[Array, "B T H S"]) -> None:
-        """Sow what a count costs, and the mean count."""
-        config, mean = self.config, _over_tokens(rows, c[..., None])[0]
-        loss = mean
-        if config.count_by == "spread":
-            apart = c - count_by_spread(rows, routed(logits))
-            loss = _over_tokens(rows, jnp.square(apart)[..., None])[0]
-        sow_loss(self, "state_count", config.count_weight * loss)
-        sow_metric(self, "state_count", LEAST + mean * (config.slots - LEAST))
+    def _streams(
+        self,
+        x: Float[Array, "B T D"],
+        qkv: Any,
+        mask: Float[Array, "B T H S"] | None,
+        closed: Float[Array, "H S"] | None,
+    ) -> tuple[SlotStreams | EdgeStreams, Float[Array, "B T H S"] | None]:
+        """Return what tokens bring to the slots, and their routes.
 
-    def _logits(
-        self, x: Float[Array, "B T D"], closed: Float[Array, "H S"] | None
-    ) -> tuple[Float[Array, "B T H"], Float[Array, "B T H S"]]:
-        """Return the log gate of each head, and the token's share in its routes."""
-        config, heads = self.config, self.config.num_heads
+        Routes are None if they read the states.
+        """
+        config, heads, (q, k, v) = self.config, self.config.num_heads, qkv
         shared: Any = {"dtype": self.dtype, "accumulate": jnp.float32}
         bias, sizes = nn.initializers.zeros, {"h": heads, "s": config.slots}
         spread = nn.initializers.variance_scaling(ROUTE_SPREAD**2, "fan_in", "truncated_normal")
@@ -305,24 +300,9 @@ class StateEngine(nn.Module):
         one = nn.initializers.constant(math.log(math.e - 1))  # softplus of it is 1
         gate = Linear("btd,dh->bth", {"h": heads}, ("embed", "heads"), bias=one, name="gate", **shared)(x)
         log_gate, logits = -jax.nn.softplus(gate.astype(jnp.float32)), logits.astype(jnp.float32)
-        return log_gate, logits if closed is None else logits + closed[None, None]
-
-    def _streams(
-        self,
-        x: Float[Array, "B T D"],
-        qkv: Any,
-        mask: Float[Array, "B T H S"] | None,
-        log_gate: Float[Array, "B T H"],
-        logits: Float[Array, "B T H S"],
-    ) -> tuple[SlotStreams | EdgeStreams, Float[Array, "B T H S"] | None]:
-        """Return what tokens bring to the slots, and their routes.
-
-        Routes are None if they read the states.
-        """
-        config, (q, k, v) = self.config, qkv
+        logits = logits if closed is None else logits + closed[None, None]
         if config.state_routes:
-            sizes = {"h": config.num_heads, "k": config.shape.keys}
-            names = ("embed", "heads", "head_dim")
+            sizes, names = {"h": heads, "k": config.shape.keys}, ("embed", "heads", "head_dim")
             query = Linear("btd,dhk->bthk", sizes, names, self.dtype, name="route_query")(x)
             return EdgeStreams(q, k, v, log_gate, logits, query, mask, given_choice(self, CHOICE)), None
         logits, chosen = only_allowed(logits, mask), None

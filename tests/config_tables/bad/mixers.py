@@ -128,7 +128,6 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "adaptive_count": (1,),
         "manager": (0.1,),
         "balance_weight": (-0.1, NAN),
-        "count_by": ("length", "spread"),
         "count_weight": (-0.1, NAN, 0.5),
         "short_taps": (0, 2.5),
         "causal": (False, 1),

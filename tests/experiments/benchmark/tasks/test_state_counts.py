@@ -20,9 +20,7 @@ def test_a_rows_second_half_asks_for_the_values_of_the_first() -> None:
         assert [held[key] for key in row[asked]] == list(answers[asked])
 
 
-def test_engines_differ_in_what_their_count_follows() -> None:
-    price, spread = (Settings().model(count_by).stack.mixer("engine") for count_by in ("price", "spread"))
-    assert isinstance(price, StateEngineConfig)
-    assert isinstance(spread, StateEngineConfig)
-    assert (price.count_by, price.count_weight) == ("price", 0.01)
-    assert (spread.count_by, spread.count_weight) == ("spread", 10.0)
+def test_the_engine_has_a_price_on_its_count() -> None:
+    engine = Settings(count_weight=0.02).model().stack.mixer("engine")
+    assert isinstance(engine, StateEngineConfig)
+    assert (engine.adaptive_count, engine.count_weight, engine.slots) == (True, 0.02, 24)
