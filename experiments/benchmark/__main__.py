@@ -27,6 +27,7 @@ ROOMS = {
     "splitting": (
         "draw",
         "exchange",
+        "overlap",
         "packed_ring",
         "ring",
         "sequence_parallel",

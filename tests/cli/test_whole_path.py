@@ -11,14 +11,14 @@ from jaxblt.cli.main import main
 
 RECIPE = """
 from jaxblt.data import DataConfig
-from jaxblt.mixers import StateEngineConfig
+from jaxblt.mixers import AttentionConfig, StateEngineConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.parallel import MeshConfig
 from jaxblt.training import AdamWConfig, Recipe, TrainConfig
 
 
 def tiny():
-    mixers = {"engine": StateEngineConfig(8, 2, num_slots=3)}
+    mixers = {"engine": StateEngineConfig(8, 2, num_slots=3), "attention": AttentionConfig(8, 2)}
     stack = StackConfig(8, 2, ("engine", "attention"), mixers)
     data = DataConfig(paths=("text.txt",), seq_len=32, batch_size=2, packing="windows")
     adamw = AdamWConfig(warmup_steps=0)
