@@ -1,14 +1,15 @@
-"""Reports of modules beside their result: losses and counters, sown into two collections.
+"""Reports of modules beside their result: losses, counters and next values, sown into two collections.
 
 `init` sows nothing: what it returns are parameters, and a call that is given a collection would add to it.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import flax.struct
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 SIDE_OUTPUTS = ("losses", "metrics")
 """The two collections into which modules may sow; every scan and remat declares both."""
@@ -21,10 +22,12 @@ class Sown:
     Attributes:
       value: fp32.
       ndim: its rank where it was sown, 0 or 1.
+      is_next: True if it is the value that a parameter of the same name has from the next step on.
     """
 
     value: Float[Array, "*layers"]
     ndim: int = flax.struct.field(pytree_node=False)
+    is_next: bool = flax.struct.field(pytree_node=False, default=False)
 
     def mean(self) -> Float[Array, "..."]:
         """Return the mean over layers."""
@@ -45,10 +48,52 @@ def sow_metric(module: nn.Module, name: str, value: Any) -> None:
     Raises:
       ValueError: the metric has two axes or more.
     """
+    _sow(module, name, value, is_next=False)
+
+
+def sow_next(module: nn.Module, name: str, value: Any) -> None:
+    """Report the value that the module's parameter `name` has from the next step on, and log it.
+
+    The parameter is read under `stop_gradient`. Its value may lack axes of size 1 that the parameter has.
+
+    Raises:
+      ValueError: the value has two axes or more.
+    """
+    _sow(module, name, value, is_next=True)
+
+
+def next_params(side: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that modules reported by `sow_next` in a pass, as a tree of parameters."""
+    return _nexts(side.get("metrics", {}))
+
+
+def with_next(params: Any, values: Any, good: Bool[Array, ""]) -> Any:
+    """Return parameters with the values of `next_params` where the parameters have them, if the step was good."""
+    if not isinstance(params, Mapping):
+        return jnp.where(good, values.reshape(params.shape), params)
+    return {
+        name: with_next(below, values[name], good) if name in values else below
+        for name, below in params.items()
+    }
+
+
+def _sow(module: nn.Module, name: str, value: Any, *, is_next: bool) -> None:
     value = jnp.asarray(value, jnp.float32)
     if value.ndim > 1:
         raise ValueError(
             f"metric {name!r} must be a scalar or a vector, got shape {value.shape}: reduce it first"
         )
     if not module.is_initializing():
-        module.sow("metrics", name, Sown(value, value.ndim))
+        module.sow("metrics", name, Sown(value, value.ndim, is_next))
+
+
+def _nexts(tree: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, below in tree.items():
+        if isinstance(below, Mapping):
+            if kept := _nexts(below):
+                found[name] = kept
+        elif isinstance(below[0], Sown) and below[0].is_next:
+            (sown,) = below
+            found[name] = sown.value
+    return found

@@ -27,10 +27,13 @@ ROOMS = {
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
     "adapters": ("adapter_speed", "index_search", "routed_lora"),
     "tasks": ("length_generalisation", "pixels", "recall", "tasks"),
+    "adapters": ("adapter_speed", "index_search", "routed_lora"),
+    "tasks": ("length_generalisation", "recall", "state_counts", "tasks"),
     "labels": ("families", "fitness", "promoters", "zero_shot"),
     "splitting": (
         "draw",
         "exchange",
+        "overlap",
         "packed_ring",
         "ring",
         "sequence_parallel",

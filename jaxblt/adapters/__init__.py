@@ -24,7 +24,7 @@ from jaxblt.adapters.files.warm_start import warm_start
 from jaxblt.adapters.retrieval import Index, Neighbours, load_index
 from jaxblt.adapters.update.attach import attach, check_sites, detach, find_sites, retrievals
 from jaxblt.adapters.update.config import AdapterConfig
-from jaxblt.adapters.update.governor import Governor, next_bounds, with_bounds
+from jaxblt.adapters.update.governor import Governor
 from jaxblt.adapters.update.params import join_params, split_params, without_index
 
 __all__ = [
@@ -60,12 +60,10 @@ __all__ = [
     "load_peft",
     "mean_codes",
     "merge_drift",
-    "next_bounds",
     "retrievals",
     "save_peft",
     "split_params",
     "tell_documents",
     "warm_start",
-    "with_bounds",
     "without_index",
 ]

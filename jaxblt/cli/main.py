@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "patch": ("jaxblt.cli.patch", "cut a file into patches, draw them, write entropies"),
     "memory": ("jaxblt.cli.memory", "draw what a run's memory does under a passage"),
     "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),
+    "benchmark": ("jaxblt.cli.benchmark", "time a recipe's train step on this machine, by remat if asked"),
     "models": ("jaxblt.cli.models", "list the trained runs that come with jaxblt"),
     "card": ("jaxblt.cli.card", "write what a run is, what it was trained on and how good it is"),
     "push": ("jaxblt.cli.push", "upload a run and its card to the Hugging Face hub"),

@@ -1,8 +1,8 @@
-"""Draws what a run's memory does under a passage: jaxblt memory RUN_DIR FILE --out pictures/memory."""
+"""Draws what a run's layers do under a passage: jaxblt memory RUN_DIR FILE --out pictures/memory."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -20,6 +20,7 @@ def memory(
     run_dir: Annotated[str, tyro.conf.Positional],
     file: Annotated[str, tyro.conf.Positional],
     out: str = "memory",
+    show: Literal["memory", "routing", "attention"] = "memory",
     record: str | None = None,
     start: int = 0,
     length: int = 400,
@@ -30,13 +31,15 @@ def memory(
 ) -> None:
     """Draw surprise, length and forgetting of neural memories under a passage.
 
-    Of slots it draws usage, age and reads. The passage is read as the beginning of a document. The picture and its
-    values go to OUT.png and OUT.json.
+    Of slots it draws usage, age and reads. `--show routing` draws where each byte writes and reads in state engines,
+    and `--show attention` the weight of each key, by head. The passage is read as the beginning of a document. The
+    picture and its values go to OUT.png and OUT.json.
 
     Args:
-      run_dir: a run of a byte language model with a memory.
+      run_dir: a run of a byte language model with a memory, or with the layers to show.
       file: text or FASTA, may end in .gz or .xz.
       out: path of both files without their endings.
+      show: what is drawn.
       record: name of the FASTA record, where there are several.
       start: first byte of the passage.
       length: bytes of it, at most.
@@ -46,7 +49,7 @@ def memory(
       overwrite: replace OUT.png and OUT.json if they are there.
 
     Raises:
-      ValueError: an option is out of range, a record has to be named, or the run has no memory.
+      ValueError: an option is out of range, a record has to be named, or the run has no such layer.
     """
     import jaxblt
     from jaxblt.cli import patching
@@ -66,9 +69,9 @@ def memory(
     left = int(source.lengths[document]) - start
     ids = patching.read_ids(source, document, start, min(length, left) if left > 0 else None)
     with _tensorboard(run_dir) if tensorboard else nullcontext() as log:
-        picture = plot_memory(run, ids, out=out, log=log)
+        picture = plot_memory(run, ids, what=show, out=out, log=log)
     layers = len(picture.values["layers"])
-    print(f"wrote {out}.png and {out}.json: layers with a memory: {layers}, ids: {len(ids)}")
+    print(f"wrote {out}.png and {out}.json: layers: {layers}, ids: {len(ids)}")
 
 
 def _tensorboard(run_dir: str) -> "RunLog":

@@ -32,7 +32,8 @@ def SimplePulse(
       num_states: slots of each head.
       use_checkpoint: keep only a block's input for the backward pass and compute the rest again.
       sparse_routing: tokens write to their likeliest slots only. That chooses what slots hold and saves no time: routes
-        are dense matrices, and skipping zeros would take fewer products on tensor cores only from about 256 slots on.
+        are dense matrices, and skipping zeros would take fewer products on tensor cores only from about 4,096 slots a
+        route on.
       top_k_states: how many those are; None for 16, or for all slots if there are fewer.
       num_layers: blocks.
       num_classes: of a classifier, whose logits are [rows, classes]; None for a language model.

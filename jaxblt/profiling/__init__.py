@@ -6,6 +6,7 @@ The statistics are those of `pallas_kernels`: one ruler for ops and library.
 from jaxblt.profiling.cost import cost_per_thousand
 from jaxblt.profiling.memory import MemoryProfile, profile_memory
 from jaxblt.profiling.monitor import Monitor, WindowReport
+from jaxblt.profiling.timer import PartTime, Timer
 from jaxblt.profiling.trace import OpTotal, op_totals, trace
 from pallas_kernels.runtime import (
     MIN_TRIALS,
@@ -38,7 +39,9 @@ __all__ = [
     "Method",
     "Monitor",
     "OpTotal",
+    "PartTime",
     "Summary",
+    "Timer",
     "WindowReport",
     "compare",
     "compiled",

@@ -1,7 +1,7 @@
 """Figures of what a model's memories do under a passage of bytes, by layer, as plain numbers."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
@@ -10,9 +10,13 @@ import numpy as np
 
 from jaxblt.array_checks import check_ids
 from jaxblt.data.vocab import check_whole, encode
+from jaxblt.mixers.driver.recording import Recorded
+from jaxblt.profiling.layer_tables import tabled_layers
 
 SERIES = ("surprise", "norm", "alpha")
 """The series of a neural memory: a number a byte, the mean over heads."""
+Shown = Literal["memory"] | Recorded
+"""What a picture shows: memories, routes and reads of state engines, or weights of attention."""
 TABLES = ("usage", "age", "reads")
 """The tables of a slot memory: a row for each slot of each head, and a column an interval (reads: a byte).
 
@@ -36,15 +40,17 @@ def read_passage(
     passage: bytes | np.ndarray,
     params: Any = None,
     labels: Sequence[str] | None = None,
+    what: Shown = "memory",
 ) -> dict[str, Any]:
-    """Return what the model's memories do under a passage of one document.
+    """Return what the model's memories, or other layers, do under a passage of one document.
 
     Arguments are those of `jaxblt.profiling.memory_picture.plot_memory`, which says what the figures are.
 
     Returns:
       {"ids": [T], "labels": [T], "layers": [...]}, a layer being {"layer", "kind": "neural memory", "chunk_size",
       "surprise": [T], "norm": [T], "alpha": [T]} or {"layer", "kind": "slots", "interval", "heads", "usage", "age",
-      "reads"}. Lists and numbers only; floats hold their fp32 values.
+      "reads"}; of routing and attention see `jaxblt.profiling.layer_tables`. Lists and numbers only; floats hold their
+      fp32 values.
 
     Raises:
       ValueError: see `plot_memory`.
@@ -56,7 +62,8 @@ def read_passage(
     labels = [label_byte(int(token)) for token in ids] if labels is None else list(labels)
     if len(labels) != len(ids):
         raise ValueError(f"{len(labels)} labels do not name {len(ids)} ids: give one for each")
-    return {"ids": ids.tolist(), "labels": labels, "layers": _layers(module, params, ids)}
+    layers = _layers(module, params, ids) if what == "memory" else tabled_layers(module, params, ids, what)
+    return {"ids": ids.tolist(), "labels": labels, "layers": layers}
 
 
 def _ids_of(passage: Any, size: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Pictures of what a model's memories do under a passage: surprise, length, forgetting, slots.
+"""Pictures of what a model's memories do under a passage, how engines route it, and what attention weighs.
 
     picture = plot_memory(jaxblt.load("runs/titan"), b"The key is 4711. ...", out="runs/titan/memory")
 
@@ -17,7 +17,7 @@ import flax.linen as nn
 import numpy as np
 
 from jaxblt.outputs import whole_file, write_text
-from jaxblt.profiling.memory_passage import TABLES, Trained, read_passage
+from jaxblt.profiling.memory_passage import TABLES, Shown, Trained, read_passage
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -28,9 +28,17 @@ NAME = "validation/memory"
 """The name of the picture in a run log."""
 SPELT = 80
 """Bytes of a row of the picture, and the most that slots' axes spell out."""
-LEAST = {"usage": 0.1, "age": 1.0, "reads": 0.1}
+LEAST = {"usage": 0.1, "age": 1.0, "reads": 0.1, "routes": 0.1, "weights": 0.1}
 """End of a colour scale, at least."""
-LEGEND = {"usage": "usage", "age": "age, intervals since a write", "reads": "weight of reads"}
+LEGEND = {
+    "usage": "usage",
+    "age": "age, intervals since a write",
+    "reads": "weight of reads",
+    "routes": "share of writes",
+    "weights": "weight of each key, by query",
+}
+PANELS = {"slots": TABLES, "state engine": ("routes", "reads"), "attention": ("weights",)}
+"""The tables of a kind of layer, in the order of the picture."""
 
 
 @runtime_checkable
@@ -78,6 +86,7 @@ def plot_memory(
     *,
     params: Any = None,
     labels: Sequence[str] | None = None,
+    what: Shown = "memory",
     out: str | Path | None = None,
     log: ImageLog | None = None,
     step: int | None = None,
@@ -87,13 +96,15 @@ def plot_memory(
     A layer with a neural memory has means over heads by byte. They are the surprise |f_M(k) - v|^2 / 2 with the memory
     M that the byte reads, the length |M|, and alpha, the share that the byte asks to forget. M changes at the end of a
     chunk. A layer with slots has, by slot of each head, the usage and age of the slots that an interval's bytes read,
-    and the weight with which each byte reads each slot. Usage and age of free slots are blank.
+    and the weight with which each byte reads each slot. Usage and age of free slots are blank. Routing shows where
+    each byte writes and reads in the slots of state engines, attention the weight of each key for each query.
 
     Args:
       model: a run, or a model over bytes.
       passage: bytes, which BOS is put in front of, or ids. It is read as the beginning of a document.
       params: of the model; those of the run by default.
       labels: a word for each id of the passage, BOS included; None for its bytes.
+      what: memories, routing of state engines, or attention.
       out: path of the files without ".png" and ".json"; None writes none.
       log: a run log or tracker that takes the picture too, under `NAME`.
       step: under which it is logged; None for the run's, or 0.
@@ -105,7 +116,7 @@ def plot_memory(
     """
     if step is not None:
         whole("step", step, least=0)
-    values = read_passage(model, passage, params, labels)
+    values = read_passage(model, passage, params, labels, what)
     picture = MemoryPicture(draw(values), values)
     if out is not None:
         picture.write(out)
@@ -119,9 +130,10 @@ def draw(values: dict[str, Any]) -> "Figure":
     from jaxblt.patching.figure import new_figure
 
     learned = [layer for layer in values["layers"] if layer["kind"] == "neural memory"]
-    banks = [layer for layer in values["layers"] if layer["kind"] == "slots"]
+    tabled = [(layer, name) for layer in values["layers"] for name in PANELS.get(layer["kind"], ())]
     lines = -(-len(values["labels"]) // SPELT) if learned else 0
-    heights = [1.9] * lines + [1.6] * (2 if learned else 0) + [2.2] * len(TABLES) * len(banks)
+    heights = [1.9] * lines + [1.6] * (2 if learned else 0)
+    heights += [2.2 * (layer["heads"] if name == "weights" else 1) for layer, name in tabled]
     figure = new_figure(figsize=(16, 0.6 + sum(heights)), layout="constrained")
     axes = iter(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
     for line in range(lines):
@@ -129,10 +141,9 @@ def draw(values: dict[str, Any]) -> "Figure":
     if learned:
         _draw_course(next(axes), learned, "norm", "length of M")
         _draw_course(next(axes), learned, "alpha", "alpha")
-    for bank in banks:
-        for name in TABLES:
-            _draw_slots(next(axes), bank, name, values["labels"])
-    figure.suptitle(f"What memories do under a passage of {len(values['labels'])} bytes")
+    for layer, name in tabled:
+        _draw_table(next(axes), layer, name, values["labels"])
+    figure.suptitle(f"What layers do under a passage of {len(values['labels'])} bytes")
     return figure
 
 
@@ -171,15 +182,19 @@ def _draw_course(axis: "Axes", layers: list[dict[str, Any]], name: str, said: st
     axis.set(xlim=(-0.5, len(layers[0][name]) - 0.5), xlabel="byte", ylabel=said)
 
 
-def _draw_slots(axis: "Axes", layer: dict[str, Any], name: str, labels: list[str]) -> None:
-    """Draw a table of slots by bytes or intervals as an image."""
+def _draw_table(axis: "Axes", layer: dict[str, Any], name: str, labels: list[str]) -> None:
+    """Draw a table as an image: slots by bytes or intervals, or queries by keys."""
     table = np.ma.masked_invalid(np.array(layer[name], float))  # None becomes NaN, and NaN a blank
-    span = 1 if name == "reads" else layer["interval"]
+    span = layer["interval"] if name in ("usage", "age") else 1
     extent = (-0.5, table.shape[1] * span - 0.5, len(table) - 0.5, -0.5)
     options: dict[str, Any] = {"aspect": "auto", "interpolation": "none", "cmap": "viridis", "vmin": 0}
     options["vmax"] = max(float(table.max()) if table.count() else 0.0, LEAST[name])
     image = axis.imshow(table, extent=extent, gid=_gid(layer, name), **options)
-    axis.set(xlim=(-0.5, len(labels) - 0.5), ylabel="slot", title=f"{_of(layer)}: {LEGEND[name]}")
+    axis.set(
+        xlim=(-0.5, len(labels) - 0.5),
+        ylabel="query" if name == "weights" else "slot",
+        title=f"{_of(layer)}: {LEGEND[name]}",
+    )
     for head in range(1, layer["heads"]):
         axis.axhline(head * len(table) / layer["heads"] - 0.5, color="white", linewidth=0.8)
     if len(labels) <= SPELT:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxblt.adapters import next_bounds, tell_documents, with_bounds
+from jaxblt.adapters import tell_documents
 from jaxblt.adapters.code.draw import POLICY
 from jaxblt.data.batch import Batch
 from jaxblt.data.vocab import PAD
@@ -33,9 +33,10 @@ from jaxblt.precision.scaling import AMAX, LOSS
 from jaxblt.precision.sites import in_fp8, next_amax
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
-from jaxblt.side_outputs import SIDE_OUTPUTS
+from jaxblt.side_outputs import SIDE_OUTPUTS, next_params, with_next
 from jaxblt.training.cut_counts import count_cuts
 from jaxblt.training.experimental.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
+from jaxblt.training.layer_norms import layer_norms as norms_of_layers
 from jaxblt.training.metrics import (
     Metrics,
     patch_counts,
@@ -222,6 +223,7 @@ def make_train_step(
     seed: int = 0,
     max_skips: int = 5,
     ema: float | None = None,
+    layer_norms: bool = False,
     shardings: Any = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Make `(state, batch) -> (state, metrics)`, jitted; the state's memory is donated.
@@ -239,6 +241,7 @@ def make_train_step(
       seed: of objective and dropout.
       max_skips: see above.
       ema: decay of the average of the parameters, for a state that has one; a skipped step does not count.
+      layer_norms: report the gradient's norm by layer too (`training.layer_norms`).
       shardings: of the state, kept from step to step; None leaves them to the compiler.
     """
 
@@ -246,7 +249,7 @@ def make_train_step(
         ask, drop = jax.random.split(jax.random.fold_in(make_key(seed), state.step))
         batch = task.objective(ask, batch)
         weight = task.objective.weight(batch)
-        grads, observed, sums, (side, bounds) = _gradients(task, state, batch, weight, drop, accumulate)
+        grads, observed, sums, (side, found) = _gradients(task, state, batch, weight, drop, accumulate)
         loss = sums["loss"] / weight
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
@@ -258,7 +261,7 @@ def make_train_step(
         after = replace(
             state,
             step=state.step + 1,
-            params=with_bounds(optax.apply_updates(state.params, updates), bounds, good),
+            params=with_next(optax.apply_updates(state.params, updates), found, good),
             opt_state=jax.tree.map(lambda new, old: jnp.where(good, new, old), opt_state, state.opt_state),
             skipped=state.skipped + bad,
             skipped_in_a_row=jnp.where(
@@ -274,13 +277,10 @@ def make_train_step(
             **_figures(task, sums),
             **side,
             "grad_norm": grad_norm,
-            "param_norm": optax.tree.norm(state.params),
-            "update_norm": optax.tree.norm(updates),
+            **_norms(state.params, grads, updates, by_layer=layer_norms),
             "skipped": after.skipped.astype(jnp.float32),
             "skipped_in_a_row": after.skipped_in_a_row.astype(jnp.float32),
         }
-        if ROUTER in grads:
-            metrics[f"{ROUTER}/grad_norm"] = optax.tree.norm(grads[ROUTER])
         if state.scaling is not None and LOSS in state.scaling:
             metrics["loss_scale"] = state.scaling[LOSS]["scale"]
         if schedule is not None:
@@ -293,6 +293,16 @@ def make_train_step(
         out_shardings=None if shardings is None else (shardings, None),
         compiler_options=compiler_options(),
     )
+
+
+def _norms(params: Any, grads: Any, updates: Any, *, by_layer: bool) -> Metrics:
+    """Return norms of parameters and updates, and of the gradient of the router and, if asked, of layers."""
+    found = {"param_norm": optax.tree.norm(params), "update_norm": optax.tree.norm(updates)}
+    if by_layer:
+        found |= norms_of_layers(grads)
+    if ROUTER in grads:
+        found[f"{ROUTER}/grad_norm"] = optax.tree.norm(grads[ROUTER])
+    return found
 
 
 COMBINED_BYTES = 2**28
@@ -322,7 +332,8 @@ def _all_finite(tree: Any) -> Bool[Array, ""]:
 def _gradients(
     task: Task, state: TrainState, batch: Batch, weight: Float[Array, ""], key: PRNGKeyArray, accumulate: int
 ) -> tuple[Any, Any, Metrics, tuple[Metrics, Any]]:
-    """Return the gradient of the batch's loss, what FP8 products observed, sums, sown metrics and the next bounds.
+    """Return the gradient of the batch's loss, what FP8 products observed, sums, sown metrics and what
+    modules reported for the next step.
 
     Micro-batches are added up and divided once. The loss of fp16 is scaled before its gradient is taken, and divided
     by its weight there: sums over a batch would overflow.
@@ -350,7 +361,7 @@ def _gradients(
         total = combined(task.hybrid, parts, state.step) + sums["sown_loss"] * weight
         return total if factor is None else total * factor, (
             sums | counts,
-            (sown_metrics(side), next_bounds(side)),
+            (sown_metrics(side), next_params(side)),
         )
 
     gradient, given = jax.grad(micro, has_aux=True), (state.params, scaling.get(AMAX))

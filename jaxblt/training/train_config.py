@@ -33,6 +33,7 @@ class TrainConfig:
         "tensorboard" the events in the run folder; "wandb" and "trackio" are extras to install.
       sample_bytes: bytes of text that the model generates at each evaluation, from the beginning of the validation
         split; 0 for none. The first one compiles the decoder.
+      layer_norms: log the gradient's norm by block too, as `grad_norm/stack/periods/block_0/3` of the fourth period.
       log_every: steps between log lines; a line describes the step it is written at.
       eval_every: steps between evaluations on the validation split, which also follow the last step; 0 for none at all.
       eval_start: evaluate before the first step too, so that the start may be kept as the best.
@@ -64,6 +65,7 @@ class TrainConfig:
     ema: float | None = None
     trackers: tuple[Literal["jsonl", "tensorboard", "wandb", "trackio"], ...] = ("jsonl", "tensorboard")
     sample_bytes: int = 0
+    layer_norms: bool = False
     log_every: int = 10
     eval_every: int = 200
     eval_start: bool = False

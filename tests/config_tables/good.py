@@ -84,6 +84,7 @@ from jaxblt.models import (
     TaskHeadsConfig,
 )
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
+from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.layout import SequenceLayout
@@ -171,6 +172,9 @@ GOOD: dict[type, dict[str, Any]] = {
     LabellerConfig: {"base": BYTES},
     TaskHead: {"name": "t"},
     TaskHeadsConfig: {"tasks": (TaskHead("t"),)},
+    CodedTurnsConfig: {
+        "base": ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern=("state_engine",)))
+    },
     BLTConfig: {},
     AttentionConfig: {"dim": 64},
     SparseAttentionConfig: {"dim": 64},

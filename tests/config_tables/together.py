@@ -29,6 +29,7 @@ from jaxblt.models import (
     LabelHeadConfig,
     StackConfig,
 )
+from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
 from jaxblt.patching import PatcherConfig
@@ -66,6 +67,9 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             {"position": "alibi", "rope_scale": 4.0},
             "AttentionConfig.rope_scale = 4.0 is read with position='rope' only",
         ),
+    ),
+    CodedTurnsConfig: (
+        ({"base": ByteLMConfig()}, "CodedTurnsConfig.base has state engines without edges of widths []"),
     ),
     ByteLMConfig: (({"head_bias": True}, "ByteLMConfig.head_bias = True is read with tie_head=False only"),),
     StackConfig: (

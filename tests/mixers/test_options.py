@@ -17,6 +17,7 @@ from jaxblt.mixers import (
     NeuralMemoryConfig,
     SlotMemoryConfig,
 )
+from jaxblt.mixers.slots.experimental.state_manager import StateManager
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from pallas_kernels.attention.rules import Strided
 from tests.mixers.configs import ALL
@@ -86,6 +87,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "state_attention": (True, False),
     "state_routes": (True, False),
     "adaptive_count": (True, False),
+    "manager": (StateManager(threshold=0.3),),
     "balance_weight": (0.5,),
     "count_weight": (0.5,),
     "depth": (1,),

@@ -193,7 +193,8 @@ def test_a_command_draws_a_part_of_a_file(tmp_path, monkeypatch, capsys):
     (tmp_path / "text.txt").write_bytes(b"0123456789")
     asked = {}
 
-    def plot(run, ids, *, out, log):
+    def plot(run, ids, *, what, out, log):
+        assert what == "memory"
         asked.update(run=run, ids=ids.tolist(), out=out)
         if log is not None:
             log.image(3, memory_picture.NAME, plain.png)
@@ -207,7 +208,7 @@ def test_a_command_draws_a_part_of_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(memory_picture, "plot_memory", plot)
     memory("runs/titan", str(tmp_path / "text.txt"), start=8, out="x")
     assert asked == {"run": run, "ids": [1, ord("8") + 4, ord("9") + 4], "out": "x"}
-    assert "layers with a memory: 1, ids: 3" in capsys.readouterr().out
+    assert "layers: 1, ids: 3" in capsys.readouterr().out
     memory(str(tmp_path), str(tmp_path / "text.txt"), length=2, tensorboard=True)
     assert [image.step for image in events(tmp_path).Images("eval/memory")] == [3]
     with pytest.raises(ValueError, match=r"leave .* which has 10 bytes"):

@@ -21,9 +21,11 @@ ON_CPU = (
     "index_search",
     "length_generalisation",
     "memory_context",
+    "overlap",
     "promoter_baselines",
     "reading_frames",
     "sequence_plan",
+    "state_counts",
     "streamed_filter",
 )
 """Benchmarks whose figures are of no GPU: counts, answers that are right, or times of a CPU."""

@@ -117,10 +117,10 @@ def train_step(recipe: "Recipe", devices: int, trials: int) -> dict[str, Any]:
     import jax
 
     from experiments.benchmark.figures.saved import timed
-    from experiments.benchmark.models.first_step import prepare
     from jaxblt.data import BytesSource, load_sample
     from jaxblt.parallel import make_mesh
     from jaxblt.profiling import measure
+    from jaxblt.profiling.train_step import prepare
     from jaxblt.training.flops import count_params
     from jaxblt.training.log.meter import peak_memory
 

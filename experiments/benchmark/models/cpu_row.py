@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 import configs
-from experiments.benchmark.models.first_step import prepare
 from jaxblt.data import DocumentSource
 from jaxblt.parallel import MeshConfig
 from jaxblt.profiling import measure, profile_memory
+from jaxblt.profiling.train_step import prepare
 from jaxblt.training.recipe import Recipe
 
 

@@ -36,8 +36,8 @@ def fp8_loss(
     """
     import jax
 
-    from experiments.benchmark.models.first_step import prepare
     from jaxblt import recipes
+    from jaxblt.profiling.train_step import prepare
     from jaxblt.training.start.setup import open_data, recipe_step, to_devices
 
     base = without_entropies(recipes.get(recipe), paths, steps)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from experiments.benchmark.figures.programs import run_if_it_fits, time_on_devices
-from experiments.benchmark.models.first_step import prepare
+from jaxblt.profiling.train_step import prepare
 from jaxblt.training.flops import count_params
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.setup import recipe_step

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from experiments.benchmark.tasks.training_budget import CHUNK, Budget
+from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.training.flops import count_params
+from jaxblt.training.metrics import sown_losses
 from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def fit(
     rows_of: Callable[[Any], Rows],
     *,
     enough: float = math.inf,
+    sown: bool = False,
 ) -> Fitted:
     """Train on the cross-entropy of scored positions.
 
@@ -54,6 +57,7 @@ def fit(
       chunks: for each call, what `rows_of` makes the rows of its steps from, with a leading axis of `CHUNK`.
       rows_of: traced.
       enough: a model that answers such a share of a chunk's questions, on rows it has not seen, is trained no further.
+      sown: add the losses that the model's parts sow.
     """
     module = model.build(dtype=jnp.dtype(budget.dtype))
     boxed = jax.jit(module.init)(key, jnp.zeros((1, length), jnp.int32))
@@ -64,7 +68,7 @@ def fit(
 
     def step(carried: Any, given: Any) -> tuple[Any, Any]:
         params, state = carried
-        answers = lambda params: _loss(module, params, rows_of(given))  # noqa: E731
+        answers = lambda params: _loss(module, params, rows_of(given), sown)  # noqa: E731
         (_, accuracy), gradients = jax.value_and_grad(answers, has_aux=True)(params)
         updates, state = optimizer.update(gradients, state, params)
         with jax.numpy_dtype_promotion("standard"):
@@ -91,14 +95,14 @@ def fit(
     return Fitted(module, carried[0], figures)
 
 
-def _loss(module: Any, params: Any, rows: Rows) -> tuple[Array, Array]:
+def _loss(module: Any, params: Any, rows: Rows, sown: bool) -> tuple[Array, Array]:
     """Return mean nats of the scored targets, and the share of them that is the likeliest id."""
-    logits, _ = module.apply(params, rows.inputs)
+    (logits, _), side = module.apply(params, rows.inputs, mutable=SIDE_OUTPUTS if sown else ())
     chosen = jnp.take_along_axis(logits, rows.targets[..., None], 2)[..., 0]
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen
     asked = jnp.sum(rows.scored, dtype=jnp.float32)
     right = jnp.sum((jnp.argmax(logits, -1) == rows.targets) & rows.scored, dtype=jnp.float32)
-    return jnp.sum(jnp.where(rows.scored, losses, 0)) / asked, right / asked
+    return jnp.sum(jnp.where(rows.scored, losses, 0)) / asked + sown_losses(side), right / asked
 
 
 def scores_on(module: Any, params: Any, rows: Rows) -> tuple[Array, Array]:

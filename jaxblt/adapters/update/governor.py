@@ -4,16 +4,15 @@ Norms of dW = s V diag(c) U come from the Gram matrices V^T V and U U^T [r, r]; 
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from jaxblt.layers import named
-from jaxblt.side_outputs import sow_metric
+from jaxblt.side_outputs import sow_metric, sow_next
 from jaxblt.validation import check_bounds, check_fields
 
 STEPS = 48
@@ -131,38 +130,10 @@ def govern(
     scale: float,
     code: Float[Array, "B T E"] | None,
 ) -> Float[Array, "B T E"]:
-    """Return a site's code within its bound; sow metrics "violations" and "tau", which holds from the next step on."""
+    """Return a site's code within its bound; sow metrics "violations" and the next "tau"."""
     tau = site.param("tau", named(nn.initializers.constant(governor.start), None), (1,), jnp.float32)[0]
     code = jnp.ones((1, 1, 1), jnp.float32) if code is None else code
     code, rate = bounded(governor, tau, code, *grams(v, u, scale))
     sow_metric(site, "violations", rate)
-    sow_metric(site, "tau", governor.next_tau(tau, rate))
+    sow_next(site, "tau", governor.next_tau(tau, rate))
     return code
-
-
-def next_bounds(side: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tau of each site for the next step, from what a pass sowed, where the parameters have it."""
-    return _taus(side.get("metrics", {}))
-
-
-def _taus(tree: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, below in tree.items():
-        if not isinstance(below, Mapping):
-            continue
-        if {"tau", "violations"} <= below.keys():
-            (sown,) = below["tau"]
-            found[name] = {"tau": sown.value[..., None]}
-        elif kept := _taus(below):
-            found[name] = kept
-    return found
-
-
-def with_bounds(params: Any, bounds: Any, good: Bool[Array, ""]) -> Any:
-    """Return parameters whose bounds are those of `next_bounds`, if the step was good."""
-    if not isinstance(params, Mapping):
-        return jnp.where(good, bounds, params)
-    return {
-        name: with_bounds(below, bounds[name], good) if name in bounds else below
-        for name, below in params.items()
-    }

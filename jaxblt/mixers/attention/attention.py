@@ -11,6 +11,8 @@ from jaxblt.layers import Linear, linears
 from jaxblt.mixers.attention.cached import attend_cached
 from jaxblt.mixers.attention.kv_cache import AttentionState, check_ring, init_attention_state, meet
 from jaxblt.mixers.attention.rotary import alibi_slopes, turn
+from jaxblt.mixers.attention.weights import weights_of_keys
+from jaxblt.mixers.driver.recording import keep_tables
 from jaxblt.mixers.driver.sequence import check_kind, read
 from jaxblt.parallel.attention.by_time import document_times, row_times
 from jaxblt.parallel.attention.context import attend_rows
@@ -206,7 +208,12 @@ class Attention(nn.Module):
         q, k, v = self._heads(x, positions)
         if state is None:
             times = None if config.rule is None else self._times(x, segment_ids, plan)
-            y = self._out(attend_rows(plan, q, k, v, hides, self._slopes, times))
+
+            def attend(v: Array) -> Array:
+                return attend_rows(plan, q, k, v, hides, self._slopes, times)
+
+            keep_tables(self, "attention", lambda: {"weights": weights_of_keys(attend, v)})
+            y = self._out(attend(v))
             return y if content is None else content.restore(y), None
         met = meet(k, v, rows.arranged, state, split=rows.split)
         o, cache = attend_cached(plan, q, met, self._slopes)

@@ -18,9 +18,15 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.choices import given_choice, held
+from jaxblt.mixers.driver.recording import keep_tables
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
 from jaxblt.mixers.driver.steps import per_block
 from jaxblt.mixers.linear.matrix_state import HeadShape, Readout, Streams, check_forward
+from jaxblt.mixers.slots.experimental.state_manager import (
+    StateManager,
+    closed_slots,
+    report_importance,
+)
 from jaxblt.mixers.slots.state_count import LEAST, SlotCount, start_count
 from jaxblt.mixers.slots.state_edges import GATES, Cell, EdgeCore, EdgeStreams, Engine, slot_gates
 from jaxblt.mixers.slots.state_slots import SlotCore, Slots, SlotStreams, largest, only_allowed, routed
@@ -60,12 +66,14 @@ class StateEngineConfig:
       levels: slots of each level, such as (32, 16, 8); each forgets 4 times slower than the one before. () for one.
       head_dim: width of a query, key and value; None for D / H.
       top_k_states: slots that a token writes to, the likeliest; None for all. Routes stay dense, so that fewer save no
-        time; nor could they on tensor cores, which take products in blocks, below about 256 slots.
+        time; nor could they on tensor cores, which take products in blocks, below about 4,096 slots a route.
       cell: how slots move at an edge, from what they were at the edge before; None for not at all.
       interval: tokens from edge to edge.
       state_attention: at an edge the slots of a head attend to each other.
       state_routes: routes look at the slots as of the last edge, too.
       adaptive_count: a token uses 4 + c (S - 4) slots, with a c of the document so far (`slots.state_count`).
+      manager: closes slots that are hardly read while a model trains (`slots.experimental.state_manager`); None for no
+        such closing. Its importances lie in the parameters, so that a run is resumed with them.
       balance_weight: of the loss S sum_s f_s P_s (Switch Transformer, 2101.03961, sec. 2.2), with f_s the share of
         tokens that choose slot s and P_s its mean route.
       count_weight: of the loss mean c.
@@ -88,6 +96,7 @@ class StateEngineConfig:
     state_attention: bool = False
     state_routes: bool = False
     adaptive_count: bool = False
+    manager: StateManager | None = None
     balance_weight: float = 0.01
     count_weight: float = 0.01
     short_taps: int = 4
@@ -239,13 +248,16 @@ class StateEngine(nn.Module):
         short, counted = (None, None) if before is None else (before.short, before.counted)
         qkv, short = Streams(config.shape, self.dtype, recall=True, name="streams")(rows, short)
         mask, counted = self._mask(rows, counted, training=before is None)
-        streams, routes = self._streams(rows.x, qkv, mask)
-        found, after = rows.run(self._core(), streams, None if before is None else before.engine)
+        closed = closed_slots(self, config.manager, config.num_heads, config.slots)
+        streams, routes = self._streams(rows.x, qkv, mask, closed)
+        found, after = rows.run(self._core(closed), streams, None if before is None else before.engine)
         o, reads, *seen = found
         if config.state_routes and config.top_k_states is not None:
             held(self, CHOICE, largest(seen[0], config.top_k_states))
         if before is None:
-            self._report(rows, seen[0] if routes is None else routes, reads)
+            routes = seen[0] if routes is None else routes
+            keep_tables(self, "routing", lambda: {"routes": routes, "reads": reads})
+            self._report(rows, routes, reads)
         y = rows.restore(Readout(config.dim, self.dtype, name="readout")(o, rows.x))
         if before is None:
             return y, None
@@ -269,7 +281,11 @@ class StateEngine(nn.Module):
         return jnp.repeat(mask[:, :, None], config.num_heads, 2), counted
 
     def _streams(
-        self, x: Float[Array, "B T D"], qkv: Any, mask: Float[Array, "B T H S"] | None
+        self,
+        x: Float[Array, "B T D"],
+        qkv: Any,
+        mask: Float[Array, "B T H S"] | None,
+        closed: Float[Array, "H S"] | None,
     ) -> tuple[SlotStreams | EdgeStreams, Float[Array, "B T H S"] | None]:
         """Return what tokens bring to the slots, and their routes.
 
@@ -284,6 +300,7 @@ class StateEngine(nn.Module):
         one = nn.initializers.constant(math.log(math.e - 1))  # softplus of it is 1
         gate = Linear("btd,dh->bth", {"h": heads}, ("embed", "heads"), bias=one, name="gate", **shared)(x)
         log_gate, logits = -jax.nn.softplus(gate.astype(jnp.float32)), logits.astype(jnp.float32)
+        logits = logits if closed is None else logits + closed[None, None]
         if config.state_routes:
             sizes, names = {"h": heads, "k": config.shape.keys}, ("embed", "heads", "head_dim")
             query = Linear("btd,dhk->bthk", sizes, names, self.dtype, name="route_query")(x)
@@ -294,9 +311,10 @@ class StateEngine(nn.Module):
         routes = routed(logits, chosen)
         return SlotStreams(q, k, v, slot_gates(routes, log_gate, jnp.asarray(config.pace)), mask), routes
 
-    def _core(self) -> SlotCore | EdgeCore:
+    def _core(self, closed: Float[Array, "H S"] | None) -> SlotCore | EdgeCore:
         config, shape = self.config, (self.config.num_heads, self.config.slots)
         bias = self.param("read_bias", named(nn.initializers.zeros, "heads", None), shape, jnp.float32)
+        bias = bias if closed is None else bias + closed
         if not config.has_edges:
             return SlotCore(bias, config.chunk_size)
         return EdgeCore(
@@ -354,7 +372,9 @@ class StateEngine(nn.Module):
         sow_loss(self, "state_balance", config.balance_weight * balance)
         sow_metric(self, "state_balance", balance)
         sow_metric(self, "state_route_mass", jnp.mean(mass, 0))
-        sow_metric(self, "state_read_mass", _over_tokens(rows, jax.lax.stop_gradient(reads)).reshape(-1))
+        read_mass = _over_tokens(rows, jax.lax.stop_gradient(reads))
+        sow_metric(self, "state_read_mass", read_mass.reshape(-1))
+        report_importance(self, config.manager, read_mass)
 
 
 def _over_tokens(rows: Rows, x: Float[Array, "B T ..."]) -> Float[Array, "..."]:

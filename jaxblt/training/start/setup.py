@@ -230,6 +230,7 @@ def recipe_step(setup: Setup) -> Callable[[TrainState, Batch], tuple[TrainState,
         seed=train.seed,
         max_skips=train.max_skips,
         ema=train.ema,
+        layer_norms=train.layer_norms,
         shardings=setup.shardings,
     )
 

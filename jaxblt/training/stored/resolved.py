@@ -38,6 +38,7 @@ FREE = (
     "name",
     "mesh",
     "train.trackers",
+    "train.layer_norms",
     "train.sample_bytes",
     "train.log_every",
     "train.eval_every",

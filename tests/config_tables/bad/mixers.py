@@ -126,6 +126,7 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "state_attention": (1,),
         "state_routes": (1,),
         "adaptive_count": (1,),
+        "manager": (0.1,),
         "balance_weight": (-0.1, NAN),
         "count_weight": (-0.1, NAN, 0.5),
         "short_taps": (0, 2.5),

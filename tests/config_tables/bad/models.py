@@ -16,6 +16,7 @@ from jaxblt.models import (
     TaskHeadsConfig,
 )
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
+from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
 from tests.config_tables.bad.numbers import NAN
@@ -57,6 +58,12 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "tie_head": (1,),
         "head_bias": (1,),
         "reads_bos": (1,),
+    },
+    CodedTurnsConfig: {
+        "base": (None, 3),
+        "turn": (0, 2.5),
+        "code_dim": (0, 2.5),
+        "codes": (0, 2.5),
     },
     BLTConfig: {
         "look_back": (1, 2.5),

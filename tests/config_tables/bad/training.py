@@ -54,6 +54,7 @@ TRAINING: dict[type, dict[str, tuple[Any, ...]]] = {
     TrainConfig: {
         "sample_bytes": (-1, 2.5),
         "trackers": (("mlflow",), "jsonl"),
+        "layer_norms": (1,),
         "ema": (0.0, 1.0, -0.1, NAN, "0.9"),
         "steps": (0, -5, 2.5, True, "10", NAN, 10**10),
         "accumulate": (0, 1.5),

@@ -1,30 +1,28 @@
-"""Housekeeping of a state engine's slots between training steps: which are hardly read, pruned, or begun anew.
-
-Shapes never change. Every function leaves the slots that it is not told of bit by bit as they were. Arrays may have
-leading axes, such as the layers of a scanned stack.
-"""
+"""The importance of a state engine's slots while a model trains: slots that are hardly read are closed."""
 
 import dataclasses
-from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float
 
-from jaxblt.array_checks import on_host
-from jaxblt.mixers.slots.state_edges import Engine
-from jaxblt.mixers.slots.state_engine import ROUTE_SPREAD, StateEngineState
-from jaxblt.mixers.slots.state_slots import Slots
+from jaxblt.layers import named
+from jaxblt.side_outputs import sow_metric, sow_next
 from jaxblt.validation import check_bounds, check_fields
 
 CLOSED = -1e4
-"""Bias of a pruned slot: its softmax is exactly 0, and so is the gradient that would open it again."""
+"""Bias of a closed slot: its softmax is exactly 0, and so is the gradient that would open it again."""
+IMPORTANCE = "importance"
+"""Parameter of an engine with a manager; a train step sets it, and no gradient reaches it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StateManager:
-    """Importance of slots, an exponential mean of S times the share of reads that a slot gets: 1 is a fair share.
+    """Closing of slots that are hardly read, as `StateEngineConfig.manager`.
+
+    The importance of a slot is an exponential mean over steps of S times its share of reads: 1 is a fair share. Tokens
+    neither write to dead slots nor read them, so a dead slot stays dead; its own parameters are left as they were.
 
     Attributes:
       decay: of the mean, a step.
@@ -71,81 +69,28 @@ class StateManager:
         """
         return importance < self.threshold
 
-
-def prune(params: dict[str, Any], dead: Bool[Array, "*L H S"]) -> dict[str, Any]:
-    """Change a `StateEngine`'s parameters so that no token writes to dead slots or reads them.
-
-    With an adaptive count tokens may be left with a head's first four slots: keep one of those open.
-
-    Raises:
-      ValueError: the parameters are of another mixer, `dead` is no mask of their slots, or has all slots of a head.
-    """
-    _check_dead(dead, _route_of(params)["bias"].shape)
-    values = on_host(dead)
-    if values is not None and values.all(-1).any():
-        raise ValueError("dead has all slots of a head: leave one open, as `StateManager.dead` does")
-    route = params["route"]
-    closed = route | {"bias": jnp.where(dead, CLOSED, route["bias"])}
-    return params | {"route": closed, "read_bias": jnp.where(dead, CLOSED, params["read_bias"])}
+    def closed(self, importance: Float[Array, "H S"]) -> Float[Array, "H S"]:
+        """Return what is added to logits and read scores: 0, or `CLOSED` for a dead slot."""
+        return jnp.where(self.dead(importance), jnp.float32(CLOSED), jnp.float32(0))
 
 
-def begin_anew(params: dict[str, Any], dead: Bool[Array, "*L H S"], key: PRNGKeyArray) -> dict[str, Any]:
-    """Return parameters with open dead slots, their routes drawn as at the start of training.
-
-    Args:
-      params: of a `StateEngine`.
-      dead: slots.
-      key: of the routes.
-
-    Raises:
-      ValueError: the parameters are of another mixer, or `dead` is no mask of their slots.
-    """
-    _check_dead(dead, _route_of(params)["bias"].shape)
-    kernel = params["route"]["kernel"]
-    drawn = jax.random.normal(key, kernel.shape, kernel.dtype) * ROUTE_SPREAD * kernel.shape[-3] ** -0.5
-    route = {
-        "kernel": jnp.where(dead[..., None, :, :], drawn, kernel),
-        "bias": jnp.where(dead, 0.0, params["route"]["bias"]),
-    }
-    return params | {"route": route, "read_bias": jnp.where(dead, 0.0, params["read_bias"])}
+def closed_slots(
+    engine: nn.Module, manager: StateManager | None, heads: int, slots: int
+) -> Float[Array, "H S"] | None:
+    """Return what a manager adds to logits and read scores; None without a manager."""
+    if manager is None:
+        return None
+    flat = engine.param(IMPORTANCE, named(nn.initializers.ones, None), (heads * slots,), jnp.float32)
+    return manager.closed(jax.lax.stop_gradient(flat).reshape(heads, slots))
 
 
-def clear(state: StateEngineState, dead: Bool[Array, "*L H S"]) -> StateEngineState:
-    """Empty the dead slots of a state.
-
-    Raises:
-      ValueError: the state is of another mixer, or `dead` is no mask of its slots.
-    """
-    if not isinstance(state, StateEngineState):
-        raise ValueError(f"expected the state of a StateEngine, got a {type(state).__name__}")
-    engine, keys = state.engine, state.slots.keys.shape
-    _check_dead(dead, (*keys[:-4], keys[-3], keys[-1]))
-    if isinstance(engine, Slots):
-        return dataclasses.replace(state, engine=_cleared(engine, dead))
-    gone = dead[..., None, :, :, None]
-    edge, cell = jax.tree.map(lambda x: jnp.where(gone, 0.0, x), (engine.edge, engine.cell))
-    engine = Engine(_cleared(engine.slots, dead), edge, cell, engine.time)
-    return dataclasses.replace(state, engine=engine)
-
-
-def _route_of(params: dict[str, Any]) -> dict[str, Any]:
-    if not {"route", "read_bias"} <= set(params):
-        raise ValueError(
-            f"expected the parameters of one StateEngine, got those of {', '.join(sorted(params))}: name the mixer's"
-        )
-    return params["route"]
-
-
-def _check_dead(dead: Bool[Array, "*L H S"], shape: tuple[int, ...]) -> None:
-    """Refuse an importance in place of a mask: all of its slots would count as dead."""
-    kind = str(getattr(dead, "dtype", type(dead).__name__))
-    if kind != "bool" or dead.shape != shape:
-        raise ValueError(
-            f"dead must be a mask of bool {shape}, heads and slots last, got {kind} {np.shape(dead)}: "
-            "`StateManager.dead` makes one"
-        )
-
-
-def _cleared(slots: Slots, dead: Bool[Array, "*L H S"]) -> Slots:
-    keys = jnp.where(dead[..., None, :, None, :], 0.0, slots.keys)
-    return Slots(keys, jnp.where(dead[..., None, :, :, None], 0.0, slots.values))
+def report_importance(
+    engine: nn.Module, manager: StateManager | None, read_mass: Float[Array, "H S"]
+) -> None:
+    """Tell the train step the next importance, and the log how many slots are dead."""
+    if manager is None or engine.is_initializing():
+        return
+    flat = jax.lax.stop_gradient(nn.meta.unbox(engine.get_variable("params", IMPORTANCE)))
+    importance = flat.reshape(read_mass.shape)
+    sow_metric(engine, "state_dead", jnp.sum(manager.dead(importance), dtype=jnp.float32))
+    sow_next(engine, IMPORTANCE, manager.update(importance, read_mass).reshape(-1))

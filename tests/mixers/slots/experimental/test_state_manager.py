@@ -12,7 +12,8 @@ import pytest
 
 from jaxblt.mixers import GRUConfig, StateEngineConfig, init_state
 from jaxblt.mixers.slots.experimental.state_compressor import StateCompressor
-from jaxblt.mixers.slots.experimental.state_manager import StateManager, begin_anew, clear, prune
+from jaxblt.mixers.slots.experimental.state_manager import StateManager
+from jaxblt.mixers.slots.experimental.state_pruning import begin_anew, clear, prune
 from jaxblt.mixers.slots.state_slots import Slots
 from jaxblt.side_outputs import SIDE_OUTPUTS
 
