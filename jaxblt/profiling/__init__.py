@@ -3,6 +3,7 @@
 The statistics are those of `pallas_kernels`: one ruler for ops and library.
 """
 
+from jaxblt.profiling.comparison import Comparison, compare
 from jaxblt.profiling.memory import MemoryProfile, profile_memory
 from jaxblt.profiling.monitor import Monitor, WindowReport
 from jaxblt.profiling.trace import OpTotal, op_totals, trace
@@ -10,12 +11,10 @@ from pallas_kernels.runtime import (
     MIN_TRIALS,
     Case,
     Ceilings,
-    Comparison,
     Machine,
     Measurement,
     Method,
     Summary,
-    compare,
     compiled,
     forward_backward,
     measure,
