@@ -98,7 +98,7 @@ def _kendall(values: np.ndarray) -> float:
     if not np.ptp(values):
         return 1.0
     tested: Any = stats.kendalltau(np.arange(len(values)), values)
-    return float(tested.pvalue)
+    return float(tested[1])
 
 
 def _anomalies(residuals: np.ndarray) -> tuple[int, ...]:
