@@ -78,6 +78,7 @@ from jaxblt.models import (
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
+from jaxblt.parallel.experimental import Schedule
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
@@ -141,6 +142,7 @@ GOOD: dict[type, dict[str, Any]] = {
     PatcherConfig: {},
     BoundaryConfig: {},
     MeshConfig: {},
+    Schedule: {"stages": 2, "micro_batches": 4},
     SequenceLayout: {},
     Drafts: {},
     SamplingConfig: {},

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -70,7 +69,7 @@ def find_trend(seconds: Sequence[float], *, window: int | None = None) -> Trend:
             f"{len(values)} runs and windows of {window}: a trend needs {FEWEST_RUNS} runs, and two windows of at "
             "least 2 that fit into them; keep more runs or take smaller windows"
         )
-    slope, intercept = (float(part) for part in stats.theilslopes(values)[:2])
+    slope, intercept = np.array(stats.theilslopes(values))[:2].tolist()
     newer, older = values[-window:], values[-2 * window : -window]
     return Trend(
         runs=len(values),
@@ -97,8 +96,7 @@ def _kendall(values: np.ndarray) -> float:
     """Return p of Kendall's test; 1 of a constant, of which it says nothing."""
     if not np.ptp(values):
         return 1.0
-    tested: Any = stats.kendalltau(np.arange(len(values)), values)
-    return float(tested[1])
+    return float(np.array(stats.kendalltau(np.arange(len(values)), values))[1])
 
 
 def _anomalies(residuals: np.ndarray) -> tuple[int, ...]:
