@@ -44,6 +44,7 @@ ROOMS = {
     "served": ("batch_sizes", "real_load", "serving_levels"),
     "peers": ("fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
     "trained_runs": ("baselines", "boxed_run", "context", "reading_frames", "record"),
+    "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),
 }
 """Folders, and their commands: each is the function of its name in the module of its name."""
@@ -51,7 +52,7 @@ ROOMS = {
 BENCHMARKS = {name: f"experiments.benchmark.{room}.{name}" for room, names in ROOMS.items() for name in names}
 """The module of each command."""
 
-READERS = ("conformance_page", "draw", "features_page", "record", "results")
+READERS = ("compare", "conformance_page", "draw", "features_page", "keep", "record", "results", "trends")
 """They measure nothing, and read what was measured."""
 
 

@@ -3,6 +3,7 @@
 The statistics are those of `pallas_kernels`: one ruler for ops and library.
 """
 
+from jaxblt.profiling.comparison import Comparison, compare
 from jaxblt.profiling.cost import cost_per_thousand
 from jaxblt.profiling.memory import MemoryProfile, profile_memory
 from jaxblt.profiling.monitor import Monitor, WindowReport
@@ -12,12 +13,10 @@ from pallas_kernels.runtime import (
     MIN_TRIALS,
     Case,
     Ceilings,
-    Comparison,
     Machine,
     Measurement,
     Method,
     Summary,
-    compare,
     compiled,
     forward_backward,
     measure,

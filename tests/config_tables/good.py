@@ -87,6 +87,7 @@ from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
+from jaxblt.parallel.experimental import Schedule
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
@@ -153,6 +154,7 @@ GOOD: dict[type, dict[str, Any]] = {
     PatcherConfig: {},
     BoundaryConfig: {},
     MeshConfig: {},
+    Schedule: {"stages": 2, "micro_batches": 4},
     SequenceLayout: {},
     Drafts: {},
     SamplingConfig: {},

@@ -6,6 +6,7 @@ from jaxblt.cli.plan import PlanConfig
 from jaxblt.models import (
     StackConfig,
 )
+from jaxblt.parallel.experimental import Schedule
 from jaxblt.parallel.layout import SequenceLayout
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
@@ -86,6 +87,7 @@ TRAINING: dict[type, dict[str, tuple[Any, ...]]] = {
     Regress: {"center": (NAN, "0"), "scale": (0.0, -1, INF)},
     Span: {"rate": (1.5,), "max_length": (0, 2.5)},
     MeshConfig: {"data": (0, -2), "fsdp": (0, 1.5), "seq": (2.5, True), "tensor": ("2",)},
+    Schedule: {"stages": (0, 1.5), "micro_batches": (0, "4"), "kind": ("zb",)},
     SequenceLayout: {"kind": ("spiral",)},
     Recipe: {
         "name": ("", "a/b", 3),
