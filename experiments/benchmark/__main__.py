@@ -34,7 +34,7 @@ ROOMS = {
         "split_step",
     ),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
-    "peers": ("fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
+    "peers": ("evo2", "fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
     "trained_runs": ("baselines", "boxed_run", "context", "reading_frames", "record"),
     "results": ("conformance_page", "features_page", "results"),
 }
