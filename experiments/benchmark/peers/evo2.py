@@ -59,7 +59,7 @@ def evo2(
         if len(logits) == 2:
             found["difference_of_logits"] = difference(logits["ours"], logits["theirs"])
         for name in (name for name in parts if name in runner.parts):
-            found["parts"][name][side] = measured(lambda name=name: runner.prepare(name), setting, runner.oom)
+            found["parts"][name][side] = measured(lambda name=name: runner.prepare(name), setting, runner.why)
             found["seconds_in_all"] = time.perf_counter() - began
             save("evo2", out, found | {"compared": compared(found["parts"], setting)})
 
@@ -76,14 +76,14 @@ def evo2(
 
 
 def measured(
-    prepare: Callable[[], Timed], setting: Setting, too_large: Callable[[Exception], bool]
+    prepare: Callable[[], Timed], setting: Setting, why: Callable[[Exception], str | None]
 ) -> dict[str, Any]:
-    """Return median and all seconds of a call with its figures, or what was said of memory.
+    """Return median and all seconds of a call with its figures, or why it did not run.
 
     Args:
       prepare: makes the call.
       setting: how many trials, and for how long.
-      too_large: tells whether an exception is of memory.
+      why: names what an exception is of where a part may go without figures, or returns None.
     """
     try:
         timed = prepare()
@@ -94,9 +94,10 @@ def measured(
             timed.call()
             taken.append(time.perf_counter() - began)
     except Exception as error:
-        if not too_large(error):
+        reason = why(error)
+        if reason is None:
             raise
-        return {"out_of_memory": str(error).splitlines()[0][:200]}
+        return {reason: str(error)[:200].partition("\n")[0]}
     figures = {name: value() if callable(value) else value for name, value in timed.figures.items()}
     return {"seconds": statistics.median(taken), "trials": taken} | figures
 

@@ -103,10 +103,10 @@ class Vortex:
         del self.net
         self.torch.cuda.empty_cache()
 
-    def oom(self, error: Exception) -> bool:
-        """Return whether an exception is of memory; what was cached goes back."""
+    def why(self, error: Exception) -> str:
+        """Return what an exception is of: a part that the peer cannot run leaves those of ours to be timed."""
         self.torch.cuda.empty_cache()
-        return isinstance(error, self.torch.OutOfMemoryError)
+        return "out_of_memory" if isinstance(error, self.torch.OutOfMemoryError) else "failed"
 
     def logits(self, text: np.ndarray) -> np.ndarray:
         """Return logits behind the end of a document and each byte but the last."""
@@ -206,6 +206,16 @@ def load(torch: Any, given: dict[str, Any], tensors: dict[str, Any]) -> Any:
     net = model.StripedHyena(dotdict(given)).eval()
     with torch.inference_mode():
         net.to_bfloat16_except_pr_lc(to_float32=True)
-        net.custom_load_state_dict({name: torch.from_dlpack(x) for name, x in tensors.items()})
+        net.custom_load_state_dict({name: to_torch(torch, x) for name, x in tensors.items()})
         net.to_bfloat16_except_pr_lc()
     return net
+
+
+def to_torch(torch: Any, array: Any) -> Any:
+    """Return a tensor of an array of JAX, over the host; numpy has no bf16 that torch would take."""
+    host = np.array(array)
+    return (
+        torch.from_numpy(host)
+        if host.dtype == np.float32
+        else torch.from_numpy(host.view(np.int16)).view(torch.bfloat16)
+    )

@@ -39,12 +39,14 @@ def test_ratios_are_of_the_peer_over_ours() -> None:
     }
 
 
-def test_what_is_too_large_is_said() -> None:
+def test_says_why_a_part_did_not_run() -> None:
     def call() -> None:
         raise MemoryError("no room\nfor it")
 
-    found = measured(lambda: Timed(call, {}), Setting(), lambda error: isinstance(error, MemoryError))
+    found = measured(lambda: Timed(call, {}), Setting(), lambda error: "out_of_memory")
     assert found == {"out_of_memory": "no room"}
+    with pytest.raises(MemoryError):
+        measured(lambda: Timed(call, {}), Setting(), lambda error: None)
 
 
 def test_difference_of_logits() -> None:
