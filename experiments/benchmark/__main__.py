@@ -43,6 +43,7 @@ ROOMS = {
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
     "peers": ("fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
+    "peers": ("evo2", "fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
     "trained_runs": ("baselines", "boxed_run", "context", "reading_frames", "record"),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),

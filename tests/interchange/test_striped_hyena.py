@@ -104,6 +104,32 @@ def test_tensors_become_all_parameters_and_come_back():
         assert worst(again, tensors[name]) < bound(np.float32)
 
 
+@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_striped_hyena")
+@pytest.mark.parametrize("name", ["evo2_1b_8k", "evo2_7b_1m"])
+def test_tensors_of_true_sizes_become_all_parameters(name):
+    """Shapes alone: nothing as large as a matrix is made."""
+    config = evo2(name)
+    found = {}
+    for key, entry in entries(config).items():
+        small = key.endswith(("log_poles", "inv_freq"))
+        made = (
+            entry.ours(entry.theirs(*_decays(entry))) if small else jax.eval_shape(entry.ours, _shape(entry))
+        )
+        found |= {param: x.shape for param, x in zip(entry.params, made, strict=True)}
+    drawn = jax.eval_shape(config.build().init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+    leaves: dict[str, Any] = flatten_dict(nn.meta.unbox(drawn["params"]), sep=".")
+    assert found == {param: x.shape for param, x in leaves.items()}
+
+
+def _shape(entry: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(entry.shape, jnp.float32)
+
+
+def _decays(entry: Any) -> list[np.ndarray]:
+    """Log rates of 0 for poles, whose signs an import looks at; nothing for rotary frequencies."""
+    return [np.zeros((1, *entry.shape[:-1]), np.float32) for _ in entry.params]
+
+
 def test_there_is_no_other_released_model():
     with pytest.raises(ValueError, match="no Evo 2 model 'evo2_7b': expected one of evo2_1b_8k, evo2_7b_8k"):
         evo2("evo2_7b")
