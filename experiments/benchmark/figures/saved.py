@@ -20,6 +20,7 @@ ON_CPU = (
     "cpu_table",
     "index_search",
     "length_generalisation",
+    "level_pareto",
     "memory_context",
     "overlap",
     "promoter_baselines",

@@ -30,8 +30,12 @@ def test_labels_follow_the_regime_that_was_named_last_enough() -> None:
 
 
 def test_the_front_has_what_nothing_beats() -> None:
-    points = {"a": (0.9, 1.0), "b": (0.9, 2.0), "c": (1.0, 3.0), "d": (0.8, 1.5)}
-    assert on_front(points) == ["a", "c"]
+    right_low_high = {"a": (0.9, 1.0, 1.2), "b": (0.9, 1.3, 2.0), "c": (1.0, 3.0, 4.0), "d": (0.8, 1.1, 1.5)}
+    arms = {
+        name: {"right": r, "rows": {"low": low, "high": high}}
+        for name, (r, low, high) in right_low_high.items()
+    }
+    assert on_front(arms, "rows") == ["a", "c"]
 
 
 @pytest.mark.slow(days=28, group="scripts leave their figures")
