@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxblt.adapters import AdapterConfig, ChunkMean, Clamp, Mixed, Prefix, RouterConfig, Traces
+from jaxblt.adapters.experimental.diagonal import Diagonal
 from jaxblt.validation import check_bounds, check_fields
 
 BY_BLOCK = ("chunk_block", "bank_block")
@@ -16,7 +17,7 @@ IMITATED = ("token_imitated", "imitated", "imitated_traces")
 BANKS = ("bank", "bank_block", "imitated", "imitated_traces", "oracle")
 FREE = ("prefix", "chunk", "chunk_block", "token", "token_traces", "token_imitated", "levels")
 """Arms of a free code."""
-ARMS = ("static", *FREE, *BANKS, "full")
+ARMS = ("static", "diagonal", *FREE, *BANKS, "full")
 """Names of `make_arm`."""
 WITHIN = 0.05
 """Arms of one size may differ in trained parameters by this share of the static one's."""
@@ -29,6 +30,7 @@ class Settings:
     Attributes:
       rank: r of a domain's adapter in a bank; the others have as many ranks as the whole bank.
       sites: of the adapters.
+      square: of these, products with as many outputs as inputs, which the diagonal arm adds to.
       also_train: parameters of the base that are trained besides.
       scale: of every update, alpha over the rank.
       chunk, hidden: of routers.
@@ -49,6 +51,7 @@ class Settings:
 
     rank: int = 4
     sites: tuple[str, ...] = ("mixer/*", "mlp/*")
+    square: tuple[str, ...] = ("mixer/*",)
     also_train: tuple[str, ...] = ("embedding/bytes",)
     scale: float = 2.0
     chunk: int = 64
@@ -118,6 +121,7 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     """Return the arm of a name.
 
     static        c = 1, of the whole bank's rank
+    diagonal      static, and a diagonal update at square products
     prefix, chunk, token    a free code of so many numbers as ranks
     chunk_block   chunk with a router in each block, of a fourth of the width: it reads what the block does, and so the
                   context of a byte, where the one router of chunk reads only bytes
@@ -140,13 +144,14 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     if name == "full":
         return Arm(None, ("*",), settings.full_rate)
     rank, blocks = domains * settings.rank, domains if name in BANKS else None
-    router = None if name == "static" else _router(name, settings)
+    router = None if name in ("static", "diagonal") else _router(name, settings)
     adapter = AdapterConfig(
         sites=settings.sites,
         rank=rank,
         alpha=settings.scale * rank / (blocks or 1),
         blocks=blocks,
         router=router,
+        forms=tuple((site, Diagonal()) for site in settings.square) if name == "diagonal" else (),
         code=() if router is None or blocks else (Clamp(3.0),),
     )
     imitation = settings.imitation if name in IMITATED else 0.0
