@@ -19,6 +19,8 @@ FREE = ("prefix", "chunk", "chunk_block", "token", "token_traces", "token_imitat
 """Arms of a free code."""
 ARMS = ("static", "diagonal", *FREE, *BANKS, "full")
 """Names of `make_arm`."""
+SQUARE = "mixer/*"
+"""Products with as many outputs as inputs, as the attention of books_512 has them."""
 WITHIN = 0.05
 """Arms of one size may differ in trained parameters by this share of the static one's."""
 
@@ -30,7 +32,6 @@ class Settings:
     Attributes:
       rank: r of a domain's adapter in a bank; the others have as many ranks as the whole bank.
       sites: of the adapters.
-      square: of these, products with as many outputs as inputs, which the diagonal arm adds to.
       also_train: parameters of the base that are trained besides.
       scale: of every update, alpha over the rank.
       chunk, hidden: of routers.
@@ -51,7 +52,6 @@ class Settings:
 
     rank: int = 4
     sites: tuple[str, ...] = ("mixer/*", "mlp/*")
-    square: tuple[str, ...] = ("mixer/*",)
     also_train: tuple[str, ...] = ("embedding/bytes",)
     scale: float = 2.0
     chunk: int = 64
@@ -121,7 +121,7 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     """Return the arm of a name.
 
     static        c = 1, of the whole bank's rank
-    diagonal      static, and a diagonal update at square products
+    diagonal      static, and a diagonal update at the products of `SQUARE`
     prefix, chunk, token    a free code of so many numbers as ranks
     chunk_block   chunk with a router in each block, of a fourth of the width: it reads what the block does, and so the
                   context of a byte, where the one router of chunk reads only bytes
@@ -151,7 +151,7 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
         alpha=settings.scale * rank / (blocks or 1),
         blocks=blocks,
         router=router,
-        forms=tuple((site, Diagonal()) for site in settings.square) if name == "diagonal" else (),
+        forms=((SQUARE, Diagonal()),) if name == "diagonal" else (),
         code=() if router is None or blocks else (Clamp(3.0),),
     )
     imitation = settings.imitation if name in IMITATED else 0.0
