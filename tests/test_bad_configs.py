@@ -29,7 +29,7 @@ NEVER_MEANT = (NAN, INF, -INF, 1e39, 1e-39)
 """Numbers that no field takes: fp32 makes the last two infinite, and 0."""
 READ_OTHERWISE = {
     "AdapterLosses": {"decorrelation"},
-    "HybridNextByte": {"language", "reinforcement"},
+    "HybridNextByte": {"language", "negatives", "reinforcement"},
     "TrainConfig": {"max_overflow"},
 }
 """Fields that are read by `getattr` or `asdict`, or that are checks of runs."""

@@ -166,6 +166,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"hidden": 0.0, "swapped": 0.0}, "hidden + swapped must be above 0 and at most 1, got 0.0 + 0.0"),
     ),
     HybridNextByte: (
+        ({"margin": 2.0}, "HybridNextByte.margin = 2.0 is read with weights of negatives above 0 only"),
         (
             {"policy": PolicyConfig(discount=0.1)},
             "HybridNextByte.policy = PolicyConfig(method='reinforce', discount=0.1",

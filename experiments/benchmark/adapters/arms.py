@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxblt.adapters import AdapterConfig, ChunkMean, Clamp, Mixed, Prefix, RouterConfig, Traces
+from jaxblt.adapters.experimental.diagonal import Diagonal
 from jaxblt.validation import check_bounds, check_fields
 
 BY_BLOCK = ("chunk_block", "bank_block")
@@ -16,8 +17,10 @@ IMITATED = ("token_imitated", "imitated", "imitated_traces")
 BANKS = ("bank", "bank_block", "imitated", "imitated_traces", "oracle")
 FREE = ("prefix", "chunk", "chunk_block", "token", "token_traces", "token_imitated", "levels")
 """Arms of a free code."""
-ARMS = ("static", *FREE, *BANKS, "full")
+ARMS = ("static", "diagonal", *FREE, *BANKS, "full")
 """Names of `make_arm`."""
+SQUARE = "mixer/*"
+"""Products with as many outputs as inputs, as the attention of books_512 has them."""
 WITHIN = 0.05
 """Arms of one size may differ in trained parameters by this share of the static one's."""
 
@@ -118,6 +121,7 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     """Return the arm of a name.
 
     static        c = 1, of the whole bank's rank
+    diagonal      static, and a diagonal update at the products of `SQUARE`
     prefix, chunk, token    a free code of so many numbers as ranks
     chunk_block   chunk with a router in each block, of a fourth of the width: it reads what the block does, and so the
                   context of a byte, where the one router of chunk reads only bytes
@@ -140,13 +144,14 @@ def make_arm(name: str, settings: Settings, domains: int) -> Arm:
     if name == "full":
         return Arm(None, ("*",), settings.full_rate)
     rank, blocks = domains * settings.rank, domains if name in BANKS else None
-    router = None if name == "static" else _router(name, settings)
+    router = None if name in ("static", "diagonal") else _router(name, settings)
     adapter = AdapterConfig(
         sites=settings.sites,
         rank=rank,
         alpha=settings.scale * rank / (blocks or 1),
         blocks=blocks,
         router=router,
+        forms=((SQUARE, Diagonal()),) if name == "diagonal" else (),
         code=() if router is None or blocks else (Clamp(3.0),),
     )
     imitation = settings.imitation if name in IMITATED else 0.0

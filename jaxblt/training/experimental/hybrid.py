@@ -1,6 +1,6 @@
 """What trains routers beside the language model's loss, each part with a weight that follows a schedule."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,20 +11,20 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxblt.adapters.code.draw import POLICY, Draw, choices
-from jaxblt.adapters.code.router import SHARES
 from jaxblt.adapters.update.attach import stacks_of
 from jaxblt.data.batch import Batch
 from jaxblt.training.experimental.acting import acting_params
+from jaxblt.training.experimental.imitated_labels import label_nats, negative_nats
 from jaxblt.training.experimental.policy import PolicyConfig, only_routers, surrogate
 from jaxblt.training.metrics import cross_entropy
 from jaxblt.training.objectives.objectives import NextByte, Objective
-from jaxblt.validation import check_read
+from jaxblt.validation import check_bounds, check_read
 
 Points = tuple[tuple[int, float], ...]
 """(step, weight) pairs with rising steps: a weight is linear between them, and constant before and behind them."""
-TINY = float(jnp.finfo(jnp.float32).tiny)
 MEANS = {
     "label_nats": "weight",
+    "negative_nats": "weight",
     "reward": "weight",
     "flips": "choices",
     "clipped": "choices",
@@ -46,6 +46,9 @@ class HybridNextByte(NextByte):
       labels: of -log p[label] with p the shares of each bank before the transforms of its code, and labels those of
         `Batch.labels`, the number of an expert for each byte or row: imitation of known codes. A negative label is for
         none, one above the last expert makes the loss NaN. Where each block has a router, it is summed over blocks.
+      negatives: of max(0, margin - log p[label] + log p[hardest]) with the wrong expert whose share is largest: a hard
+        negative. Labels are as for `labels`.
+      margin: of log shares.
       reinforcement: of the loss of a policy, see `jaxblt.training.experimental.policy`; the bank's code has `Draw`.
       policy: how it learns.
     """
@@ -53,6 +56,8 @@ class HybridNextByte(NextByte):
     language: Points = ((0, 1.0),)
     reference: Points = ((0, 1.0),)
     labels: Points = ((0, 0.0),)
+    negatives: Points = ((0, 0.0),)
+    margin: float = 1.0
     reinforcement: Points = ((0, 0.0),)
     policy: PolicyConfig = PolicyConfig()
 
@@ -67,6 +72,8 @@ class HybridNextByte(NextByte):
                 )
             if any(weight < 0 for _, weight in points):
                 raise ValueError(f"HybridNextByte.{name} must hold weights of at least 0, got {points}")
+        check_bounds(self, "margin", above=0)
+        check_read(self, "margin", needed="weights of negatives above 0", is_read=self.has("negatives"))
         check_read(self, "policy", needed="weights of reinforcement above 0", is_read=self.draws)
         if not any(self.has(name) for name in PARTS):
             raise ValueError("HybridNextByte weighs every part by 0 at all steps: nothing would be trained")
@@ -75,7 +82,7 @@ class HybridNextByte(NextByte):
         """Check that a recipe has routers of banks to train, and bytes in order."""
         weighed = recipe.reference is not None or not self.has("reference")
         check_read(self, "reference", needed="Recipe.reference", is_read=weighed)
-        if not (self.draws or self.has("labels")):
+        if not (self.draws or self.is_labelled):
             return
         self._check_banks(recipe)
         if recipe.patcher is not None or recipe.mesh.seq != 1:
@@ -94,7 +101,7 @@ class HybridNextByte(NextByte):
                 "with blocks"
             )
         classes, fewest = getattr(recipe.data, "num_classes", None), min(bank.blocks for bank in banks)
-        if self.has("labels") and classes is not None and classes > fewest:
+        if self.is_labelled and classes is not None and classes > fewest:
             raise ValueError(
                 f"HybridNextByte.labels may be of {classes} classes, and a bank has {fewest} experts: set "
                 f"AdapterConfig.blocks = {classes}"
@@ -108,6 +115,11 @@ class HybridNextByte(NextByte):
     def has(self, part: str) -> bool:
         """Return whether a part has a weight above 0 at any step."""
         return any(weight > 0 for _, weight in getattr(self, part))
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether routers learn from labels."""
+        return self.has("labels") or self.has("negatives")
 
     @property
     def draws(self) -> bool:
@@ -124,7 +136,7 @@ class HybridNextByte(NextByte):
         return jnp.asarray(make_weight(getattr(self, part))(step), jnp.float32)
 
 
-PARTS = ("language", "reference", "labels", "reinforcement")
+PARTS = ("language", "reference", "labels", "negatives", "reinforcement")
 """Names of what is weighed."""
 
 
@@ -204,12 +216,15 @@ def routed_parts(
       ValueError: labels are imitated, and the batch brings none.
     """
     parts, sums = {}, {}
-    if not (hybrid.config.draws or hybrid.config.has("labels")):
+    if not (hybrid.config.draws or hybrid.config.is_labelled):
         return parts, sums
     experts = None if drawn is None else drawn.experts
     _, _, side = run(only_routers(params), experts=experts, collections=("intermediates",))
     if hybrid.config.has("labels"):
         parts["labels"] = sums["label_nats"] = label_nats(side, batch)
+    if hybrid.config.has("negatives"):
+        margin = hybrid.config.margin
+        parts["negatives"] = sums["negative_nats"] = negative_nats(side, batch, margin)
     if drawn is not None:
         base, _, _ = run(jax.lax.stop_gradient(params), model=hybrid.base)
         nats, base_nats = (cross_entropy(x, batch.targets) for x in (logits, base))
@@ -219,33 +234,6 @@ def routed_parts(
         )
         sums |= found
     return parts, sums
-
-
-def label_nats(side: Any, batch: Batch) -> Float[Array, ""]:
-    """Sum -log p[label] over the scored bytes with a label and over routers of banks, which sowed their shares p."""
-    labels = batch.labels
-    if not isinstance(labels, jax.Array) or not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise ValueError(
-            "HybridNextByte.labels imitates Batch.labels by banks, and the batch has no classes of one task: use data "
-            "with such labels"
-        )
-    found = [
-        leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(side)
-        if any(getattr(entry, "key", None) == SHARES for entry in path)
-    ]
-    labels = jnp.broadcast_to(labels if labels.ndim == 2 else labels[:, None], batch.inputs.shape)
-    weights = jnp.where(labels >= 0, batch.loss_mask.astype(jnp.float32), 0.0)
-    nats = jnp.float32(0)
-    for shares in _of_routers(found):
-        right = jnp.take_along_axis(shares, jnp.maximum(labels, 0)[..., None], -1)[..., 0]
-        nats = nats - jnp.sum(weights * jnp.log(jnp.maximum(right, TINY)))
-    return nats
-
-
-def _of_routers(found: Sequence[Float[Array, "..."]]) -> list[Float[Array, "B T E"]]:
-    """Split shares by router: axes in front are layers of a scan, whose blocks have one each."""
-    return [shares for leaf in found for shares in leaf.reshape(-1, *leaf.shape[-3:])]
 
 
 def combined(

@@ -54,6 +54,7 @@ def test_what_exceeds_the_capacity_is_dropped_and_counted(params: Any) -> None:
     assert_close(calls, rows, n=40)
 
 
+@pytest.mark.slow(days=7, group="weekly", turn="adapters/experimental/test_capacity")
 def test_a_bank_in_which_all_experts_act_is_the_dense_one(params: Any) -> None:
     """k = E: no window of any length drops one."""
     dense = dataclasses.replace(BANK, code=())

@@ -23,6 +23,7 @@ def params() -> Any:
     return params_of(CODED)
 
 
+@pytest.mark.slow(days=7, group="weekly", turn="adapters/experimental/test_quantized_codes")
 def test_codes_are_the_nearest_entries_and_off_they_are_the_routers(params: Any) -> None:
     ids, book = DOCUMENTS, np.asarray(params[BOOK])
     without = {name: tree for name, tree in params.items() if name != BOOK}

@@ -19,7 +19,8 @@ from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.tasks import ListOpsFiles
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.experimental.acting import Acting, acting_params, keep_routers
-from jaxblt.training.experimental.hybrid import Hybrid, HybridNextByte, combined, label_nats, make_weight
+from jaxblt.training.experimental.hybrid import Hybrid, HybridNextByte, combined, make_weight, routed_parts
+from jaxblt.training.experimental.imitated_labels import label_nats
 from jaxblt.training.experimental.policy import PolicyConfig
 from jaxblt.training.log.report import costs_by_length, model_cost
 from jaxblt.training.loop import fit
@@ -91,6 +92,27 @@ def test_imitated_labels_by_hand():
     for labels in (None, jnp.asarray([0.5]), {"task": jnp.asarray([0])}):
         with pytest.raises(ValueError, match=r"the batch has no classes of one task: use data with such"):
             label_nats(side, replace(batch, labels=labels))
+
+
+def test_hard_negatives_by_hand():
+    """Only the right expert and the hardest wrong one have a gradient, and none where the margin is met."""
+    shares = jnp.asarray([[[0.2, 0.5, 0.3], [0.1, 0.8, 0.1], [0.6, 0.1, 0.3]]])
+    batch = jax.tree.map(lambda x: x[:1, :3], random_batch(0, 1, 8))
+    labels = jnp.asarray([[0, 1, -1]], jnp.int32)
+    batch = replace(batch, loss_mask=jnp.asarray([[1.0, 1.0, 1.0]]), labels=labels)
+    config = HybridNextByte(negatives=((0, 2.0),), margin=1.5)
+
+    def total(shares, config=config):
+        side = {"intermediates": {"router": {"shares": (shares,)}}}
+        hybrid, logits = Hybrid(config, None), jnp.zeros((1, 3, 260))
+        parts, sums = routed_parts(hybrid, lambda *_, **__: (None, None, side), {}, logits, None, batch)
+        return combined(hybrid, parts, jnp.int32(0)), sums
+
+    (found, sums), gradient = jax.value_and_grad(total, has_aux=True)(shares)
+    np.testing.assert_allclose(found, 2 * (1.5 - np.log(0.2) + np.log(0.5)), rtol=1e-6)
+    np.testing.assert_allclose(sums["negative_nats"], found / 2, rtol=1e-6)
+    np.testing.assert_allclose(gradient[0], [[-10, 4, 0], [0, 0, 0], [0, 0, 0]], rtol=1e-5)
+    assert total(shares, HybridNextByte(labels=((0, 1.0),)))[1].keys() == {"label_nats"}
 
 
 @pytest.mark.parametrize("per", ["stack", pytest.param("block", marks=TURNS)])

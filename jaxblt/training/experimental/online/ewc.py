@@ -43,4 +43,4 @@ def make_anchor(loss: RowLoss, params: Any, rows: Int[Array, "B T"]) -> Anchor:
 def ewc_penalty(anchor: Anchor, params: Any) -> Float[Array, ""]:
     """Return half the sum of importance (p - p_0)^2."""
     parts = jax.tree.map(lambda p, a, f: jnp.sum(f * (p - a) ** 2), params, anchor.params, anchor.importance)
-    return sum(jax.tree.leaves(parts), jnp.float32(0)) / 2
+    return jnp.float32(0.5) * sum(jax.tree.leaves(parts), jnp.float32(0))

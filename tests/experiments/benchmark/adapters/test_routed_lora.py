@@ -28,6 +28,7 @@ from experiments.benchmark.adapters.scored import count_picks
 from experiments.benchmark.adapters.training import Program, group_shares
 from experiments.benchmark.figures.resumed import read_back
 from jaxblt.adapters import ChunkMean, Traces
+from jaxblt.adapters.update.params import routers
 from jaxblt.data import DataConfig
 from jaxblt.data.vocab import OFFSET
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
@@ -287,14 +288,23 @@ def test_routers_with_traces_give_a_code_a_byte_without_a_prefix() -> None:
         assert (arm.imitation, arm.adapter.blocks) == (imitation, blocks)
 
 
-def test_arms_of_the_recipe_have_the_static_arms_size() -> None:
-    """Over the recipe that the benchmark is made for, with the settings that it has by itself."""
+def test_arms_of_the_recipe_have_the_static_arms_size_and_small_routers() -> None:
+    """Over the recipe that the benchmark is made for, with the settings that it has by itself.
+
+    Parameters are within 5 % of the static arm's, and routers have less than 5 % of the base's. Other arms have routers
+    of the same sizes.
+    """
     model = RECIPES["books_512"]().model
     whole = jax.eval_shape(model.build().init, KEY, jnp.zeros((1, 2), jnp.int32))["params"]
-    base, names = nn.meta.unbox(whole), ("static", "levels", "imitated_traces")
+    base, names = nn.meta.unbox(whole), ("static", "diagonal", "chunk_block", "levels", "imitated_traces")
     programs = {name: Program(make_arm(name, Settings(), 8), model, Settings()) for name in names}
     starts = {name: jax.eval_shape(program._start, base, KEY)[0] for name, program in programs.items()}
-    check_sizes({name: count_params(tree)[0] for name, tree in starts.items()}, names)
+    counts = {name: count_params(tree)[0] for name, tree in starts.items()}
+    check_sizes(counts, names)
+    assert counts["static"] < counts["diagonal"]
+    shares = {name: count_params(routers(tree))[0] / count_params(base)[0] for name, tree in starts.items()}
+    assert {name for name, share in shares.items() if not share} == {"static", "diagonal"}
+    assert max(shares.values()) < 0.05
 
 
 def test_shares_of_a_free_code_are_of_the_means_of_its_groups() -> None:

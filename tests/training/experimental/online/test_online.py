@@ -62,6 +62,7 @@ def known(start: Any) -> Any:
     return first.params
 
 
+@pytest.mark.slow(days=7, group="weekly", turn="training/experimental/online/test_online")
 def test_less_is_forgotten_with_a_price_on_what_matters_or_with_replay(start: Any, known: Any) -> None:
     """Of the first task, behind updates with rows of a second one, which is learned all the same; in three seeds."""
 
