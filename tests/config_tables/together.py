@@ -11,6 +11,7 @@ from jaxblt.adapters import (
     Sticky,
 )
 from jaxblt.adapters.files.serving import Limits
+from jaxblt.data.tasks import Pathfinder
 from jaxblt.inference import Drafts, SamplingConfig
 from jaxblt.inference.engine import Request, Sampling
 from jaxblt.mixers import (
@@ -200,6 +201,7 @@ MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
     Regress: {"center": (-1.0,)},
     TaskLoss: {"weight": (0.0,)},
     PatcherConfig: {"threshold": (0.0, -1.0), "threshold_add": (0.0, -1.0), "margin": (0.0,)},
+    Pathfinder: {"short_contours": (0,)},
     Drafts: {"count": (0,)},
     SamplingConfig: {"temperature": (0.0,)},
     Request: {"adapter": (0,)},
