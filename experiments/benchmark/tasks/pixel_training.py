@@ -101,7 +101,7 @@ def fit(
         "images": CALL * len(curve) * training.batch_size,
         "seconds": passed,
         "compile_seconds": compiled - begun,
-        "curve": curve[:: max(1, len(curve) // 50)] + curve[-1:],
+        "curve": curve[:: max(1, len(curve) // 25)] + curve[-1:],
     }
     return carried[0], figures
 
