@@ -198,7 +198,7 @@ def language_pairs() -> Recipe:
     data = TaskDataConfig(task=task, seq_len=128, batch_size=64, labels="digit")
     hash = HashConfig(sizes=(2, 3), table_size=4096)
     stack = _stack(("hyena", "attention"), 64, 2)
-    return _classifier("language_pairs", stack, data, hash=hash, steps=1200, rate=2e-3)
+    return _classifier("language_pairs", stack, data, hash=hash, steps=400, rate=2e-3)
 
 
 def babi() -> Recipe:

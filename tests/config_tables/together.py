@@ -14,6 +14,7 @@ from jaxblt.adapters.code.experimental.guess import Guess
 from jaxblt.adapters.experimental.film import Film
 from jaxblt.adapters.experimental.quantized_codes import Codebook
 from jaxblt.adapters.files.serving import Limits
+from jaxblt.data.tasks import Pathfinder
 from jaxblt.inference import Drafts, SamplingConfig
 from jaxblt.inference.engine import Request, Sampling
 from jaxblt.mixers import (
@@ -211,6 +212,7 @@ MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
     Regress: {"center": (-1.0,)},
     TaskLoss: {"weight": (0.0,)},
     PatcherConfig: {"threshold": (0.0, -1.0), "threshold_add": (0.0, -1.0), "margin": (0.0,)},
+    Pathfinder: {"short_contours": (0,)},
     Drafts: {"count": (0,)},
     SamplingConfig: {"temperature": (0.0,)},
     Request: {"adapter": (0,)},

@@ -73,7 +73,7 @@ def fit(
     params = nn.meta.unbox(boxed)
     carried = (params, optimizer.init(params), keys[1])
 
-    def step(carried: Any, _: None, images: Shown, rate: Array) -> tuple[Any, Any]:
+    def step(carried: Any, _: Any, images: Shown, rate: Array) -> tuple[Any, Any]:
         params, state, key = carried
         key, draw, view, drop = jax.random.split(key, 4)
         chosen = jax.random.randint(draw, (training.batch_size,), 0, len(images.labels))
@@ -101,7 +101,7 @@ def fit(
         "images": CALL * len(curve) * training.batch_size,
         "seconds": passed,
         "compile_seconds": compiled - begun,
-        "curve": curve[:: max(1, len(curve) // 50)] + curve[-1:],
+        "curve": curve[:: max(1, len(curve) // 25)] + curve[-1:],
     }
     return carried[0], figures
 

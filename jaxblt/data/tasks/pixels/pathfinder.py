@@ -121,12 +121,12 @@ class Pathfinder(GeneratedTask):
         for name in ("contours", "margins"):
             if not getattr(self, name):
                 raise ValueError(f"Pathfinder.{name} must hold a number to draw, got (): name at least one")
-        if self.size <= 4 * self.seed_distance:
+        reach = self.paddle_length + max(self.margins)
+        if not 4 * reach <= 4 * self.seed_distance < self.size:
             raise ValueError(
-                f"Pathfinder.size must be above {4 * self.seed_distance}, four times the seed_distance, got {self.size}"
+                f"Pathfinder.seed_distance must be at least paddle_length = {self.paddle_length} and the widest of "
+                f"margins = {self.margins}, and below a quarter of size = {self.size}, got {self.seed_distance}"
             )
-        least = self.paddle_length + max(self.margins)
-        check_bounds(self, "seed_distance", least=least, why=": a segment and its margin lie between")
         fine = self.paddle_thickness * self.antialias
         if fine != round(fine):
             raise ValueError(

@@ -1,6 +1,7 @@
 """Pathfinder: its statistics are those of the original program, and its labels are true."""
 
 import io
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,6 +16,7 @@ from jaxblt.data.tasks.pixels import draw_sheet
 from jaxblt.data.vocab import OFFSET
 
 CONNECTED = np.ones((3, 3), bool)
+label_parts: Any = ndimage.label
 
 
 def drawn(task, count, seed=0):
@@ -58,8 +60,8 @@ def test_a_label_says_whether_both_discs_lie_on_one_contour():
     task = Pathfinder(size=64, contours=(5,), short_contours=0, seed_distance=14, marker_radius=2.5)
     told = 0
     for pixels, label in zip(*drawn(task, 60), strict=True):
-        parts, count = ndimage.label(ndimage.binary_dilation(pixels > 60, CONNECTED, 2), CONNECTED)
-        discs, found = ndimage.label(ndimage.minimum_filter(pixels, 3) > 120, CONNECTED)
+        parts, count = label_parts(ndimage.binary_dilation(pixels > 60, CONNECTED, 2), CONNECTED)
+        discs, found = label_parts(ndimage.minimum_filter(pixels, 3) > 120, CONNECTED)
         if count != 2 or found != 2:
             continue
         ends = [parts[discs == number].max() for number in (1, 2)]
