@@ -22,7 +22,7 @@ ROOMS = {
     ),
     "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
     "adapters": ("adapter_speed", "index_search", "routed_lora"),
-    "tasks": ("length_generalisation", "recall", "state_counts", "tasks"),
+    "tasks": ("length_generalisation", "progressive", "recall", "state_counts", "tasks"),
     "labels": ("families", "fitness", "promoters", "zero_shot"),
     "splitting": (
         "draw",

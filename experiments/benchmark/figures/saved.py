@@ -22,6 +22,7 @@ ON_CPU = (
     "length_generalisation",
     "memory_context",
     "overlap",
+    "progressive",
     "promoter_baselines",
     "reading_frames",
     "sequence_plan",
