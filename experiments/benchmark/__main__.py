@@ -24,7 +24,7 @@ ROOMS = {
     "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
-    "tasks": ("length_generalisation", "pixels", "recall", "state_counts", "tasks"),
+    "tasks": ("length_generalisation", "pixels", "progressive", "recall", "state_counts", "tasks"),
     "splitting": (
         "draw",
         "exchange",

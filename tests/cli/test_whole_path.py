@@ -29,7 +29,7 @@ def tiny():
 
 @pytest.mark.slow(days=7, group="weekly", turn="cli/test_whole_path")
 def test_commands_run_one_after_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     one = jax.devices()[:1]
@@ -42,9 +42,9 @@ def test_commands_run_one_after_another(
     main(["generate", "run", "--prompts", "ab", "--max-new-bytes", "4"])
     main(["export", "run", "--out", "run.safetensors"])
     main(["import", "run.safetensors", "--out", "again"])
-    capsys.readouterr()
+    capsysbinary.readouterr()
     main(["card", "again"])
-    assert "ByteLMConfig" in capsys.readouterr().out
+    assert b"ByteLMConfig" in capsysbinary.readouterr().out
     for show in ("routing", "attention"):
         main(["memory", "run", "text.txt", "--length", "20", "--show", show, "--out", show])
         assert json.loads(Path(f"{show}.json").read_text())["layers"]
@@ -53,4 +53,4 @@ def test_commands_run_one_after_another(
     assert plain["seconds"]["trials"] == full["seconds"]["trials"] == 20
     assert full["time_ratio"] > 0
     assert full["memory_ratio"] > 0
-    assert "x the first's time" in capsys.readouterr().out
+    assert b"x the first's time" in capsysbinary.readouterr().out

@@ -67,8 +67,11 @@ def test_parts_md_uses_parts_by_themselves(capsys):
     names = {}
     for text in blocks(GUIDES / "parts.md", "python"):
         exec(compile(text, "parts.md", "exec"), names)
-    patterns, cell, equal, slots, patches, kmers, said, beta, scan = capsys.readouterr().out.splitlines()
-    assert (patterns, cell, equal, slots) == ("J T", "gru", "True", "(1, 1, 1)")
+    patterns, cell, equal, turns, slots, patches, kmers, said, beta, scan = (
+        capsys.readouterr().out.splitlines()
+    )
+    assert turns == "16 numbers of a slot become one of 256 codes"
+    assert (patterns, cell, equal, slots) == ("J ('state_engine',)", "gru", "True", "(1, 1, 1)")
     assert (patches, kmers) == ("True True", "7 b'ACGTTNacg'")
     assert said.startswith("linear_scan: ")
     assert beta.startswith("gated_delta_rule: beta must lie in 0..2, got 2.5 at [0 0 0]: pass")
@@ -86,7 +89,8 @@ def test_benchmark_md_measures_a_program(monkeypatch, tmp_path, capsys):
     (example,) = blocks(GUIDES / "benchmark.md", "python")
     names = {}
     exec(compile(example, "benchmark.md", "exec"), names)
-    memory, *ops, window = capsys.readouterr().out.splitlines()
+    memory, *ops, window, _, _, step, product = capsys.readouterr().out.splitlines()
+    assert (step.split()[0], product.split()[:2]) == ("step", ["step/product", "1"])
     assert re.fullmatch(r"device .* GiB, host .* GiB", memory)
     assert 1 <= len(ops) <= 3
     assert window.startswith("WindowReport(count=20, ")

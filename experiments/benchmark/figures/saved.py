@@ -23,6 +23,7 @@ ON_CPU = (
     "level_pareto",
     "memory_context",
     "overlap",
+    "progressive",
     "promoter_baselines",
     "reading_frames",
     "sequence_plan",
