@@ -76,6 +76,7 @@ from jaxblt.models import (
     TaskHeadsConfig,
 )
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
+from jaxblt.models.position_layers import PositionLayerConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.layout import SequenceLayout
@@ -161,6 +162,7 @@ GOOD: dict[type, dict[str, Any]] = {
     TaskHead: {"name": "t"},
     TaskHeadsConfig: {"tasks": (TaskHead("t"),)},
     BLTConfig: {},
+    PositionLayerConfig: {"dim": 64},
     AttentionConfig: {"dim": 64},
     SparseAttentionConfig: {"dim": 64},
     HyenaConfig: {"dim": 64},
