@@ -20,7 +20,7 @@ ROOMS = {
         "serving",
         "stack",
     ),
-    "boundaries": ("boundary_books",),
+    "boundaries": ("boundary_books", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
     "adapters": ("adapter_speed", "index_search", "routed_lora"),
     "tasks": ("length_generalisation", "recall", "tasks"),

@@ -21,6 +21,7 @@ ON_CPU = (
     "index_search",
     "length_generalisation",
     "memory_context",
+    "planted_boundaries",
     "promoter_baselines",
     "reading_frames",
     "sequence_plan",
