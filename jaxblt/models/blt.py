@@ -1,5 +1,6 @@
 """The Byte Latent Transformer with any mixer: bytes, patches, a latent stack over patches, and bytes again."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.array_checks import check_like, check_whole
-from jaxblt.models.blt_config import BLTConfig
+from jaxblt.models.blt_config import BLTOptions
 from jaxblt.models.blt_prefill import (
     after_prompt,
     check_split,
@@ -39,9 +40,34 @@ from jaxblt.patching import PatcherConfig, make_patches, read_entropies
 from jaxblt.patching.learned import Router, confidence
 from jaxblt.patching.patches import Patches, check_patches
 from jaxblt.patching.stream import prefill_patcher, step_patcher, stream_patcher
+from jaxblt.show import show
 
 ROUTER = "router"
 """The submodule that scores boundaries, by its name in parameters and metrics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BLTConfig(BLTOptions):
+    """A byte-patched model; its options are those of `BLTOptions`."""
+
+    __repr__ = show
+
+    def build(
+        self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
+    ) -> "BLT":
+        """Build the module; parameters are fp32, computation in `dtype`, logits in fp32.
+
+        Args:
+          dtype: to compute in.
+          patcher: the rule that closes patches; a model without has to be given its `Patches`.
+          name: of the module.
+
+        Raises:
+          ValueError: only one of patcher and router is of learned boundaries, or only one of entropies.
+        """
+        if patcher is not None:
+            self.check_patcher(patcher)
+        return BLT(self, dtype, patcher, name=name)
 
 
 class BLT(nn.Module):

@@ -1,9 +1,7 @@
-"""The config of a byte-patched model."""
+"""The options of a byte-patched model, and what they demand of each other; `BLTConfig` builds the model."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
-
-import jax.numpy as jnp
+from typing import Literal
 
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.models.bridge_patterns import Pattern, read_distances
@@ -17,13 +15,10 @@ from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields, check_read
 
-if TYPE_CHECKING:
-    from jaxblt.models.blt import BLT
-
 
 @dataclasses.dataclass(frozen=True)
-class BLTConfig:
-    """A byte-patched model (Byte Latent Transformer, Pagnoni et al., 2412.09871).
+class BLTOptions:
+    """The options of a byte-patched model (Byte Latent Transformer, Pagnoni et al., 2412.09871).
 
     Attributes:
       encoder: stack over bytes that sees a window; its width is the bytes'.
@@ -113,30 +108,12 @@ class BLTConfig:
         """The config of the byte embedding."""
         return EmbeddingConfig(dim=self.encoder.dim, hash=self.hash, vocab_size=self.vocab_size)
 
-    def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "BLTConfig":
+    def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "BLTOptions":
         """Return the config for rows in which documents lie as said: in bytes, and in latent slots."""
         return dataclasses.replace(promise(self, of_bytes), latent=promise(self.latent, of_slots))
 
-    def build(
-        self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
-    ) -> "BLT":
-        """Build the module; parameters are fp32, computation in `dtype`, logits in fp32.
-
-        Args:
-          dtype: to compute in.
-          patcher: the rule that closes patches; a model without has to be given its `Patches`.
-          name: of the module.
-
-        Raises:
-          ValueError: only one of patcher and router is of learned boundaries, or only one of entropies.
-        """
-        from jaxblt.models.blt import BLT
-
-        if patcher is not None:
-            self._check_patcher(patcher)
-        return BLT(self, dtype, patcher, name=name)
-
-    def _check_patcher(self, patcher: PatcherConfig) -> None:
+    def check_patcher(self, patcher: PatcherConfig) -> None:
+        """Raise ValueError if only one of patcher and router is of learned boundaries, or only one of entropies."""
         if (patcher.mode == "learned") != (self.router is not None):
             raise ValueError(
                 f"patcher mode {patcher.mode!r} and model.router {self.router} do not fit: mode 'learned' and a "

@@ -42,7 +42,7 @@ NAMES = {
     "mesh": "jaxblt.parallel.mesh:MeshConfig",
     "patcher": "jaxblt.patching.config:PatcherConfig",
     "boundaries": "jaxblt.patching.learned.config:BoundaryConfig",
-    "blt": "jaxblt.models.blt_config:BLTConfig",
+    "blt": "jaxblt.models.blt:BLTConfig",
     "byte_classifier": "jaxblt.models.classifier:ByteClassifierConfig",
     "labeller": "jaxblt.models.labeller:LabellerConfig",
     "label_head": "jaxblt.models.label_head:LabelHeadConfig",
