@@ -1,7 +1,7 @@
 """Learned boundaries on texts with planted ones: python -m experiments.benchmark planted_boundaries DIR --out FILE."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
