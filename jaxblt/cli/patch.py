@@ -76,15 +76,9 @@ def patch(
     config = patching.patcher_of(loaded, changes)
     if recalibrate:
         config = replace(config, margin=None, capacity=None)
-    routed = isinstance(loaded, patching.RoutedModel)
-    if routed and entropies_out is not None:
-        raise ValueError(
-            "--entropies-out needs an entropy model, and the run cuts patches by a router: leave it out"
-        )
+    patching.check_model(loaded, plot=plot, entropies_out=entropies_out)
     if isinstance(loaded, patching.EntropyModel) and "entropy_context" in changes:
         loaded = replace(loaded, context=config.entropy_context)
-    if loaded is None and (plot is not None or entropies_out is not None):
-        raise ValueError("--plot and --entropies-out need an entropy model: name a run with --run-dir")
     source = patching.open_file(file, loaded.data if loaded is not None and as_trained else None)
     records = patching.chosen(source, record)
     if len(records) > 1 and (start or length is not None or plot is not None):
@@ -99,7 +93,7 @@ def patch(
         patches = patching.segment(config, ids, entropies)
         if len(records) > 1:
             print(f"record {source.names[i]}")
-        print(patching.report(ids, patches, entropies, show, routed=routed and config.mode == "learned"))
+        print(patching.report(ids, patches, entropies, show, routed=config.mode == "learned"))
         patching.warn_of_refusals(config, patches)
         if plot is not None and entropies is not None:
             patching.draw(plot, ids[:plot_bytes], entropies[:plot_bytes], config)

@@ -122,6 +122,18 @@ def load_patching_model(run_dir: str, step: Step | None = None) -> EntropyModel 
     return EntropyModel(run.recipe.model, freeze(run.params, jnp.bfloat16), None, context, run.recipe.data)
 
 
+def check_model(
+    model: EntropyModel | RoutedModel | None, *, plot: str | None, entropies_out: str | None
+) -> None:
+    """Raise ValueError if a picture or entropies are asked for that no model is there for."""
+    if model is None and (plot is not None or entropies_out is not None):
+        raise ValueError("--plot and --entropies-out need an entropy model: name a run with --run-dir")
+    if isinstance(model, RoutedModel) and entropies_out is not None:
+        raise ValueError(
+            "--entropies-out needs an entropy model, and the run cuts patches by a router: leave it out"
+        )
+
+
 def patcher_of(model: EntropyModel | RoutedModel | None, changes: Mapping[str, Any]) -> PatcherConfig:
     """Return the run's patcher with fields changed, or one of another mode that is asked for.
 

@@ -33,8 +33,8 @@ def planted(kind: Kind, *, documents: int, length: int, seed: int = 0) -> Plante
 
       runs     a letter 3 to 9 times, then another; a patch should end with the first byte of each run but the first,
                where content changes
-      regions  8 to 16 random bases, then a word of 2 to 4 bases over 16 to 32 bytes; a patch should end before each
-               random base, as entropy is high there
+      regions  16 to 32 random bases, then a random word of 2 to 4 bases over 16 to 32 bytes; a patch should end before
+               each base that is drawn, the word's first copy included, as entropy is high there
       motifs   `MOTIF` behind 4 to 16 random bases, again and again; a patch should end with each motif
 
     Args:
@@ -75,10 +75,11 @@ def _run(rng: np.random.Generator, before: bytes) -> tuple[bytes, list[bool]]:
 
 def _region(rng: np.random.Generator, before: bytes) -> tuple[bytes, list[bool]]:
     del before
-    random = _bases(rng, int(rng.integers(8, 17)))
+    random = _bases(rng, int(rng.integers(16, 33)))
     word, count = _bases(rng, int(rng.integers(2, 5))), int(rng.integers(16, 33))
-    # Mark the byte before each random base; the one before the region's first ends the piece before it
-    marks = [True] * (len(random) - 1) + [False] * count + [True]
+    # Mark the byte before each drawn base; the one before the region's first ends the piece before it
+    drawn = len(random) + len(word)
+    marks = [True] * (drawn - 1) + [False] * (count - len(word)) + [True]
     return random + (word * count)[:count], marks
 
 

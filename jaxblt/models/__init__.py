@@ -7,6 +7,7 @@ from jaxblt.models.classifier import ByteClassifier, ByteClassifierConfig
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
 from jaxblt.models.label_head import LabelHead, LabelHeadConfig
 from jaxblt.models.labeller import Labeller, LabellerConfig
+from jaxblt.models.position_layers import PositionLayerConfig, with_positions
 from jaxblt.models.positions import PositionConfig, SegmentAwarePosition
 from jaxblt.models.protocol import LanguageModel, ModelConfig
 from jaxblt.models.pulse import SimplePulse
@@ -44,6 +45,7 @@ __all__ = [
     "LanguageModel",
     "ModelConfig",
     "PositionConfig",
+    "PositionLayerConfig",
     "Remat",
     "RowLayout",
     "SegmentAwarePosition",
@@ -63,4 +65,5 @@ __all__ = [
     "titan",
     "unstack_periods",
     "unstack_state",
+    "with_positions",
 ]

@@ -2,14 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.array_checks import check_like, check_whole
-from jaxblt.data.vocab import VOCAB_SIZE
+from jaxblt.models.blt_config import BLTOptions
 from jaxblt.models.blt_prefill import (
     after_prompt,
     check_split,
@@ -29,99 +29,28 @@ from jaxblt.models.bridge import (
     to_row,
     visible_patches,
 )
+from jaxblt.models.bridge_patterns import patches_around
+from jaxblt.models.bridge_turns import in_turns
 from jaxblt.models.byte_lm import Head
-from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig, check_vocab_size
-from jaxblt.models.positions import Places, PositionConfig, SegmentAwarePosition, document_positions, places
-from jaxblt.models.row_layout import RowLayout, promise
+from jaxblt.models.embeddings import ByteEmbedding
+from jaxblt.models.positions import Places, SegmentAwarePosition, document_positions, places
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.models.unmerge import LatestPatch, keep_bytes, smooth
-from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.patching import PatcherConfig, make_patches, read_entropies
-from jaxblt.patching.learned import BoundaryConfig, Router, confidence
+from jaxblt.patching.learned import Router, confidence
 from jaxblt.patching.patches import Patches, check_patches
 from jaxblt.patching.stream import prefill_patcher, step_patcher, stream_patcher
 from jaxblt.show import show
-from jaxblt.validation import check_bounds, check_fields
 
 ROUTER = "router"
 """The submodule that scores boundaries, by its name in parameters and metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
-class BLTConfig:
-    """A byte-patched model (Byte Latent Transformer, Pagnoni et al., 2412.09871).
-
-    Attributes:
-      encoder: stack over bytes that sees a window; its width is the bytes'.
-      latent: stack over patches, where most of the work is done; its width is the patches'.
-      decoder: stack over bytes that turns patch vectors into byte predictions; as wide as the encoder.
-      hash: n-gram tables added to the byte embedding, or None.
-      positions: the sinusoids of a byte's place in patch and document.
-      bridge_heads: heads of both cross-attentions.
-      look_back: closed patches that a byte sees, at least 2.
-      features_enter: where the sinusoids of `positions` are added, at the encoder's input or at its output. With
-        "output" the encoder knows nothing of patches, so that they can be cut by what it finds.
-      router: scores boundaries for a patcher of mode "learned"; None for another.
-      tie_head: read logits off the byte embedding.
-      vocab_size: ids.
-    """
-
-    encoder: StackConfig = StackConfig(dim=256, num_layers=1, pattern="W")
-    latent: StackConfig = StackConfig(dim=384, num_layers=4, pattern="HHAH")
-    decoder: StackConfig = StackConfig(dim=256, num_layers=2, pattern="W")
-    hash: HashConfig | None = HashConfig()
-    positions: PositionConfig = PositionConfig()
-    bridge_heads: int = 4
-    look_back: int = 4
-    features_enter: Literal["input", "output"] = "input"
-    router: BoundaryConfig | None = None
-    tie_head: bool = True
-    vocab_size: int = VOCAB_SIZE
+class BLTConfig(BLTOptions):
+    """A byte-patched model; its options are those of `BLTOptions`."""
 
     __repr__ = show
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_bounds(self, "look_back", least=2, why=": over one patch a softmax is constant")
-        check_bounds(self, "bridge_heads", least=1)
-        check_vocab_size(self)
-        if self.encoder.dim != self.decoder.dim:
-            raise ValueError(
-                f"encoder and decoder share the bytes' width, got {self.encoder.dim} and {self.decoder.dim}"
-            )
-        if len({self.encoder.causal, self.latent.causal, self.decoder.causal}) > 1:
-            raise ValueError("encoder, latent and decoder must be causal together, or bidirectional together")
-        if any(x.layout != CONTIGUOUS for x in (self.encoder, self.latent, self.decoder)):
-            raise ValueError(
-                "patches are made of bytes in order: use attention.layout='contiguous' in all stacks"
-            )
-        if self.encoder.dim % self.bridge_heads:
-            raise ValueError(
-                f"encoder.dim = {self.encoder.dim} does not divide among bridge_heads = {self.bridge_heads}"
-            )
-        if self.router is not None and self.features_enter != "output":
-            raise ValueError(
-                "a router cuts by what the encoder finds, which must then know nothing of patches: set "
-                f"features_enter='output', got {self.features_enter!r}"
-            )
-        if self.router is not None and not self.causal:
-            raise ValueError(
-                "a router cuts by bytes up to its own, and the stacks see the future: use causal ones"
-            )
-
-    @property
-    def causal(self) -> bool:
-        """True if position t sees nothing after t."""
-        return self.latent.causal
-
-    @property
-    def embedding(self) -> EmbeddingConfig:
-        """The config of the byte embedding."""
-        return EmbeddingConfig(dim=self.encoder.dim, hash=self.hash, vocab_size=self.vocab_size)
-
-    def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "BLTConfig":
-        """Return the config for rows in which documents lie as said: in bytes, and in latent slots."""
-        return dataclasses.replace(promise(self, of_bytes), latent=promise(self.latent, of_slots))
 
     def build(
         self, *, dtype: Any = jnp.float32, patcher: PatcherConfig | None = None, name: str | None = None
@@ -137,20 +66,8 @@ class BLTConfig:
           ValueError: only one of patcher and router is of learned boundaries, or only one of entropies.
         """
         if patcher is not None:
-            self._check_patcher(patcher)
+            self.check_patcher(patcher)
         return BLT(self, dtype, patcher, name=name)
-
-    def _check_patcher(self, patcher: PatcherConfig) -> None:
-        if (patcher.mode == "learned") != (self.router is not None):
-            raise ValueError(
-                f"patcher mode {patcher.mode!r} and model.router {self.router} do not fit: mode 'learned' and a "
-                "BoundaryConfig go together"
-            )
-        if self.router is not None and patcher.reads_entropies != self.router.reads_entropies:
-            raise ValueError(
-                f"patcher.reads_entropies is {patcher.reads_entropies}, and the router's strategy "
-                f"{self.router.strategy!r} says otherwise: set it to {self.router.reads_entropies}"
-            )
 
 
 class BLT(nn.Module):
@@ -185,8 +102,9 @@ class BLT(nn.Module):
             self.router = Router(config.router, config.vocab_size, target, dtype)
         if gathers:
             self.keep = keep_bytes(dtype, config.encoder.dim)
+        reads = {"look_back": config.look_back, "distances": config.read_distances}
         self.down = (
-            LatestPatch(dtype) if gathers else PatchesToBytes(config.look_back, config.bridge_heads, dtype)
+            LatestPatch(dtype) if gathers else PatchesToBytes(heads=config.bridge_heads, dtype=dtype, **reads)
         )
         self.decoder = Stack(config.decoder, dtype)
         self.head = Head(config.vocab_size, config.tie_head, dtype, config.decoder)
@@ -341,8 +259,7 @@ class BLT(nn.Module):
 
         The slots of a row, block after block, are its sequence.
         """
-        blocks = to_blocks(h, patches)
-        return self._latent_forward(blocks, self.up.keys(blocks), patches, patches.segment_ids, p)[0]
+        return self._latent_forward(to_blocks(h, patches), None, patches, patches.segment_ids, p)[0]
 
     def _latent_forward(
         self,
@@ -353,12 +270,14 @@ class BLT(nn.Module):
         p: Any,
         state: BLTState | None = None,
     ) -> tuple[Float[Array, "B N P D"], dict[str, Any]]:
-        """Run the latent stack on bytes in blocks, given their keys, the slots' segment ids, and the router's p.
+        """Run the latent stack on bytes in blocks, given their keys or None, the slots' ids, and the router's p.
 
         Returns patch vectors, and states by name.
         """
         own = {name: getattr(state, name, None) for name in ("latent", "smoothed")}
-        x = self.up.read(last_bytes(blocks, patches), keys, patches.patch_ids, slots > 0)
+        arrays = (last_bytes(blocks, patches), blocks if keys is None else keys, patches.patch_ids, slots > 0)
+        pooled = BytesToPatches.read_bytes if keys is None else BytesToPatches.read
+        x = in_turns(pooled, self.up, arrays, chunk=self.config.bridge_chunk)
         flat, ids = x.reshape(x.shape[0], -1, x.shape[-1]), slots.reshape(x.shape[0], -1)
         z, own["latent"] = self.latent(flat, segment_ids=ids, state=own["latent"])
         if p is not None:
@@ -375,10 +294,14 @@ class BLT(nn.Module):
         earlier: Any = None,
     ) -> Float[Array, "B T C"]:
         """Return bytes with what they read from the patches that they may see."""
-        keys, latest, valid = visible_patches(
-            z, patches, look_back=self.config.look_back, causal=self.config.causal, earlier=earlier
-        )
-        read = self.down(to_blocks(h, patches), keys, latest, valid)
+        config = self.config
+        if config.read_distances is not None and not config.causal:
+            seen = patches_around(z, patches, reach=config.look_back - 1)
+        else:
+            options = {"look_back": config.look_back, "causal": config.causal, "earlier": earlier}
+            seen = visible_patches(z, patches, **options)
+        call = lambda down, *arrays: down(*arrays)  # noqa: E731
+        read = in_turns(call, self.down, (to_blocks(h, patches), *seen), chunk=config.bridge_chunk)
         return self._merge(h, to_row(read, h), p, to_row(patches.closed, h))
 
     def _merge(

@@ -77,6 +77,16 @@ class BytesToPatches(nn.Module):
         h = self.norm(h)
         return self.key(h), self.value(h)
 
+    def read_bytes(
+        self,
+        last: Float[Array, "B N P C"],
+        h: Float[Array, "B N S C"],
+        patch_ids: Int[Array, "B N S"],
+        real: Bool[Array, "B N P"],
+    ) -> Float[Array, "B N P D"]:
+        """Return patch vectors of bytes; see `read`."""
+        return self.read(last, self.keys(h), patch_ids, real)
+
     def read(
         self,
         last: Float[Array, "B N P C"],
@@ -105,18 +115,20 @@ def last_bytes(h: Float[Array, "B N S C"], patches: Patches) -> Float[Array, "B 
 
 
 class PatchesToBytes(nn.Module):
-    """Byte t attends to the W latest patches that ended at or before t, nearer ones told apart by a learned bias.
+    """Byte t attends to the W latest patches that ended at or before t, told apart by a learned bias of the distance.
 
     A byte before which no patch has ended gets 0.
 
     Attributes:
       look_back: W, at least 2 so that the softmax has something to choose from.
       heads: attention heads, over the width of the bytes.
+      distances: of the patches that are read instead, from the latest one; negative ones lie ahead.
     """
 
     look_back: int
     heads: int
     dtype: Any = jnp.float32
+    distances: tuple[int, ...] | None = None
 
     @nn.compact
     def __call__(
@@ -141,14 +153,13 @@ class PatchesToBytes(nn.Module):
         keys = RMSNorm(dtype=self.dtype, name="key_norm")(keys)
         k = dense(width, axes=("latent", "heads"), dtype=self.dtype, name="key")(keys)
         v = dense(width, axes=("latent", "heads"), dtype=self.dtype, name="value")(keys)
-        bias = self.param(
-            "bias", named(nn.initializers.zeros, None, None), (self.heads, self.look_back), jnp.float32
-        )
+        count = self.look_back if self.distances is None else len(self.distances)
+        bias = self.param("bias", named(nn.initializers.zeros, None, None), (self.heads, count), jnp.float32)
         q, k, v = (split_heads(x, self.heads) for x in (q, k, v))
 
         def read(batched: Any, bias: Any) -> Float[Array, "B N S H K"]:
             (q, k, v), (latest, valid) = batched
-            return lookup(q, k, v, latest, valid, bias, look_back=self.look_back)
+            return lookup(q, k, v, latest, valid, bias, look_back=count, distances=self.distances)
 
         found = _over_blocks(read, (q, k, v), (latest, valid), bias)
         return dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")(found.reshape(*h.shape))

@@ -145,16 +145,17 @@ def _previous_lengths(patches: Patches) -> Int[Array, "B N P"]:
 
 def features(config: PositionConfig, place: Places) -> Float[Array, "B T F"]:
     """Return sinusoids of offset and position, and log lengths, in fp32."""
-    waves = [_waves(place.offset, config.offset_periods), _waves(place.position, config.periods)]
+    found = [waves(place.offset, config.offset_periods), waves(place.position, config.periods)]
     scalars = [place.offset, place.previous]
     if place.left is not None:
-        waves.append(_waves(place.left, config.offset_periods))
+        found.append(waves(place.left, config.offset_periods))
         scalars.append(place.left)
     logs = jnp.log2(1.0 + jnp.maximum(jnp.stack(scalars, -1), 0).astype(jnp.float32)) / 8.0
-    return jnp.concatenate([*waves, logs], -1)
+    return jnp.concatenate([*found, logs], -1)
 
 
-def _waves(x: Int[Array, "B T"], periods: tuple[int, ...]) -> Float[Array, "B T F"]:
+def waves(x: Int[Array, "B T"], periods: tuple[int, ...]) -> Float[Array, "B T F"]:
+    """Return sine and cosine of 2 pi x / period, in fp32; phases are exact, as they are taken of whole numbers."""
     whole = jnp.asarray(np.array(periods, np.int32))[None, None]
     turns = jnp.mod(jnp.maximum(x, 0)[..., None], whole).astype(jnp.float32) / whole.astype(jnp.float32)
     angle = 2.0 * np.float32(np.pi) * turns

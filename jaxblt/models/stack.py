@@ -341,7 +341,7 @@ class Block(nn.Module):
             state=state,
         )
         x = by_token(x + self._drop(y), split=split)
-        if config.hidden:
+        if config.hidden and not getattr(config.mixers[self.kind], "bare", False):
             scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
             mlp = MLP(config.hidden, self.dtype, scale, activation, config.gated_mlp, name="mlp")
             x = x + self._drop(mlp(config.norm(self.dtype, "mlp_norm")(x)))

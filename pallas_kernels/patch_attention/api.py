@@ -20,7 +20,8 @@ def _pool_triton(*args: Any) -> Array:
     return triton_gpu.pool(*args)
 
 
-def _lookup_triton(*args: Any, look_back: int) -> Array:
+def _lookup_triton(*args: Any, look_back: int, distances: None = None) -> Array:
+    del distances  # `why_not` takes none
     from pallas_kernels.patch_attention import triton_gpu
 
     return triton_gpu.lookup(*args, look_back=look_back)
@@ -87,12 +88,13 @@ def lookup(
     bias: Float[Array, "H W"],
     *,
     look_back: int,
+    distances: tuple[int, ...] | None = None,
     implementation: Literal["triton", "xla", "reference"] | None = None,
 ) -> Float[Array, "B N S H K"]:
-    """Attend from each byte to the W latest patches.
+    """Attend from each byte to the W latest patches, or to W at other distances.
 
-    Keys are m = latest - i, i < W, with score q.k_m / sqrt(K) + bias_i. Softmax and sums are fp32. A byte that sees no
-    patch gives 0; invalid keys are not read.
+    Keys are m = latest - d_i, i < W, with score q.k_m / sqrt(K) + bias_i. Softmax and sums are fp32. A byte that sees
+    no patch gives 0; invalid keys are not read.
 
     Args:
       q: queries of the S bytes of each of N blocks.
@@ -103,6 +105,7 @@ def lookup(
       valid: which of the M hold a patch that may be seen.
       bias: added to the scores of each head at distance i.
       look_back: W.
+      distances: the W different d_i, negative ones ahead; None for 0, 1, .. W - 1.
       implementation: which to run; the best for the device if None.
 
     Raises:
@@ -118,15 +121,18 @@ def lookup(
     if look_back < 1 or bias.shape != (q.shape[3], look_back):
         expected = f"look_back >= 1 and bias [H = {q.shape[3]}, look_back]"
         raise ValueError(f"expected {expected}, got look_back = {look_back} and bias of shape {bias.shape}")
+    if distances is not None and (len(distances) != look_back or len(set(distances)) != look_back):
+        raise ValueError(f"expected look_back = {look_back} different distances, got {distances}")
     _check_dtypes(q, k, v)
     ranges = {"latest": Range(most=k.shape[2] - 1, fix="it counts keys"), "bias": Range()}
     check_values("patch_attention.lookup", ranges, {"latest": latest, "bias": bias})
     arrays = (q, k, v, latest, valid, bias)
     device = _dispatch.current_device()
+    options = {"look_back": look_back, "distances": distances}
     entry = _dispatch.choose(
-        "patch_attention.lookup", LOOKUP_TABLE, implementation, device, *arrays, look_back=look_back
+        "patch_attention.lookup", LOOKUP_TABLE, implementation, device, *arrays, **options
     )
-    return entry.run(*arrays, look_back=look_back)
+    return entry.run(*arrays, **options)
 
 
 @checked

@@ -28,11 +28,14 @@ def lookup(
     bias: Float[Array, "H W"],
     *,
     look_back: int,
+    distances: tuple[int, ...] | None = None,
 ) -> Float[Array, "B N S H K"]:
-    """Attend from each byte to the `look_back` keys up to `latest`."""
+    """Attend from each byte to the keys latest - d, for all distances d; 0 .. look_back - 1 if None."""
+    away = jnp.asarray(tuple(range(look_back)) if distances is None else distances, latest.dtype)
     back = latest[..., None] - jnp.arange(k.shape[2], dtype=latest.dtype)[None, None, None, :]
-    seen = (back >= 0) & (back < look_back) & valid[:, :, None, :]
-    relative = jnp.moveaxis(bias.astype(jnp.float32)[:, jnp.clip(back, 0, look_back - 1)], 0, 2)
+    same = back[..., None] == away[None, None, None, None]
+    seen = jnp.any(same, -1) & valid[:, :, None, :] & (latest >= 0)[..., None]
+    relative = jnp.moveaxis(bias.astype(jnp.float32)[:, jnp.argmax(same, -1)], 0, 2)
     return _attend(q, k, v, seen, relative)
 
 

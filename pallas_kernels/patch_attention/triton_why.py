@@ -13,7 +13,13 @@ FARTHEST = 8
 """Patches to look back at; each adds a comparison to every score."""
 
 
-def why_not(device: Device, q: Any = None, *_: Any, look_back: int = 1) -> str | None:
+def why_not(
+    device: Device,
+    q: Any = None,
+    *_: Any,
+    look_back: int = 1,
+    distances: tuple[int, ...] | None = None,
+) -> str | None:
     """Return why the kernels cannot run such a call, or None.
 
     Without arrays: why not on the device.
@@ -26,6 +32,8 @@ def why_not(device: Device, q: Any = None, *_: Any, look_back: int = 1) -> str |
         return f"its heads are of size {HEAD}, not {q.shape[-1]}"
     if look_back > FARTHEST:
         return f"it looks back at {FARTHEST} patches at most, not {look_back}"
+    if distances is not None:
+        return "it reads the latest patches, and none at distances of a pattern"
     if find_spec("jax.experimental.pallas.triton") is None:
         return "this JAX has no Pallas backend for Triton any more (0.11 announces that it goes)"
     return None

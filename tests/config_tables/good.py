@@ -85,6 +85,7 @@ from jaxblt.models import (
 )
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
+from jaxblt.models.position_layers import PositionLayerConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.experimental import Schedule
@@ -178,6 +179,7 @@ GOOD: dict[type, dict[str, Any]] = {
         "base": ByteLMConfig(stack=StackConfig(dim=16, num_layers=1, pattern=("state_engine",)))
     },
     BLTConfig: {},
+    PositionLayerConfig: {"dim": 64},
     AttentionConfig: {"dim": 64},
     SparseAttentionConfig: {"dim": 64},
     HyenaConfig: {"dim": 64},

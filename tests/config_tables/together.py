@@ -151,6 +151,10 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             {"router": BoundaryConfig(), "features_enter": "output", **BOTH_WAYS},
             "a router cuts by bytes up to its own, and the stacks see the future",
         ),
+        (
+            {"router": BoundaryConfig(), "features_enter": "output", "bridge_pattern": "dilated"},
+            "bridge_pattern",
+        ),
     ),
     WordsConfig: (
         (

@@ -11,6 +11,7 @@ import pytest
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
 from jaxblt.models import BLTConfig, HashConfig, StackConfig
+from jaxblt.models.unmerge import LatestPatch, smooth
 from jaxblt.patching import PatcherConfig, decided
 from jaxblt.patching.learned import BoundaryConfig, calibrate_router
 from jaxblt.patching.patches import from_closed
@@ -198,6 +199,21 @@ def test_given_patches_override_the_hard_decisions_alone(unmerge: str) -> None:
         row, _, state = step({"params": params}, ids[:, t], state, closed=flat(used)[:, t])
         out.append(np.asarray(row))
     np.testing.assert_allclose(np.stack(out, 1), np.asarray(logits), **tol(jnp.float32, 1024))
+
+
+def test_patches_of_one_byte_come_back_as_they_are() -> None:
+    """Smoothing with p = 1, then U = 1: each byte gets its own vector, and the gradient comes back."""
+    z = np.random.default_rng(6).standard_normal((1, 8, 4)).astype(np.float32)
+    given = {"latest": jnp.arange(8)[None, None], "valid": jnp.ones((1, 1, 8), bool)}
+    params = {"params": {"up": {"kernel": jnp.eye(4)}}}
+
+    def merged(z):
+        smoothed, _ = smooth(z, jnp.ones((1, 8)), jnp.ones((1, 8), jnp.int32))
+        return LatestPatch().apply(params, z[:, None], smoothed[:, None], **given)[:, 0]
+
+    found, pull = jax.vjp(merged, jnp.asarray(z))
+    np.testing.assert_allclose(found, z, atol=1e-3)
+    np.testing.assert_allclose(pull(jnp.ones_like(found))[0], np.ones_like(z), atol=1e-3)
 
 
 @pytest.mark.slow(days=28, group="gradients")

@@ -1,7 +1,7 @@
 """Training of one recipe from several seeds in one process, all by one compiled step."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ class Trained:
       step_seconds: mean time of a step of one model, first steps and compilation not counted.
       start_seconds: until all have taken their first step.
       curve: metrics now and then, each a list over seeds.
+      before: what `look` found before the first step.
     """
 
     setup: "Setup"
@@ -35,6 +36,7 @@ class Trained:
     step_seconds: float
     start_seconds: float
     curve: list[dict[str, Any]]
+    before: Any = None
 
 
 def train_seeds(
@@ -44,6 +46,7 @@ def train_seeds(
     every: int,
     seconds: float | None = None,
     source: "DocumentSource | None" = None,
+    look: "Callable[[Setup, Sequence[TrainState]], Any] | None" = None,
 ) -> Trained:
     """Train from each seed in turn, step by step, on one device; a folder is neither read nor written.
 
@@ -56,6 +59,7 @@ def train_seeds(
       every: steps between entries of the curve, for which the devices are waited for.
       seconds: of each model, after which training ends.
       source: documents instead of those that the recipe names.
+      look: at the states before the first step.
     """
     import jax
 
@@ -66,6 +70,7 @@ def train_seeds(
     begun, mesh = time.perf_counter(), recipe.mesh.build(jax.devices()[:1])
     with jax.set_mesh(mesh):
         setup, states, data = _start(recipe, seeds, mesh, source)
+        before = None if look is None else look(setup, states)
         program, curve, step, elapsed = recipe_step(setup), [], 0, 0.0
         limit = float("inf") if seconds is None else seconds * len(seeds)
         first = start_seconds = 0.0
@@ -84,7 +89,7 @@ def train_seeds(
                 curve.append({"step": step, **_kept(metrics)})
                 elapsed = time.perf_counter() - first
     taken = (time.perf_counter() - first) / max(step - 1, 1) / len(seeds)
-    return Trained(setup, states, step, taken, start_seconds, curve)
+    return Trained(setup, states, step, taken, start_seconds, curve, before)
 
 
 def _start(

@@ -24,6 +24,7 @@ ON_CPU = (
     "memory_context",
     "overlap",
     "progressive",
+    "planted_boundaries",
     "promoter_baselines",
     "reading_frames",
     "sequence_plan",

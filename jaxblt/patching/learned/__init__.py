@@ -2,6 +2,7 @@
 
 from jaxblt.patching.learned.calibrate import calibrate_router
 from jaxblt.patching.learned.config import BoundaryConfig
+from jaxblt.patching.learned.motif_seeds import seed_motifs
 from jaxblt.patching.learned.router import Router, RouterState, confidence, init_router, ratio_loss
 
 __all__ = [
@@ -12,4 +13,5 @@ __all__ = [
     "confidence",
     "init_router",
     "ratio_loss",
+    "seed_motifs",
 ]

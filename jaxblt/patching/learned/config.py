@@ -47,14 +47,14 @@ class BoundaryConfig:
       adaptive_hybrid     sum over `parts` k of pi_k (s_k - center_k) / spread_k, pi = softmax(W_g h_t)
 
     A full match of a given motif has response 1, and a byte that fits no place of it adds 0. Given motifs stay as they
-    are; filters that are drawn are trained.
+    are. Learned ones begin as strings that the data hold more often than chance, and are trained.
 
     Attributes:
       strategy: what is scored.
       plain: H-Net's own form, p_t = s_t; an untrained encoder then cuts hardly anywhere. Content alone has it.
       motifs: IUPAC strings such as "TATAAT", of DNA in either case.
       matrices: position weight matrices.
-      learned_motifs: filters drawn at random, over all bytes.
+      learned_motifs: filters over all bytes.
       motif_length: bytes of each of those.
       codon_phase: score the position modulo 3 as well.
       parts: scores of the hybrid.

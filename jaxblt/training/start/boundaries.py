@@ -1,4 +1,4 @@
-"""The router of learned boundaries before step 0: theta and tau, calibrated on a sample of the data."""
+"""The router of learned boundaries before step 0: motifs, theta and tau, found on a sample of the data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxblt.data.dataset import Dataset
 from jaxblt.models.blt import ROUTER
 from jaxblt.parallel.rules import replicated
-from jaxblt.patching.learned import calibrate_router
+from jaxblt.patching.learned import calibrate_router, seed_motifs
 from jaxblt.training.packing import promise_rows
 from jaxblt.training.recipe import Recipe, router_of
 from jaxblt.training.start.frozen import sample, sample_batches
@@ -32,13 +32,15 @@ def with_boundaries(
       data: rows to sample.
       mesh: of all devices.
     """
-    config, own = router_of(recipe.model), params.get(ROUTER)
-    if config is None or own is None or ROUTER in taken or config.plain:
+    config, drawn = router_of(recipe.model), params.get(ROUTER)
+    if config is None or drawn is None or ROUTER in taken or config.plain:
         return params
     assert recipe.bytes_per_patch is not None  # the recipe saw to it
     model: Any = promise_rows(getattr(recipe.model, "base", recipe.model), recipe.data, recipe.patcher)
     model = model.build(dtype=recipe.train.compute_dtype, patcher=recipe.patcher)
     ids, segments, entropies = sample(sample_batches(data, recipe), recipe, mesh, frozen)
+    own = seed_motifs(config, drawn, np.asarray(ids), np.asarray(segments))
+    params = {**params, ROUTER: own}
 
     def score(params: Any, ids: Any, segments: Any, entropies: Any) -> jax.Array:
         options = {"segment_ids": segments, "entropies": entropies}
@@ -48,7 +50,7 @@ def with_boundaries(
     scored = jax.jit(score, out_shardings=replicated(mesh))(params, ids, segments, entropies)
     scores = np.asarray(scored)
     found = calibrate_router(config, own, scores, here=_inside(segments), target=recipe.bytes_per_patch)
-    placed = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), found, own)
+    placed = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), found, drawn)
     return {**params, ROUTER: placed}
 
 

@@ -54,6 +54,7 @@ NAMES = {
     "byte_lm": "jaxblt.models.byte_lm:ByteLMConfig",
     "coded_turns": "jaxblt.models.experimental.coded_turns:CodedTurnsConfig",
     "stack": "jaxblt.models.stack:StackConfig",
+    "position_layer": "jaxblt.models.position_layers:PositionLayerConfig",
     "adapter": "jaxblt.adapters.update.config:AdapterConfig",
     "router": "jaxblt.adapters.code.config:RouterConfig",
     "retrieval": "jaxblt.adapters.retrieval.neighbours:Neighbours",

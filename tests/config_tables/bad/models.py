@@ -17,6 +17,7 @@ from jaxblt.models import (
 )
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
+from jaxblt.models.position_layers import PositionLayerConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.word_features import WordsConfig
 from tests.config_tables.bad.numbers import NAN
@@ -65,9 +66,12 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "code_dim": (0, 2.5),
         "codes": (0, 2.5),
     },
+    PositionLayerConfig: {"dim": (0, 2.5), "causal": (1,), "periods": ((0,), (2.5,), 3)},
     BLTConfig: {
         "look_back": (1, 2.5),
         "bridge_heads": (0, 3, 2.5),
+        "bridge_pattern": ("windows",),
+        "bridge_chunk": (0, 2.5),
         "vocab_size": (10,),
         "encoder": (None,),
         "hash": (3,),
