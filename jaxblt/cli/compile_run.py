@@ -8,7 +8,7 @@ import tyro
 
 from jaxblt.cli.parsing import parse
 from jaxblt.cli.quantize import load_quantized
-from jaxblt.cli.serve import COMPILED, make_config
+from jaxblt.cli.serve import COMPILED, make_config, read_mesh
 from jaxblt.precision.weights import Scheme
 from jaxblt.training.state import Step, Weights
 
@@ -20,6 +20,7 @@ def compile_run(
     piece_bytes: int = 1024,
     prefix_mb: int = 0,
     drafts: int | None = None,
+    mesh: str | None = None,
     dtype: str | None = None,
     quantize: Scheme | None = None,
     weights: Weights | None = None,
@@ -36,6 +37,7 @@ def compile_run(
       piece_bytes: bytes of prompts that are read at once, as there.
       prefix_mb: memory for the states behind prompts, as there; only whether it is 0 matters.
       drafts: bytes to guess, as there; only whether they are given matters.
+      mesh: "tensor=2" for weights that are split over two devices; one device by default.
       dtype: to compute in, "bfloat16" or "float32"; by default the recipe's.
       quantize: read kernels of products in fewer bits: int8, int4, fp8, or w8a8 with activations of 8 bits too.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
@@ -54,7 +56,9 @@ def compile_run(
     folder = Path(run_dir) / COMPILED if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     with storing_programs(folder) as found:
-        engine = Engine(load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype), config)
+        devices = read_mesh(mesh, quantize)
+        run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype, mesh=devices)
+        engine = Engine(run, config, mesh=devices)
         engine.warm()
         with engine:
             engine.generate([b"a"], max_new_bytes=1)

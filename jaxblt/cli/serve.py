@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.cli.quantize import load_quantized
 from jaxblt.precision.weights import Scheme
@@ -35,6 +36,7 @@ def serve(
     drain_s: float = 60.0,
     name: str | None = None,
     as_trained: bool = True,
+    mesh: str | None = None,
     dtype: str | None = None,
     quantize: Scheme | None = None,
     weights: Weights | None = None,
@@ -59,6 +61,7 @@ def serve(
       drain_s: seconds after SIGTERM at which requests that still run are cancelled.
       name: of the model in /v1/models; by default the folder's.
       as_trained: prompts are read in the case of the run's data; without it every byte is taken as it is.
+      mesh: "tensor=2" for weights that are split over two devices; one device by default.
       dtype: to compute in, "bfloat16" or "float32"; by default the recipe's.
       quantize: read kernels of products in fewer bits: int8, int4, fp8, or w8a8 with activations of 8 bits too.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
@@ -78,8 +81,9 @@ def serve(
         number(option, value, above=0)
     config = make_config(lanes, max_waiting, piece_bytes, prefix_mb, drafts)
     with _keeping_programs(run_dir, compiled):
-        run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype)
-        engine = Engine(run, config, as_trained=as_trained)
+        devices = read_mesh(mesh, quantize)
+        run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype, mesh=devices)
+        engine = Engine(run, config, as_trained=as_trained, mesh=devices)
         print("compiling the programs of all lanes", flush=True)
         engine.warm()
     service = Service(
@@ -132,6 +136,19 @@ def _keeping_programs(run_dir: str, compiled: Path | None) -> Iterator[None]:
     with storing_programs(folder) as found:
         yield
     print(f"{folder}: {found}", flush=True)
+
+
+def read_mesh(mesh: str | None, quantize: Scheme | None) -> Any:
+    """Read --mesh.
+
+    Raises:
+      ValueError: it is no mesh, or weights in fewer bits would be split.
+    """
+    if mesh is not None and quantize is not None:
+        raise ValueError(
+            f"--mesh {mesh} splits weights, which --quantize {quantize} leaves whole: give one of both"
+        )
+    return None if mesh is None else parse_mesh(mesh)
 
 
 def read_lane(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Programs that take a place in generation and return the next one, in its memory."""
+"""Programs that take a place in generation and return the next one, in its memory and laid out as it was."""
 
 from collections.abc import Callable
 from functools import cache
@@ -26,3 +26,20 @@ def _compiled(advance: Callable[..., Any], tree: Any, shardings: tuple[Any, ...]
     laid_out = (jax.tree.unflatten(tree, shardings), None) if several else None
     # Donate the place: the caches of a long document would be there twice.
     return jax.jit(advance, static_argnums=(0, 1), donate_argnums=4, out_shardings=laid_out)
+
+
+Layout = tuple[Any, ...] | None
+"""Shardings of the arrays of a tree, as a static argument of programs; None on one device."""
+
+
+def layout_over_devices(tree: Any) -> Layout:
+    """Return how the arrays of a tree lie on several devices."""
+    shardings = tuple(leaf.sharding for leaf in jax.tree.leaves(tree))
+    return shardings if any(len(sharding.device_set) > 1 for sharding in shardings) else None
+
+
+def keep_layout[T](tree: T, layout: Layout) -> T:
+    """Return the tree laid out so, inside a program: the next call would be compiled anew for another layout."""
+    if layout is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, jax.tree.unflatten(jax.tree.structure(tree), layout))

@@ -24,7 +24,18 @@ def test_commands_and_examples_run(files, tmp_path, monkeypatch, capsys):
     (tmp_path / "records.fa").write_text(">a\nACGTTGCAAC\n")
     namespace = {"jaxblt": jaxblt}
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert [kind for kind, _ in blocks] == ["", "python", "python", "", "python", "", "python", ""]
+    assert [kind for kind, _ in blocks] == [
+        "",
+        "python",
+        "python",
+        "",
+        "python",
+        "",
+        "python",
+        "",
+        "python",
+        "",
+    ]
     for kind, text in blocks:
         if kind == "python":
             exec(compile(text, GUIDE.name, "exec"), namespace)
@@ -33,7 +44,8 @@ def test_commands_and_examples_run(files, tmp_path, monkeypatch, capsys):
                 program, *words = shlex.split(line)
                 assert program == "jaxblt"
                 main(words)
-    made = {"mine.safetensors", "half.safetensors", "score.bin", "runs", "scores.tsv", "model.safetensors"}
+    made = {"mine.safetensors", "half.safetensors", "score.bin", "score.xla", "runs", "scores.tsv"}
+    made |= {"model.safetensors"}
     assert {path.name for path in tmp_path.iterdir()} == made | {
         "blt",
         "hyenadna",

@@ -15,6 +15,7 @@ def serving(
     prompt_bytes: int = 60,
     capacity: int = 4096,
     pattern: str = "HHAH",
+    drafts: int | None = None,
     trials: int = 3,
     tiny: bool = False,
 ) -> dict[str, Any]:
@@ -31,13 +32,16 @@ def serving(
       prompt_bytes: bytes of a prompt.
       capacity: of the lane, bytes.
       pattern: of the latent stack.
+      drafts: bytes that both guess and check in one call; None draws byte by byte.
       trials: of each timing.
       tiny: a model that a CPU compiles, to try the script.
     """
     decoder, params = drawn_model(pattern, tiny)
-    found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": capacity, "pattern": pattern, "rows": []}
+    found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": capacity, "pattern": pattern}
+    found |= {"drafts": drafts, "rows": []}
     for count in rows:
-        found["rows"].append(_compare(decoder, params, count, new_bytes, prompt_bytes, capacity, trials))
+        figures = _compare(decoder, params, count, new_bytes, prompt_bytes, capacity, drafts, trials)
+        found["rows"].append(figures)
         save("serving", out, found)
     return found
 
@@ -68,10 +72,11 @@ def _compare(
     new_bytes: int,
     prompt_bytes: int,
     capacity: int,
+    drafts: int | None,
     trials: int,
 ) -> dict[str, Any]:
     from jaxblt.data import load_sample
-    from jaxblt.inference import SamplingConfig, generate
+    from jaxblt.inference import Drafts, SamplingConfig, generate
     from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling
 
     text, greedy = load_sample("book"), SamplingConfig(temperature=0)
@@ -79,7 +84,8 @@ def _compare(
     prompts = [text[97 * i : 97 * i + prompt_bytes] for i in range(count)]
     limits = [new_bytes if i < rows else new_bytes // 2 + i % 8 * new_bytes // 16 for i in range(count)]
     run: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
-    config = EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=count)
+    guess = None if drafts is None else Drafts(count=drafts)
+    config = EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=count, drafts=guess)
 
     def by_engine(number: int) -> int:
         asked = zip(prompts[:number], limits, strict=False)
@@ -91,6 +97,7 @@ def _compare(
         for start in range(0, number, rows):
             part = slice(start, start + rows)
             options = {"max_new_bytes": limits[part], "sampling": greedy, "seed": [0] * rows}
+            options["drafts"] = guess
             drawn += sum(map(len, generate(decoder, params, prompts[part], **options)))
         return drawn
 

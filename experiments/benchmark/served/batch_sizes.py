@@ -59,7 +59,8 @@ def _figures(measured: Any, rows: int, price_per_hour: float | None) -> dict[str
     figures = {"rows": rows, "seconds": times, **delays(measured.seconds)}
     figures |= {"ms_a_sample": 1e3 * times["median"] / rows, "samples_per_second": rates}
     if price_per_hour is not None:
+        slower = {"median": "median", "low": "high", "high": "low"}
         figures["price_per_thousand"] = {
-            name: cost_per_thousand(rate, price_per_hour) for name, rate in rates.items()
+            name: cost_per_thousand(rates[other], price_per_hour) for name, other in slower.items()
         }
     return figures

@@ -37,6 +37,7 @@ from jaxblt.inference.engine.programs import (
     predictions,
 )
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
+from jaxblt.inference.in_place import Layout, keep_layout
 from jaxblt.inference.prompts import Prefix
 from jaxblt.inference.requests import Requests, request_keys
 from jaxblt.inference.rows import put_rows
@@ -113,13 +114,13 @@ class DraftedLane(LanePrograms):
         history[0, : len(ids)] = ids
         base = np.asarray([self.count_to_read(len(ids))], np.int32)
         chosen = choose_codes_of_rows(self._apart.model, [request.adapter])
-        self._rows = _enter(self._rows, np.int32(slot), prompt, history, base, *ask_for(request, ids), chosen)
+        asked = (history, base, *ask_for(request, ids), chosen)
+        self._rows = _enter(self._layout, self._rows, np.int32(slot), prompt, *asked)
 
     def decode(self, slots: set[int]) -> Drawn:
         """Draw the next bytes of the rows in these slots, and end all others; the result is on its way."""
-        self._rows, drawn = _decode(
-            self._apart, self._narrow, self._rows, self.live_rows(slots), self._drafts
-        )
+        given = (self._narrow, self._rows, self.live_rows(slots), self._drafts)
+        self._rows, drawn = _decode(self._apart, self._layout, *given)
         return drawn
 
 
@@ -155,8 +156,9 @@ def _nothing(rows: int, columns: int) -> Guessed:
     return Guessed(zeros, zeros == 0, number(zeros), number(zeros), tops, number(tops))
 
 
-@partial(jax.jit, donate_argnums=0)
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _enter(
+    layout: Layout,
     rows: DraftedRows,
     slot: Int[Array, ""],
     prompt: Prefix,
@@ -177,7 +179,7 @@ def _enter(
         penalties=penalties,
         chosen=chosen,
     )
-    return put_rows(rows, slot[None], part)
+    return keep_layout(put_rows(rows, slot[None], part), layout)
 
 
 class _Round(NamedTuple):
@@ -189,9 +191,10 @@ class _Round(NamedTuple):
     accepted: Int[Array, "S"]
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _decode(
     decoder: Decoder,
+    layout: Layout,
     params: dict[str, Any],
     rows: DraftedRows,
     live: Bool[Array, "S"],
@@ -210,7 +213,8 @@ def _decode(
 
     start = (rows, _Round(table, jnp.zeros((len(live), COLUMNS), bool), none, none))
     (rows, found), _ = jax.lax.scan(body, start, length=CALLS)
-    return _hand_out(rows, found, begun, done)
+    rows, drawn = _hand_out(rows, found, begun, done)
+    return keep_layout(rows, layout), drawn
 
 
 def _call(

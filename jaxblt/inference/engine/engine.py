@@ -4,13 +4,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxblt.data.letters import letters_of
@@ -26,6 +28,7 @@ from jaxblt.inference.engine.schedule import Part, Scheduler, Ticket
 from jaxblt.inference.engine.stream import StopStrings, Stream, empty_piece
 from jaxblt.inference.prompts import Prefix
 from jaxblt.models.finite import explain_nonfinite
+from jaxblt.parallel.mesh import MeshConfig
 
 
 @runtime_checkable
@@ -101,6 +104,7 @@ class Engine:
         config: EngineConfig = EngineConfig(),
         *,
         as_trained: bool = True,
+        mesh: Mesh | MeshConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare lanes; programs are compiled by `warm`, or by the first requests that need them.
@@ -109,15 +113,18 @@ class Engine:
           run: a causal one.
           config: lanes and limits.
           as_trained: prompts have the case of the run's data; False takes every byte as it is.
+          mesh: of devices that split the weights along `tensor`, with which the run was loaded; None for one device.
           clock: seconds.
 
         Raises:
-          ValueError: the model or its patcher sees the future.
+          ValueError: the model or its patcher sees the future, or the mesh splits other axes.
         """
+        self._mesh = _check_mesh(mesh.build() if isinstance(mesh, MeshConfig) else mesh)
         self.config, self._model = config, run.decoder.model
         decoder, self._params = run.decoder, nn.meta.unbox(run.decoder_params)
         self._letters = letters_of(run.recipe.data) if as_trained else None
-        self._lanes = [_make_lane(decoder, self._params, lane, config.drafts) for lane in config.lanes]
+        with self._in_force():
+            self._lanes = [_make_lane(decoder, self._params, lane, config.drafts) for lane in config.lanes]
         self._sizes = piece_sizes(decoder, config.piece_bytes)
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
         self._scheduler = Scheduler(config, self._sizes, known=self._find_prefix, clock=clock)
@@ -216,18 +223,33 @@ class Engine:
         Warns:
           LaneShrunkWarning: a lane has fewer rows than were asked for.
         """
+
+        def begin[T](call: Callable[..., T], *given: Any) -> Future[T]:
+            # Threads of a pool are in no mesh
+            return pool.submit(self._on_mesh, call, *given)
+
         with ThreadPoolExecutor() as pool:
-            decoding = [pool.submit(lane.fit) for lane in self._lanes]
-            reading = [[pool.submit(_read_one, lane, size) for size in self._sizes] for lane in self._lanes]
+            decoding = [begin(lane.fit) for lane in self._lanes]
+            reading = [[begin(_read_prompts, lane, size) for size in self._sizes] for lane in self._lanes]
         for i, (lane, fitted, prompts) in enumerate(zip(self._lanes, decoding, reading, strict=True)):
             fitted.result()
             if lane.lane != self.config.lanes[i]:
                 self._scheduler.shrink(i, lane.lane.slots)
-            prompt = [one.result() for one in prompts][-1]
-            if self.config.prefix_bytes:
-                copy_prompt(prompt)
+            *_, whole = [one.result() for one in prompts]
+            self._on_mesh(self._warm_row, lane, whole)
+
+    def _warm_row(self, lane: LanePrograms, prompts: list[Prefix]) -> None:
+        copies = [copy_prompt(prompt) for prompt in prompts] if self.config.prefix_bytes else []
+        for prompt in (*prompts, *copies):
             lane.enter(0, prompt, Request(b"", 1), np.ones(1, np.int32))
-            jax.block_until_ready(lane.decode({0}))
+            jax.block_until_ready([lane.decode({0}) for _ in range(2)])
+
+    def _on_mesh[T](self, call: Callable[..., T], *given: Any) -> T:
+        with self._in_force():
+            return call(*given)
+
+    def _in_force(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     def close(self, *, within_s: float | None = None) -> None:
         """Take no more requests, and stop once all have ended.
@@ -267,7 +289,7 @@ class Engine:
                     self._changed.wait_for(lambda: self._jobs or self._in_flight or self._closing)
                     if not self._jobs and not self._in_flight:
                         return
-                self._round()
+                self._on_mesh(self._round)
         except Exception as error:
             self._fail(error)
 
@@ -370,15 +392,32 @@ class Engine:
             job.stream.put(piece)
 
 
+def _check_mesh(mesh: Mesh | None) -> Mesh | None:
+    """Return a mesh that splits weights only.
+
+    Raises:
+      ValueError: it splits rows or sequences, which lanes do not.
+    """
+    if mesh is not None and mesh.shape.get("tensor") != mesh.size:
+        raise ValueError(
+            f"mesh {dict(mesh.shape)}: an engine splits weights only, use tensor={mesh.size} alone"
+        )
+    return mesh
+
+
 def _make_lane(decoder: Decoder, params: dict[str, Any], lane: Lane, drafts: Drafts | None) -> LanePrograms:
     if drafts is None:
         return LanePrograms(decoder, params, lane)
     return DraftedLane(decoder, params, lane, drafts)
 
 
-def _read_one(lane: LanePrograms, size: int) -> Prefix:
-    """Read a prompt of one id, in a row of `size`."""
-    return lane.read(lane.begin(), np.ones(1, np.int32), size)[0]
+def _read_prompts(lane: LanePrograms, size: int) -> list[Prefix]:
+    """Read prompts of one piece and of two: over devices, programs see what they return themselves as laid out anew."""
+
+    def read(before: Prefix) -> Prefix:
+        return lane.read(before, np.ones(1, np.int32), size)[0]
+
+    return [read(lane.begin()), read(read(lane.begin()))]
 
 
 def _piece(row: Drawn, count: int, finish: Finish | None) -> Piece:

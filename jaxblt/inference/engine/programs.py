@@ -19,6 +19,7 @@ from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_dec
 from jaxblt.inference.engine.config import TOP, Lane, Request
 from jaxblt.inference.engine.memory import shrink_lane
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
+from jaxblt.inference.in_place import Layout, keep_layout, layout_over_devices
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import Prefix, begin_prompts, read_piece
@@ -97,6 +98,8 @@ class LanePrograms:
         self._decoder, self._apart, self._lane = decoder, unrolled(decoder), lane
         self._params = prepare_decoding(decoder, params, rows=lane.slots, num_bytes=lane.capacity)
         self._rows: Any = self.make_rows()
+        self._layout = layout_over_devices(self._rows)
+        self._prompt_layout = layout_over_devices(self.begin())
         layers = {**unroll_params(self._params), CHOSEN: self._rows.chosen}
         # Leave the codes to the rows: those here would be used up with them
         self._narrow = narrow_params(self._apart, lane.slots, layers, self._rows.state) | {CHOSEN: {}}
@@ -144,17 +147,20 @@ class LanePrograms:
         row = np.full((1, size), PAD, np.int32)
         row[0, : len(ids)] = ids
         params = {**self._params, CHOSEN: choose_codes_of_rows(self._decoder.model, [adapter])}
-        return _read(self._decoder, params, before, row, np.arange(size)[None] < len(ids))
+        live = np.arange(size)[None] < len(ids)
+        return _read(self._decoder, self._prompt_layout, params, before, row, live)
 
     def enter(self, slot: int, prompt: Prefix, request: Request, ids: np.ndarray) -> None:
         """Put a prompt of these ids that was read into a row."""
         # Name the layers of the unrolled model: blocks may have routers of their own
         chosen = choose_codes_of_rows(self._apart.model, [request.adapter])
-        self._rows = _enter(self._rows, np.int32(slot), prompt, *ask_for(request, ids), chosen)
+        asked = ask_for(request, ids)
+        self._rows = _enter(self._layout, self._rows, np.int32(slot), prompt, *asked, chosen)
 
     def decode(self, slots: set[int]) -> Drawn:
         """Draw the next bytes of the rows in these slots, and end all others; the result is on its way."""
-        self._rows, drawn = _decode(self._apart, self._narrow, self._rows, self.live_rows(slots))
+        live = self.live_rows(slots)
+        self._rows, drawn = _decode(self._apart, self._layout, self._narrow, self._rows, live)
         return drawn
 
     def live_rows(self, slots: set[int]) -> np.ndarray:
@@ -227,16 +233,22 @@ _empty = jax.jit(empty_rows, static_argnums=(0, 1))
 
 
 # Donate states: the caches of a long row would be there twice
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _read(
-    decoder: Decoder, params: dict[str, Any], before: Prefix, ids: Int[Array, "1 L"], live: Bool[Array, "1 L"]
+    decoder: Decoder,
+    layout: Layout,
+    params: dict[str, Any],
+    before: Prefix,
+    ids: Int[Array, "1 L"],
+    live: Bool[Array, "1 L"],
 ) -> tuple[Prefix, Bool[Array, "1"]]:
-    prompt = read_piece(decoder, params, before, ids, live.astype(jnp.int32))
+    prompt = keep_layout(read_piece(decoder, params, before, ids, live.astype(jnp.int32)), layout)
     return prompt, jnp.isfinite(prompt[1][:, 0])
 
 
-@partial(jax.jit, donate_argnums=0)
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _enter(
+    layout: Layout,
     rows: LaneRows,
     slot: Int[Array, ""],
     prompt: Prefix,
@@ -255,12 +267,12 @@ def _enter(
         penalties=penalties,
         chosen=chosen,
     )
-    return put_rows(rows, slot[None], part)
+    return keep_layout(put_rows(rows, slot[None], part), layout)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _decode(
-    decoder: Decoder, params: dict[str, Any], rows: LaneRows, live: Bool[Array, "S"]
+    decoder: Decoder, layout: Layout, params: dict[str, Any], rows: LaneRows, live: Bool[Array, "S"]
 ) -> tuple[LaneRows, Drawn]:
     """Draw `STEPS` bytes of the rows that are live; the key of a byte comes from seed and position alone."""
     rows, asked = rows.replace(done=rows.done | ~live), rows.requests  # pyright: ignore[reportAttributeAccessIssue]
@@ -284,7 +296,7 @@ def _decode(
 
     rows, drawn = jax.lax.scan(body, rows, length=STEPS)
     drawn = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), drawn)
-    return rows, drawn._replace(ended=drawn.ended[:, -1], drafted=none, accepted=none)
+    return keep_layout(rows, layout), drawn._replace(ended=drawn.ended[:, -1], drafted=none, accepted=none)
 
 
 def penalties_of(counts: Int[Array, "... V"], penalties: Float[Array, "... 2"]) -> Float[Array, "... V"]:

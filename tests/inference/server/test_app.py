@@ -8,6 +8,7 @@ import math
 import random
 import re
 import string
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -342,6 +343,30 @@ def test_an_error_of_the_servers_own_is_told_and_logged(service, run):
     assert "len" not in reply.json["error"]["message"]
 
 
+def ray_serve(deployed):
+    """What the guide's example asks of Ray Serve, in one process."""
+
+    def deployment(**options):
+        def decorate(cls):
+            cls.bind = classmethod(lambda cls, *given: cls(*given))
+            return cls
+
+        return decorate
+
+    return SimpleNamespace(deployment=deployment, run=deployed.append)
+
+
+async def ask_deployed(replica):
+    async def json():
+        return {"prompt": "ab", "max_tokens": 5, "temperature": 0}
+
+    replica.check_health()
+    response = await replica(SimpleNamespace(json=json))
+    data = b"".join([part async for part in response.body_iterator])
+    replica.engine.close()
+    return data
+
+
 def test_serving_md_runs(run, monkeypatch, capsys):
     """With the tiny run, its own lane, and a client that asks nobody."""
     create = inspect.signature(openai.resources.Completions.create)
@@ -355,9 +380,11 @@ def test_serving_md_runs(run, monkeypatch, capsys):
     monkeypatch.setattr(openai, "OpenAI", lambda base_url, api_key: client)
     monkeypatch.setattr(jaxblt, "load", lambda path: run)
     monkeypatch.setattr(jaxblt.inference.engine, "Engine", lambda run, config: Engine(run, CONFIG))
-    names = {}
+    names, deployed = {}, []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=ray_serve(deployed)))
     for text in blocks(ROOT / "docs" / "guides" / "serving.md", "python"):
         exec(compile(text, "serving.md", "exec"), names)
+    assert len(asyncio.run(ask_deployed(*deployed))) == 5
     assert [type(text) for text in names["texts"]] == [bytes, bytes]
     said = capsys.readouterr().out
     assert "stop" in said or "length" in said
