@@ -67,11 +67,15 @@ def multiply(
 ) -> Float[Array, "..."]:
     """Multiply x by a kernel: `jnp.einsum`, or for channel-major arrays on GPUs a GEMM a row.
 
-    XLA makes one GEMM of an einsum with several rows, and transposes channel-major arrays in a pass of its own.
+    XLA makes one GEMM of an einsum with several rows, and transposes channel-major arrays in a pass of its own. On a
+    CPU it keeps the sums of such a product in 16 bits if x has them, so both are widened there.
     """
     if is_by_row(equation, x, kernel):
         y: Any = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
         return checkpoint_name(y, PRODUCT)
+    if rounds_sums(equation, x):
+        wide = jnp.einsum(equation, x.astype(jnp.float32), kernel.astype(jnp.float32), precision=precision)
+        return wide.astype(preferred_element_type or x.dtype)
     return jnp.einsum(equation, x, kernel, precision=precision, preferred_element_type=preferred_element_type)
 
 
@@ -94,6 +98,16 @@ class Letters(NamedTuple):
         """The letters of x that are not summed over."""
         return "".join(c for c in self.given if c not in self.summed)
 
+    @property
+    def sides(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """The letters of x and of y, each with those of its channels."""
+        return (self.given, self.summed), (self.result, self.new)
+
+    @property
+    def channels_last(self) -> list[bool]:
+        """Whether channels come last in x and in y."""
+        return [side == self.lead + c for side, c in self.sides]
+
 
 def read_equation(equation: str) -> Letters:
     """Split a `Linear`'s equation, such as "btd,dhk->bthk", into its letters."""
@@ -110,9 +124,7 @@ def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
     row would then be more memory traffic than the transposes.
     """
     letters = read_equation(equation)
-    lead, channels = letters.lead, (letters.summed, letters.new)
-    sides = list(zip((letters.given, letters.result), channels, strict=True))
-    last = [side == lead + c for side, c in sides]
+    lead, sides, last = letters.lead, letters.sides, letters.channels_last
     first = [side == lead[:1] + c + lead[1:] for side, c in sides]
     ordered = all(a or b for a, b in zip(last, first, strict=True)) and not all(last)
     if not ordered or x.shape[0] == 1 or current_device().platform != "gpu":
@@ -120,6 +132,12 @@ def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
     inner = prod(kernel.shape[: len(letters.summed)])
     other = inner if last[0] else kernel.size // inner
     return other <= x.size // (x.shape[0] * inner)
+
+
+def rounds_sums(equation: str, x: Float[Array, "..."]) -> bool:
+    """Return whether XLA would keep the sums of this product in 16 bits: of channel-major arrays on a CPU."""
+    narrow = jnp.finfo(x.dtype).bits < 32 and current_device().platform == "cpu"
+    return narrow and not all(read_equation(equation).channels_last)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 3, 4))

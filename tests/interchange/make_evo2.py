@@ -131,6 +131,31 @@ def greedy(run: Any, ids: np.ndarray) -> np.ndarray:
     return ids[start:].astype(np.uint8)
 
 
+def rounding(model: Any, pattern: str, seed: int) -> float:
+    """How far logits in bf16, as the reference loads weights, lie from those in fp32: relative root mean square."""
+    import torch
+
+    logits = []
+    for narrow in (False, True):
+        config = tiny(pattern)
+        if narrow:
+            names = ("attn_block_dtype", "hyena_block_dtype", "mlp_dtype", "params_dtype")
+            config.update(dict.fromkeys(names, torch.bfloat16))
+        net = model.StripedHyena(config).eval()
+        net = net if narrow else net.float()
+        shapes = {name: tuple(x.shape) for name, x in net.state_dict().items()}
+        drawn = {name: torch.from_numpy(x) for name, x in weights.draw(shapes, seed).items()}
+        if narrow:
+            net.to_bfloat16_except_pr_lc(to_float32=True)
+        net.custom_load_state_dict(drawn)
+        if narrow:
+            net.to_bfloat16_except_pr_lc()
+        with torch.no_grad():
+            ids = torch.from_numpy(weights.draw_bytes(max(weights.LENGTHS)))[None]
+            logits.append(net(ids)[0].float())
+    return float((logits[1] - logits[0]).norm() / logits[0].norm())
+
+
 def released(model: Any, name: str) -> list[Any]:
     """Names and shapes of a released model: those of blocks once for all blocks that have them, then the others."""
     import torch
@@ -180,6 +205,7 @@ def main(folder: Path) -> None:
         found = answers(model, pattern, seed)
         np.savez_compressed(folder / f"{case}.npz", **found)
         print(case, {name: x.shape for name, x in found.items()})
+        print(case, "in bf16", rounding(model, pattern, seed))
     saved(folder / "torch.pt")
     names = {name: released(model, name) for name in CONFIGS}
     lines = [f"{json.dumps(name)}: {json.dumps(told, separators=(',', ':'))}" for name, told in names.items()]

@@ -78,6 +78,17 @@ def test_states_logits_and_likelihoods_are_the_references(case):
             assert worst(nats, expected[f"likely_{length}"]) < near
 
 
+@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_striped_hyena_in_bf16")
+@pytest.mark.parametrize("case", weights.CASES)
+def test_bf16_is_no_further_from_fp32_than_the_references(case):
+    config, tensors = draw(case)
+    params = as_tree(to_params(config, tensors))
+    ids = jnp.asarray(np.concatenate([[BOS], weights.draw_bytes(LONGEST)[1:] + OFFSET]), jnp.int32)[None]
+    models = [config.build(dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16)]
+    exact, found = (jax.jit(lambda p, m=m: m.apply({"params": p}, ids)[0])(params) for m in models)
+    assert jnp.linalg.norm(found - exact) <= weights.ROUNDED[case] * jnp.linalg.norm(exact)
+
+
 def released(name: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a released checkpoint, as the reference's state dict has them."""
     found = {}

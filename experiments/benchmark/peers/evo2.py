@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmark.figures.saved import save
+from experiments.benchmark.figures.saved import check_commit, save
 from experiments.benchmark.peers.evo2_setting import PARTS, Part, Setting, Side, Timed
+from jaxblt.profiling.provenance import git_commit
 
 
 def evo2(
@@ -37,12 +38,13 @@ def evo2(
       setting: sizes.
 
     Raises:
-      ValueError: there is no such model.
+      ValueError: there is no such model, or no commit is known.
       RuntimeError: the peer is asked for, and torch, its package or a GPU is not there.
     """
     from experiments.benchmark.peers.evo2_ours import Ours
     from experiments.benchmark.peers.evo2_weights import draw, sizes_of
 
+    check_commit(git_commit()["commit"])
     began = time.perf_counter()
     sizes = sizes_of(model)
     found: dict[str, Any] = {
