@@ -65,6 +65,7 @@ def on_one_device(params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Arr
     return loss(y, targets)
 
 
+@pytest.mark.slow(days=3)
 @pytest.mark.parametrize(("kind", "stages", "batches"), [("gpipe", 4, 6), ("1f1b", 4, 6), ("1f1b", 3, 2)])
 def test_values_and_gradients_are_those_of_one_device(kind: Any, stages: int, batches: int) -> None:
     arguments = drawn(stages, batches)
