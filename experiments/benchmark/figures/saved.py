@@ -24,6 +24,7 @@ ON_CPU = (
     "memory_context",
     "promoter_baselines",
     "reading_frames",
+    "router_levels",
     "sequence_plan",
     "streamed_filter",
 )
