@@ -27,6 +27,7 @@ ON_CPU = (
     "planted_boundaries",
     "promoter_baselines",
     "reading_frames",
+    "router_levels",
     "sequence_plan",
     "state_counts",
     "streamed_filter",
