@@ -23,6 +23,7 @@ from jaxblt.adapters import (
     Traces,
 )
 from jaxblt.adapters.files.serving import Limits
+from jaxblt.cli.benchmark import BenchmarkOptions
 from jaxblt.cli.plan import PlanConfig
 from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
 from jaxblt.data.kmers import KmerVocab
@@ -187,6 +188,7 @@ GOOD: dict[type, dict[str, Any]] = {
     ExplicitFilter: {},
     Recipe: {"name": "r", "model": BYTES, "data": DataConfig()},
     PlanConfig: {},
+    BenchmarkOptions: {},
     ScheduleConfig: {},
     ClassifyPositions: {},
     ClassifyChain: {},
