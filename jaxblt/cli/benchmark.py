@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
     if options.out is not None:
         check_output("--out", options.out, inputs=(), overwrite=options.overwrite)
     from jaxblt.profiling import this_machine
-    from jaxblt.profiling.train_step import time_steps
+    from jaxblt.training.start.timed_step import time_steps
 
     timed = time_steps(recipe, recipe.mesh.build(), remat=options.compare, trials=options.trials)
     for one in timed:

@@ -29,6 +29,7 @@ from jaxblt.adapters.experimental.film import Film
 from jaxblt.adapters.experimental.kronecker import Kronecker
 from jaxblt.adapters.experimental.quantized_codes import Codebook
 from jaxblt.adapters.files.serving import Limits
+from jaxblt.cli.benchmark import BenchmarkOptions
 from jaxblt.cli.plan import PlanConfig
 from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
 from jaxblt.data.kmers import KmerVocab
@@ -202,6 +203,7 @@ GOOD: dict[type, dict[str, Any]] = {
     ExplicitFilter: {},
     Recipe: {"name": "r", "model": BYTES, "data": DataConfig()},
     PlanConfig: {},
+    BenchmarkOptions: {},
     ScheduleConfig: {},
     ClassifyPositions: {},
     ClassifyChain: {},

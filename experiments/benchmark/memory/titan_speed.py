@@ -120,9 +120,9 @@ def train_step(recipe: "Recipe", devices: int, trials: int) -> dict[str, Any]:
     from jaxblt.data import BytesSource, load_sample
     from jaxblt.parallel import make_mesh
     from jaxblt.profiling import measure
-    from jaxblt.profiling.train_step import prepare
     from jaxblt.training.flops import count_params
     from jaxblt.training.log.meter import peak_memory
+    from jaxblt.training.start.timed_step import prepare
 
     needed = 2 * recipe.data.seq_len * recipe.data.batch_size
     book = load_sample("book")

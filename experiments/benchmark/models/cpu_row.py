@@ -11,8 +11,8 @@ import configs
 from jaxblt.data import DocumentSource
 from jaxblt.parallel import MeshConfig
 from jaxblt.profiling import measure, profile_memory
-from jaxblt.profiling.train_step import prepare
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.start.timed_step import prepare
 
 
 def measure_step(recipe: Recipe, *, trials: int = 20, source: DocumentSource | None = None) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def fp8_loss(
     import jax
 
     from jaxblt import recipes
-    from jaxblt.profiling.train_step import prepare
     from jaxblt.training.start.setup import open_data, recipe_step, to_devices
+    from jaxblt.training.start.timed_step import prepare
 
     base = without_entropies(recipes.get(recipe), paths, steps)
     mesh = base.mesh.build(jax.devices()[:1])

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 
 from experiments.benchmark.figures.programs import run_if_it_fits, time_on_devices
-from jaxblt.profiling.train_step import prepare
 from jaxblt.training.flops import count_params
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.setup import recipe_step
+from jaxblt.training.start.timed_step import prepare
 
 
 def measured(recipe: Recipe, trials: int) -> dict[str, Any]:

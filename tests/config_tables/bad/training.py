@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jaxblt.cli.benchmark import BenchmarkOptions
 from jaxblt.cli.plan import PlanConfig
 from jaxblt.models import (
     StackConfig,
@@ -100,6 +101,11 @@ TRAINING: dict[type, dict[str, tuple[Any, ...]]] = {
     },
     TaskLoss: {"weight": (-1.0, NAN, INF), "objective": (None, NextByte())},
     MultiTask: {"tasks": ((), 3), "weighting": ("learned",), "causal": (False,)},
+    BenchmarkOptions: {
+        "trials": (19, 20.5),
+        "compare": (("some",), ("none", "none")),
+        "overwrite": (1,),
+    },
     PlanConfig: {
         "fill": (0.0, 1.1, NAN),
         "batch": (1,),
