@@ -184,5 +184,5 @@ class PeriodicPosition(nn.Module):
 
     @nn.compact
     def __call__(self, positions: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        x = _waves(positions, self.periods).astype(self.dtype)
+        x = waves(positions, self.periods).astype(self.dtype)
         return dense(self.dim, axes=("features", "embed"), dtype=self.dtype, name="project")(x)
