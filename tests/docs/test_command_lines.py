@@ -10,7 +10,7 @@ import pytest
 from jaxblt import recipes
 from jaxblt.adapters import AdapterConfig, Draw, RouterConfig, attach
 from jaxblt.cli import finetune, main, parsing, plan, sweep, train
-from jaxblt.cli.data import find
+from jaxblt.cli.data import MADE, find
 from jaxblt.cli.new import new
 from jaxblt.cli.recipe_options import parse_recipe_and
 from jaxblt.training.stored.resolved import Resolved, write_resolved
@@ -59,7 +59,9 @@ def only_read(monkeypatch, tmp_path):
 def accepted(argv: list[str]) -> bool:
     """Whether the options of one command line can be read; it runs if it writes a recipe for the next one."""
     if argv[0] == "data":
-        return argv[1] == "fetch" and all(find(name) for name in argv[2:])
+        if argv[1] == "draw":
+            return argv[2] in recipes.RECIPES and len(argv) == 4
+        return argv[1] == "fetch" and all(name in MADE or find(name) for name in argv[2:])
     if argv in (["doctor"], ["--version"]):
         return True
     try:
