@@ -25,8 +25,8 @@ LETTERS = {"dna": "ACGT", "protein": "ACDEFGHIKLMNPQRSTVWY"}
 Words of text are made of all bytes."""
 TABLE = 1 << 15
 """Features for words of text of one length: words that share a hash share a feature."""
-LONGEST = {"dna": 6, "protein": 3, "text": 6}
-"""Letters of the longest words that are worth their parameters."""
+LONGEST = {"dna": 6, "protein": 3, "text": 0}
+"""Letters of the longest words that are worth their parameters; those of text are read where they are asked for."""
 MOST_PLACES = 1024
 """Letters of a record up to which each of its places is worth features of its own."""
 MOST_WORDS = 1 << 20

@@ -66,7 +66,7 @@ def finetune_recipe(
       name: of the run.
       pool, dropout, crf: of the head, see `LabelHeadConfig`.
       words: letters of the longest words whose counts answer beside the states (`WordsConfig`); 0 for states alone, and
-        by default 6 for DNA and text, 3 for proteins, and 0 for classes of positions.
+        by default 6 for DNA, 3 for proteins, and 0 for text and classes of positions.
       places: the first places of a record whose letters answer too, each at its place; by default all of them where
         training records are of one length of at most 1,024 and are read from one strand, else 0.
       weights: of the losses of several tasks by name; 1 for a task that is not named.

@@ -86,13 +86,16 @@ def score_baselines(data: "LabelledDataConfig", longest: tuple[int, ...]) -> lis
     return [*runs, score_start(data)]
 
 
-def score_start(data: "LabelledDataConfig") -> dict[str, Any]:
-    """Return the figures of the regression on words that a fine-tuned model starts as, model "start"."""
+def score_start(data: "LabelledDataConfig", longest: int | None = None) -> dict[str, Any]:
+    """Return the figures of the regression on words that a fine-tuned model starts as, model "start".
+
+    The longest words have `longest` letters; by default as many as fine-tuning takes.
+    """
     from jaxblt.evaluation.label_baselines import score_classes
     from jaxblt.training.finetune import words_of
     from jaxblt.training.start.word_regression import choose_features, read_words
 
-    begun, words = time.perf_counter(), words_of(data)
+    begun, words = time.perf_counter(), words_of(data, longest)
     assert words is not None
     _, parts = read_words(data, words, ("train", "validation", "test"))
     fitted = choose_features(parts["train"], parts["validation"], words, len(data.classes))
