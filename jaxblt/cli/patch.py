@@ -72,6 +72,7 @@ def patch(
     if length is not None:
         whole("--length", length, least=1)
     loaded = None if run_dir is None else patching.load_patching_model(run_dir, step)
+    routed = isinstance(loaded, patching.RoutedModel)
     changes = {name: value for name, value in vars(own).items() if value is not None}
     config = patching.patcher_of(loaded, changes)
     if recalibrate:
@@ -79,15 +80,12 @@ def patch(
     patching.check_model(loaded, plot=plot, entropies_out=entropies_out)
     if loaded is not None and "entropy_context" in changes:
         loaded = patching.with_context(loaded, config.entropy_context)
-    routed = isinstance(loaded, patching.RoutedModel)
     source = patching.open_file(file, loaded.data if loaded is not None and as_trained else None)
     records = patching.chosen(source, record)
     if len(records) > 1 and (start or length is not None or plot is not None):
         names = ", ".join(source.names[i] for i in records[:8])
-        raise ValueError(
-            f"--start, --length and --plot are of one record, and {file} has {len(records)}: name it with --record "
-            f"({names})"
-        )
+        said = f"--start, --length and --plot are of one record, and {file} has {len(records)}"
+        raise ValueError(f"{said}: name it with --record ({names})")
     for i in records:
         ids = patching.read_ids(source, i, start, length)
         entropies = None if loaded is None else loaded.entropies(ids)
