@@ -230,7 +230,7 @@ def test_prompts_may_be_any_bytes(tmp_path):
 def test_patch_reads_every_record_or_the_one_that_is_named(options, seen, files, monkeypatch, capsys):
     read: list[bytes] = []
     monkeypatch.setattr(patching, "segment", lambda config, ids, entropies: read.append(bytes(ids[1:] - 4)))
-    monkeypatch.setattr(patching, "report", lambda *_: "figures")
+    monkeypatch.setattr(patching, "report", lambda *_, **__: "figures")
     monkeypatch.setattr(patching, "warn_of_refusals", lambda *_: None)
     patch(files["FASTA"], **options)
     assert [np.frombuffer(ids, np.int32).astype(np.uint8).tobytes() for ids in map(bytes, read)] == seen
