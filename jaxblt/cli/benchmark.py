@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from jaxblt.cli.recipe_options import parse_recipe_and
@@ -59,12 +59,13 @@ def main(argv: Sequence[str]) -> None:
     recipe, _, options = parse_recipe_and(argv, BenchmarkOptions(), prog="jaxblt benchmark", about=ABOUT)
     if options.out is not None:
         check_output("--out", options.out, inputs=(), overwrite=options.overwrite)
-    from jaxblt.profiling import this_machine
+    from jaxblt.profiling.provenance import provenance
     from jaxblt.training.start.timed_step import time_steps
 
     timed = time_steps(recipe, recipe.mesh.build(), remat=options.compare, trials=options.trials)
     for one in timed:
         print(line_of(one))
     if options.out is not None:
-        figures = {"recipe": recipe.name, "machine": asdict(this_machine()), "steps": timed}
+        # Name the benchmark: kept records of other recipes are not compared with these
+        figures = {"benchmark": f"step_{recipe.name}", "recipe": recipe.name, "steps": timed, **provenance()}
         write_text(options.out, json.dumps(figures, indent=1) + "\n")

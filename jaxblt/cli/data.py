@@ -8,7 +8,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from jaxblt import recipes
-from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of, folder_of
+from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of, fetch_hint, folder_of
 from jaxblt.cli.download import LOCK, Unreachable, obtain
 from jaxblt.data.tasks import ListOps, Pathfinder, PixelClasses
 from jaxblt.data.tasks.language_pairs import write_language_pairs
@@ -100,20 +100,25 @@ def draw(argv: Sequence[str]) -> int:
     Raises:
       ValueError: there are not a recipe and a file, or the recipe reads no images.
       FileExistsError: the file is there.
+      FileNotFoundError: the images are not.
     """
     if len(argv) != 2:
         raise ValueError(
             f"expected a recipe and a file, got {list(argv)}: jaxblt data draw pathfinder sheet.png"
         )
     name, out = argv
-    task = getattr(recipes.get(name).data, "task", None)
+    recipe = recipes.get(name)
+    task = getattr(recipe.data, "task", None)
     if not isinstance(task, PixelClasses | Pathfinder):
         drawable = [
             n for n in recipes.RECIPES if isinstance(getattr(recipes.get(n).data, "task", 0), PixelClasses)
         ]
         raise ValueError(f"recipe {name!r} reads no images, choose one of: {', '.join(drawable)}")
     check_output("FILE", out)
-    sheet = draw_sheet(task.open("test"), task.num_answers)
+    try:
+        sheet = draw_sheet(task.open("test"), task.num_answers)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}{fetch_hint(recipe)}") from error
     with whole_file(out) as partial_file:
         partial_file.write_bytes(sheet)
     print(f"{out}: row k shows class k")

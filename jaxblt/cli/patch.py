@@ -72,31 +72,30 @@ def patch(
     if length is not None:
         whole("--length", length, least=1)
     loaded = None if run_dir is None else patching.load_patching_model(run_dir, step)
+    routed = isinstance(loaded, patching.RoutedModel)
     changes = {name: value for name, value in vars(own).items() if value is not None}
     config = patching.patcher_of(loaded, changes)
     if recalibrate:
         config = replace(config, margin=None, capacity=None)
     patching.check_model(loaded, plot=plot, entropies_out=entropies_out)
-    if isinstance(loaded, patching.EntropyModel) and "entropy_context" in changes:
-        loaded = replace(loaded, context=config.entropy_context)
+    if loaded is not None and "entropy_context" in changes:
+        loaded = patching.with_context(loaded, config.entropy_context)
     source = patching.open_file(file, loaded.data if loaded is not None and as_trained else None)
     records = patching.chosen(source, record)
     if len(records) > 1 and (start or length is not None or plot is not None):
         names = ", ".join(source.names[i] for i in records[:8])
-        raise ValueError(
-            f"--start, --length and --plot are of one record, and {file} has {len(records)}: name it with --record "
-            f"({names})"
-        )
+        said = f"--start, --length and --plot are of one record, and {file} has {len(records)}"
+        raise ValueError(f"{said}: name it with --record ({names})")
     for i in records:
         ids = patching.read_ids(source, i, start, length)
         entropies = None if loaded is None else loaded.entropies(ids)
         patches = patching.segment(config, ids, entropies)
         if len(records) > 1:
             print(f"record {source.names[i]}")
-        print(patching.report(ids, patches, entropies, show, routed=config.mode == "learned"))
+        print(patching.report(ids, patches, entropies, show, routed=routed))
         patching.warn_of_refusals(config, patches)
         if plot is not None and entropies is not None:
-            patching.draw(plot, ids[:plot_bytes], entropies[:plot_bytes], config)
+            patching.draw(plot, ids[:plot_bytes], entropies[:plot_bytes], config, routed=routed)
     print(f"patcher: {patcher_line(config)}")
     if entropies_out is not None and isinstance(loaded, patching.EntropyModel):
         patching.write_all(entropies_out, source, loaded)

@@ -122,6 +122,13 @@ def load_patching_model(run_dir: str, step: Step | None = None) -> EntropyModel 
     return EntropyModel(run.recipe.model, freeze(run.params, jnp.bfloat16), None, context, run.recipe.data)
 
 
+def with_context(model: EntropyModel | RoutedModel, context: int | None) -> EntropyModel | RoutedModel:
+    """Return the model, whose entropy model sees so many bytes."""
+    if isinstance(model, EntropyModel):
+        return replace(model, context=context)
+    return model if model.entropy is None else replace(model, entropy=replace(model.entropy, context=context))
+
+
 def check_model(
     model: EntropyModel | RoutedModel | None, *, plot: str | None, entropies_out: str | None
 ) -> None:
@@ -254,10 +261,12 @@ def check_outputs(plot: str | None, entropies_out: str | None, **options: Any) -
             check_output(option, path, **options)
 
 
-def draw(path: str, ids: np.ndarray, entropies: np.ndarray, config: PatcherConfig) -> None:
-    """Draw a picture of entropies, or of a router's p, and boundaries as PNG."""
+def draw(
+    path: str, ids: np.ndarray, entropies: np.ndarray, config: PatcherConfig, *, routed: bool = False
+) -> None:
+    """Draw a picture of entropies, or of a router's p if `routed`, and boundaries as PNG."""
     patches = segment(config, ids, entropies)
-    if config.mode == "learned":
+    if routed:
         figure = plot_boundaries(ids, entropies, patches)
     else:
         threshold = config.threshold if config.mode == "entropy" else None

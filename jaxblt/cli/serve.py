@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 import tyro
 
+from jaxblt.boxed import is_boxed
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.cli.quantize import load_quantized
 from jaxblt.precision.weights import Scheme
+from jaxblt.remote import url_of
 from jaxblt.training.state import Step, Weights
 from jaxblt.validation import number, whole
 
@@ -129,13 +131,19 @@ def _keeping_programs(run_dir: str, compiled: Path | None) -> Iterator[None]:
     """Take programs from a folder, and say how many were not there; without a folder change nothing."""
     from jaxblt.inference.stored_programs import storing_programs
 
-    folder = Path(run_dir) / COMPILED if compiled is None else compiled
-    if compiled is None and not folder.is_dir():
+    folder = own_programs(run_dir) if compiled is None else compiled
+    if folder is None or (compiled is None and not folder.is_dir()):
         yield
         return
     with storing_programs(folder) as found:
         yield
     print(f"{folder}: {found}", flush=True)
+
+
+def own_programs(run_dir: str) -> Path | None:
+    """Return the folder of compiled programs within a run's; None of a run that has no folder here."""
+    is_here = not is_boxed(run_dir) and url_of(run_dir) is None
+    return Path(run_dir).expanduser() / COMPILED if is_here else None
 
 
 def read_mesh(mesh: str | None, quantize: Scheme | None) -> Any:

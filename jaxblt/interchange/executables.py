@@ -31,7 +31,7 @@ from jaxblt.interchange.program_file import ABOUT, PARAMS, check_answer, lay_rec
 from jaxblt.interchange.programs import Made
 from jaxblt.interchange.tensors import check_new, pack_tensors, unpack_tensors
 from jaxblt.outputs import whole_file
-from jaxblt.profiling.provenance import package_versions
+from jaxblt.profiling.provenance import cpu_model, package_versions
 from jaxblt.show import show
 from jaxblt.training.stored.safe_files import one_line
 from jaxblt.validation import whole
@@ -165,7 +165,9 @@ def _outputs(made: Made) -> list[str]:
 
 def _device() -> dict[str, str]:
     device = jax.devices()[0]
-    return {"platform": device.platform, "kind": device.device_kind}
+    # Name a CPU's model: JAX calls all of them "cpu", and one may lack instructions of another
+    kind = cpu_model() if device.platform == "cpu" else device.device_kind
+    return {"platform": device.platform, "kind": kind}
 
 
 def _check_here(about: Mapping[str, Any]) -> None:

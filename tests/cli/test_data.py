@@ -185,6 +185,8 @@ def test_a_sheet_of_a_recipes_images_is_written(tmp_path, monkeypatch, capsys):
         data.main(["draw", "mqar", "other.png"])
     with pytest.raises(ValueError, match=r"expected a recipe and a file, got \['pathfinder'\]"):
         data.main(["draw", "pathfinder"])
+    with pytest.raises(FileNotFoundError, match=r"`jaxblt data fetch pathfinder` makes data.pathfinder"):
+        data.main(["draw", "pathfinder", "other.png"])
 
 
 def test_what_is_drawn_is_written_and_what_is_brought_says_so(tmp_path, monkeypatch, capsys):

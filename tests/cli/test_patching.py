@@ -1,6 +1,7 @@
 """What the patch script says of refused boundaries, and what it writes down with entropies."""
 
 from dataclasses import fields, replace
+from unittest.mock import create_autospec
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jaxblt.data import read_entropies
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig, PatchOverflowWarning
+from jaxblt.run import Run
 from jaxblt.training.start.frozen import bounded_context
 from jaxblt.training.state import freeze
 
@@ -74,6 +76,27 @@ def test_patches_of_a_given_number_are_cut(tmp_path, monkeypatch, capsys):
     assert "8 bytes (BOS included), 2 patches, 4.00 bytes a patch" in capsys.readouterr().out
     with pytest.raises(ValueError, match="cuts a block into num_patches patches, got None: set it"):
         main(words)
+
+
+def test_numbers_of_a_router_are_called_p_whatever_cuts(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.txt").write_bytes(b"ab cdef")
+    own = PatcherConfig(mode="learned", block_size=8, reads_entropies=True)
+    entropy = patching.EntropyModel(CONFIG, freeze({}), None, context=64)
+    model = patching.RoutedModel(create_autospec(Run, instance=True, patcher=own), entropy)
+    monkeypatch.setattr(patching.RoutedModel, "entropies", lambda self, ids: np.full(8, 0.25, np.float32))
+    monkeypatch.setattr(patching, "load_patching_model", lambda run_dir, step: model)
+    patch(str(tmp_path / "a.txt"), "run", PatcherOptions(mode="space"), as_trained=False)
+    said = capsys.readouterr().out
+    assert "p: mean 0.250, above 1/2 at 0.00% of bytes" in said
+    assert "nats" not in said
+
+
+def test_a_context_reaches_the_entropy_model_of_a_router():
+    """--entropy-context was taken and left aside where a router reads entropies."""
+    entropy = patching.EntropyModel(CONFIG, freeze({}), None, context=64)
+    routed = patching.RoutedModel(create_autospec(Run, instance=True), entropy)
+    assert patching.with_context(routed, 16) == replace(routed, entropy=replace(entropy, context=16))
+    assert patching.with_context(entropy, 16) == replace(entropy, context=16)
 
 
 @pytest.mark.slow(days=7, group="weekly", turn="cli/test_patching")

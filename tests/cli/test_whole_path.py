@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxblt.cli.main import main
+from jaxblt.profiling.history import keep
 
 RECIPE = """
 from jaxblt.data import DataConfig
@@ -53,4 +54,5 @@ def test_commands_run_one_after_another(
     assert plain["seconds"]["trials"] == full["seconds"]["trials"] == 20
     assert full["time_ratio"] > 0
     assert full["memory_ratio"] > 0
+    assert keep("times.json", "kept").parent.name == "step_tiny"
     assert b"x the first's time" in capsysbinary.readouterr().out

@@ -4,6 +4,7 @@ import jax
 import pytest
 
 import jaxblt
+from jaxblt.cli.compile_run import compile_run
 from jaxblt.cli.main import main
 from jaxblt.models import ByteLMConfig
 from tests.answers.runs import make_run
@@ -23,3 +24,14 @@ def test_a_second_start_compiles_nothing(monkeypatch, tmp_path, capsys):
     assert count > 4
     assert said[1] == f"{tmp_path}: 0 programs compiled, {count} taken from the folder\n"
     assert jax.config.values["jax_compilation_cache_dir"] == before
+
+
+def test_a_run_without_a_folder_gets_none_made(monkeypatch, tmp_path):
+    """A folder named as a run that comes with jaxblt would hide the run."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("english", "s3://bucket/run"):
+        with pytest.raises(ValueError, match=f"{name} has no folder on this machine: name one by --out"):
+            compile_run(name)
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        compile_run("missing")
+    assert not list(tmp_path.iterdir())

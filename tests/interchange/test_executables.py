@@ -12,6 +12,7 @@ import pytest
 from jaxblt.cli.main import main
 from jaxblt.interchange import make_score_program, read_executables, write_executables
 from jaxblt.models import ByteLMConfig
+from jaxblt.profiling.provenance import cpu_model
 from tests.answers.runs import SEQ_LEN, SHORT, make_run
 from tests.inference.server.conftest import ONE
 
@@ -70,7 +71,8 @@ def test_a_batch_has_its_limit_and_a_file_its_place(file, tmp_path):
             if about is not None:
                 about["device"]["kind"] = "NVIDIA H200"
             other.writestr(name, archive.read(name) if about is None else json.dumps(about))
-    elsewhere = "'kind': 'NVIDIA H200'}, here it is {'platform': 'cpu', 'kind': 'cpu'}: compile it again"
+    elsewhere = f"'kind': 'NVIDIA H200'}}, here it is {found.about['device']}: compile it again"
+    assert found.about["device"] == {"platform": "cpu", "kind": cpu_model()}
     for path, said in ((tmp_path / "other.xla", elsewhere), (__file__, "holds no executables for here")):
         with pytest.raises(ValueError, match=re.escape(said)):
             read_executables(path)

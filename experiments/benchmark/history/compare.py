@@ -21,12 +21,16 @@ def compare(
       alpha: probability that a record without a change fails.
 
     Raises:
-      ValueError: the records are of different machines or benchmarks, or share no time.
+      ValueError: the records are of different machines or benchmarks, or share no time; or the folder keeps this record
+        alone.
       SystemExit: with status 1, a time is slower.
     """
     record = read_record(new)
-    earlier = kept(record, old) if Path(old).is_dir() else [read_record(old)]
-    changes = find_changes(earlier, record, alpha=alpha)
+    # Leave the record itself out: beside itself no time would be slower
+    others = [one for one in kept(record, old) if one != record] if Path(old).is_dir() else [read_record(old)]
+    if not others:
+        raise ValueError(f"{old} keeps {new} alone: keep an earlier record of this machine first")
+    changes = find_changes(others, record, alpha=alpha)
     headers = ["time", "old ms", "new ms", "new / old", "threshold", "p", "verdict"]
     print(format_table(headers, [_row(change) for change in changes.found]))
     for which, names in (("old", changes.only_old), ("new", changes.only_new)):

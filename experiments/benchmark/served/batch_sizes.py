@@ -20,7 +20,7 @@ def batch_sizes(
     """Time batches of the `books` model in bf16, by their rows: delay, delay a sample, samples a second, and price.
 
     A sample is a row of `new_bytes` bytes, decoded one by one. Rates have the 95 % interval of the median time. A rate
-    falls where its interval lies below that of a smaller batch.
+    falls where its interval lies below that of the batch before it.
 
     Args:
       out: JSON file to write.

@@ -20,8 +20,8 @@ def progressive(
 ) -> dict[str, Any]:
     """Train a recipe with rows that grow and with full rows, and score both on full rows of the validation split.
 
-    A step reads equal bytes in both: shorter rows are more rows. The gap is that of growing over fixed rows, in bits a
-    byte, by seed; below 0 growing rows are better.
+    A step reads equal bytes in both: shorter rows are more rows. The gap is bits a byte of growing rows less those of
+    fixed ones, by seed; below 0 growing rows are better.
 
     Args:
       out: file for the figures as JSON, written anew after each pair of runs.
@@ -34,6 +34,7 @@ def progressive(
     Raises:
       ValueError: shares and divisors are not as many, or there are no seeds.
     """
+    from experiments.benchmark.figures.over_seeds import over_seeds
     from experiments.benchmark.figures.saved import save
 
     if len(shares) != len(divisors) or seeds < 1:
@@ -52,7 +53,7 @@ def progressive(
         both = {"fixed": fixed, "growing": growing(fixed, shares, divisors)}
         bits = {name: train(one) for name, one in both.items()}
         figures["runs"].append({"seed": seed, **bits, "gap": bits["growing"] - bits["fixed"]})
-        figures["gap"] = interval([run["gap"] for run in figures["runs"]])
+        figures["gap"] = over_seeds([run["gap"] for run in figures["runs"]])
         save("progressive", out, figures)
     return figures
 
@@ -82,15 +83,3 @@ def train(recipe: "Recipe") -> float:
 
     with TemporaryDirectory() as folder:
         return fit(recipe, Path(folder) / "run").validation["bits_per_byte"]
-
-
-def interval(gaps: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean gap with Student's 95 % interval over seeds; no interval of one."""
-    import numpy as np
-    from scipy import stats
-
-    mean, count = float(np.mean(gaps)), len(gaps)
-    if count < 2:
-        return {"mean": mean, "low": None, "high": None}
-    reach = float(stats.t.ppf(0.975, count - 1) * np.std(gaps, ddof=1) / count**0.5)
-    return {"mean": mean, "low": mean - reach, "high": mean + reach}

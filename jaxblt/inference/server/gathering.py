@@ -53,6 +53,7 @@ class Answers:
         self._gathered: Gathered[Waiting] = Gathered(most, wait_s)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def answer(self, name: Hashable, ask: Ask, records: Sequence[bytes]) -> list[Any]:
         """Return the answer about each record, in order.
@@ -69,13 +70,21 @@ class Answers:
             key, now = (name, len(record).bit_length()), loop.time()
             if closed := self._gathered.add(key, (ask, record, futures[-1]), now):
                 self._begin(closed)
-        if (due := self._gathered.next_due) is not None:
-            loop.call_at(due, self._close)
+        self._set_timer()
         return list(await asyncio.gather(*futures))
+
+    def _set_timer(self) -> None:
+        """Wake up when the next batch must close: one timer serves all batches."""
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self._gathered.next_due
+        self._timer = None if due is None else asyncio.get_running_loop().call_at(due, self._close)
 
     def _close(self) -> None:
         for batch in self._gathered.take_due(asyncio.get_running_loop().time()):
             self._begin(batch)
+        # Wake up for the next batch too: without it records of another length wait for ever
+        self._set_timer()
 
     def _begin(self, batch: list[Waiting]) -> None:
         task = asyncio.create_task(self._work(batch))

@@ -77,7 +77,7 @@ def find_changes(old: Sequence[Record], new: Record, *, alpha: float = ALPHA) ->
 
     Args:
       old: records of the same benchmark and machine, the oldest first. The last says which times there are. From three
-        on the mean of their medians is the old time, and their variation is part of the error of the new one.
+        on the mean of their medians is the old time, and their variation is part of its error.
       new: record to judge.
       alpha: probability that a record without a change is called slower.
 
@@ -126,10 +126,13 @@ def _judge(name: str, old: list[Timing], new: Timing, platform: str, level: floa
 
 
 def _estimates(old: list[Timing], new: Timing) -> tuple[Estimate, Estimate]:
-    """Return old and new time; with enough kept runs, their variation between runs is in both errors."""
+    """Return old and new time; with enough kept runs, their variation between runs is in the old one's error.
+
+    It is the error of a prediction: of the mean of n runs, and of one run more.
+    """
     if len(old) < FEWEST_RUNS:
         return old[-1].estimate, new.estimate
     medians = np.array([timing.median for timing in old])
-    spread = float(medians.std(ddof=1))
-    first = Estimate(float(medians.mean()), spread / math.sqrt(len(old)), len(old))
-    return first, Estimate(new.median, math.hypot(spread, new.estimate.error), len(old))
+    # Count the variation once: an error on either side would count as twice as many runs, and call chance slower
+    error = float(medians.std(ddof=1)) * math.sqrt(1 + 1 / len(old))
+    return Estimate(float(medians.mean()), error, len(old)), new.estimate

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from jaxblt.profiling.history import find_changes, threshold_of
 from jaxblt.profiling.history.changes import ALPHA, FLOORS
@@ -43,6 +44,15 @@ def test_runs_that_vary_among_each_other_need_kept_runs() -> None:
     assert share_slower(1.0, noise=0.005, between=0.04) > 0.2
     assert share_slower(1.0, noise=0.005, between=0.04, kept=8) <= ALPHA
     assert share_slower(1.25, noise=0.005, between=0.04, kept=8) > 0.9
+
+
+def test_kept_runs_judge_by_students_prediction_of_one_more() -> None:
+    """Three runs have two degrees of freedom, whatever the new one adds within itself."""
+    draw = np.random.default_rng(0)
+    *old, new = (draw_record(draw, {"a": seconds}, noise=1e-6) for seconds in (0.98, 1.0, 1.02, 1.1))
+    (change,) = find_changes(old, new).found
+    expected = stats.t.sf(0.1 / (0.02 * (1 + 1 / 3) ** 0.5), 2)
+    assert change.p == pytest.approx(expected, rel=1e-2)
 
 
 def test_a_known_variation_gives_a_known_threshold() -> None:

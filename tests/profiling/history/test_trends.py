@@ -54,3 +54,9 @@ def test_records_are_read_by_name() -> None:
 def test_too_few_runs_are_refused(runs: int, window: int | None) -> None:
     with pytest.raises(ValueError, match=f"{runs} runs and windows of"):
         find_trend([1.0] * runs, window=window)
+
+
+def test_short_series_have_anomalies_by_chance() -> None:
+    draw = np.random.default_rng(0)
+    found = [bool(find_trend((1 + 0.02 * draw.standard_normal(6)).tolist()).anomalies) for _ in range(150)]
+    assert 0.25 < np.mean(found) < 0.4

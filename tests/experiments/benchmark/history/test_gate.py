@@ -46,3 +46,14 @@ def test_kept_records_are_the_old_side_and_have_trends(
     main(["compare", folder, written(tmp_path / "new.json", 1.2, 9)])  # within what kept runs vary by
     with pytest.raises(SystemExit):
         main(["compare", folder, written(tmp_path / "new.json", 2.0, 9)])
+
+
+def test_a_kept_record_is_not_compared_with_itself(tmp_path: Path) -> None:
+    folder = str(tmp_path / "kept")
+    old, slow = (written(tmp_path / f"{i}.json", seconds, i) for i, seconds in enumerate((1.0, 2.0)))
+    main(["keep", slow, "--folder", folder])
+    with pytest.raises(ValueError, match="alone: keep an earlier record"):
+        main(["compare", folder, slow])
+    main(["keep", old, "--folder", folder])
+    with pytest.raises(SystemExit):
+        main(["compare", folder, slow])
