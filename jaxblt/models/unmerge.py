@@ -65,6 +65,6 @@ def keep_bytes(dtype: Any, width: int) -> Linear:
     """Return W of W h_t, the identity at first.
 
     H-Net begins with zeros (2507.07955, sec. 2.2). The first steps then learn the bytes' mean alone, along which h_t is
-    the same for all. The gradient that tells bytes apart all but vanishes, and runs stay at the entropy of single bytes.
+    the same for all. The gradient that tells bytes apart all but vanishes, and runs stay at single bytes' entropy.
     """
     return Linear("btc,cd->btd", {"d": width}, ("embed", "channels"), dtype, kernel_init=identity)
