@@ -117,10 +117,17 @@ def learned() -> Recipe:
 
     A byte is scored by how little the encoder's output resembles that of the byte before (H-Net, 2507.07955). The head
     has a table of its own: one that it shares with the embedding makes all bytes resemble each other early on. The
-    warm-up is longer, as the rate of cuts swings in the first hundred steps, and refused boundaries end no run then.
+    encoder has no dropout, which would make neighbours differ in training alone. The warm-up is longer, as the rate of
+    cuts swings in the first hundred steps, and refused boundaries end no run then.
     """
     base = blt()
-    model = replace(base.model, router=BoundaryConfig(), features_enter="output", tie_head=False)
+    model = replace(
+        base.model,
+        encoder=replace(base.model.encoder, dropout=0.0),
+        router=BoundaryConfig(),
+        features_enter="output",
+        tie_head=False,
+    )
     return replace(
         base,
         name="books_learned",

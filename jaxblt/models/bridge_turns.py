@@ -1,17 +1,19 @@
 """Bridges in little memory: some blocks at a time, whose intermediates the backward pass makes again."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core.scope import DenyList
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Float, Shaped
 
+from jaxblt.layers import FP8
 from jaxblt.parallel.sequence import seq_axis
 from jaxblt.side_outputs import SIDE_OUTPUTS
-from pallas_kernels.runtime import has_checked_ops
+from pallas_kernels.runtime import OwnGradient, has_checked_ops
 
 
 def in_turns(
@@ -40,13 +42,36 @@ def in_turns(
 
     looped = nn.scan(
         nn.remat(turn, prevent_cse=False),
-        variable_broadcast=DenyList((*SIDE_OUTPUTS, "intermediates")),
+        variable_axes={FP8: 0},
+        variable_broadcast=DenyList((*SIDE_OUTPUTS, "intermediates", FP8)),
         split_rngs={},
         check_constancy_invariants=not has_checked_ops(),
     )
+    # Give each turn its own copy of what FP8 remembers: one for all would observe the sum of the turns' largest entries
+    each = partial(jax.tree.map, lambda amax: _for_turns(amax, blocks // taken))
+    looped = nn.map_variables(looped, FP8, trans_in_fn=each)
     _, found = looped(module, None, jax.tree.map(split, arrays))
     found = jnp.moveaxis(found, 0, 2)
     return found.reshape(found.shape[0], blocks, *found.shape[3:])
+
+
+def _copies(amax: Float[Array, "*S"], turns: int) -> Float[Array, "turns *S"]:
+    return jnp.broadcast_to(amax, (turns, *amax.shape))
+
+
+def _copies_forward(amax: Float[Array, "*S"], turns: int) -> tuple[Float[Array, "turns *S"], None]:
+    return _copies(amax, turns), None
+
+
+def _copies_backward(
+    turns: int, saved: None, observed: Float[Array, "turns *S"]
+) -> tuple[Float[Array, "*S"]]:
+    """Return what all turns observed: the largest of what each did."""
+    return (jnp.max(observed, 0),)
+
+
+_for_turns = OwnGradient(_copies, nondiff_argnums=(1,))
+_for_turns.defvjp(_copies_forward, _copies_backward)
 
 
 def _taken(blocks: int, chunk: int | None, axis: Any) -> int:

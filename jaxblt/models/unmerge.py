@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.layers import Linear, dense
 from jaxblt.mixers.linear.recurrence import Recurrence
-from jaxblt.patching.learned.router import read_document
+from jaxblt.patching.learned.router import identity, read_document
 
 LEAST_P = 1e-4
 """How near p may come to 0 and to 1 in the smoothing."""
@@ -62,7 +62,9 @@ class LatestPatch(nn.Module):
 
 
 def keep_bytes(dtype: Any, width: int) -> Linear:
-    """Return W of W h_t, zero at first, so that bytes have to come through patches (H-Net, 2507.07955, sec. 2.2)."""
-    return Linear(
-        "btc,cd->btd", {"d": width}, ("embed", "channels"), dtype, kernel_init=nn.initializers.zeros
-    )
+    """Return W of W h_t, the identity at first.
+
+    H-Net begins with zeros (2507.07955, sec. 2.2). The first steps then learn the bytes' mean alone, along which h_t is
+    the same for all. The gradient that tells bytes apart all but vanishes, and runs stay at single bytes' entropy.
+    """
+    return Linear("btc,cd->btd", {"d": width}, ("embed", "channels"), dtype, kernel_init=identity)

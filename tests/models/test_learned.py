@@ -11,7 +11,7 @@ import pytest
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
 from jaxblt.models import BLTConfig, HashConfig, StackConfig
-from jaxblt.models.unmerge import LatestPatch, smooth
+from jaxblt.models.unmerge import LatestPatch, keep_bytes, smooth
 from jaxblt.patching import PatcherConfig, decided
 from jaxblt.patching.learned import BoundaryConfig, calibrate_router
 from jaxblt.patching.patches import from_closed
@@ -231,6 +231,13 @@ def test_every_scorer_and_gate_has_a_gradient(model) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(parts):
         assert np.isfinite(leaf).all(), path
         assert np.abs(leaf).max() > 0, path
+
+
+def test_bytes_pass_the_gather_from_the_first_step_on() -> None:
+    """A W of zeros would learn along the mean of h first, and bytes would hardly be told apart."""
+    h = jax.random.normal(jax.random.key(0), (1, 3, 8))
+    found, _ = keep_bytes(jnp.float32, 8).init_with_output(jax.random.key(1), h)
+    np.testing.assert_array_equal(found, h)
 
 
 def test_what_does_not_fit_is_named() -> None:

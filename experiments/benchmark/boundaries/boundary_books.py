@@ -106,7 +106,8 @@ def arm_of(base: "Recipe", arm: Arm) -> "Recipe":
         patcher = PatcherConfig(mode="static", patch_size=round(target), block_size=block)
         return replace(base, patcher=patcher, entropy_run=None, bytes_per_patch=None)
     router = BoundaryConfig(unmerge="attention" if arm == "learned_attention" else "gather")
-    model = replace(base.model, router=router, features_enter="output", tie_head=False)
+    encoder = replace(base.model.encoder, dropout=0.0)
+    model = replace(base.model, encoder=encoder, router=router, features_enter="output", tie_head=False)
     warmup = min(WARMUP, base.train.steps // 5)
     return replace(
         base,

@@ -16,7 +16,7 @@ from jaxblt.models.stack import StackConfig
 def fix_forms(
     tree: Mapping[str, Any], forms: tuple[Form, ...], code: Float[Array, "*N E"] | None, layers: int
 ) -> dict[str, Any]:
-    """Return the parameters of a site's forms as a static adapter has them at a code, of all layers of a scan.
+    """Return the parameters of a site's forms in fp32, as a static adapter has them at a code, of all layers of a scan.
 
     Args:
       tree: of the site's `Linear`.
@@ -24,16 +24,16 @@ def fix_forms(
       code: one for all layers, or one for each; None for a static adapter's own.
       layers: of the site's parameters; 0 where they have no axis of layers.
     """
+    fixed = jax.tree.map(lambda x: x.astype(jnp.float32), tree[FORM])
     if code is None:
-        return tree[FORM]
+        return fixed
     found = {}
     for form in forms:
-        own = jax.tree.map(lambda x: x.astype(jnp.float32), tree[FORM][form.name])
         if layers:
             codes = jnp.broadcast_to(code, (layers, code.shape[-1]))
-            found[form.name] = jax.vmap(form.at_code)(own, codes)
+            found[form.name] = jax.vmap(form.at_code)(fixed[form.name], codes)
         else:
-            found[form.name] = form.at_code(own, code.reshape(-1))
+            found[form.name] = form.at_code(fixed[form.name], code.reshape(-1))
     return found
 
 

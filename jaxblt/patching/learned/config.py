@@ -46,6 +46,9 @@ class BoundaryConfig:
       pattern_aware       the largest response of the motifs that end at t, plus a number by position modulo 3
       adaptive_hybrid     sum over `parts` k of pi_k (s_k - center_k) / spread_k, pi = softmax(W_g h_t)
 
+    Leave dropout out of the encoder where content is compared: other units are dropped at each byte, so that neighbours
+    differ more in training than in use.
+
     A full match of a given motif has response 1, and a byte that fits no place of it adds 0. Given motifs stay as they
     are. Learned ones begin as strings that the data hold more often than chance, and are trained.
 
@@ -58,8 +61,9 @@ class BoundaryConfig:
       motif_length: bytes of each of those.
       codon_phase: score the position modulo 3 as well.
       parts: scores of the hybrid.
-      unmerge: "gather" gives byte t c_t U z_j + W h_t of its latest patch j; "attention" h_t + c_t times what it reads
-        from `look_back` patches. c_t is the router's confidence, 1 with the gradient of p_t or of 1 - p_t.
+      unmerge: "gather" gives byte t c_t U z_j + W h_t of its latest patch j, W the identity at first; "attention" h_t +
+        c_t times what it reads from `look_back` patches. c_t is the router's confidence, 1 with the gradient of p_t or
+        of 1 - p_t.
       ratio_weight: of the loss that leads to the patcher's `target` (H-Net, eq. 10).
 
     Raises:

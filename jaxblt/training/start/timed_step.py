@@ -46,7 +46,7 @@ def prepare(recipe: Recipe, mesh: "Mesh", source: DocumentSource | None = None) 
     data = open_data(recipe, mesh, source=source)
     recipe, frozen = resolve(recipe, data, mesh)
     setup = make_setup(recipe, mesh, frozen)
-    batch = to_devices(data.batch(0), mesh, recipe.data.batch_size)
+    batch = to_devices(data.batch(0), mesh, recipe.data.batch_size, setup.layout)
     return Ready(setup, init_state(setup, frozen), batch)
 
 

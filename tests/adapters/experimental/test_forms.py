@@ -155,8 +155,11 @@ def test_a_form_is_off_until_it_is_named_and_on_once_it_is_trained(model: Any) -
 def test_forms_distilled_are_merged_at_the_same_code(model: Any) -> None:
     config, params = model
     code = jnp.asarray([0.3, -0.6])
-    merged, distilled = fuse(config, params, code=code)[1], fuse(*distill(config, params, code))[1]
-    jax.tree.map(lambda a, b: assert_close(a, b, n=24), distilled, merged)
+    merged, static = fuse(config, params, code=code)[1], distill(config, params, code)
+    jax.tree.map(lambda a, b: assert_close(a, b, n=24), fuse(*static)[1], merged)
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), static[1])
+    summed = fuse(static[0], narrow)[1]["stack"]["periods"]["block_0"]["mlp"]["down"]["kernel"]
+    assert summed.dtype == jnp.float32
 
 
 @pytest.mark.slow(days=7, group="weekly", turn="adapters/experimental/test_forms")

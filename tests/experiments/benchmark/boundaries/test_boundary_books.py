@@ -29,6 +29,8 @@ def test_arms_differ_in_their_patches():
         "static": "static",
     }
     assert arms["learned"].patcher.target == 5.0
+    # Dropped units would make neighbouring bytes differ in training alone
+    assert [arms[name].model.encoder.dropout for name in ("learned", "entropy")] == [0.0, 0.3]
     assert arms["learned_attention"].model.router.unmerge == "attention"
     assert (arms["static"].patcher.patch_size, arms["entropy"].entropy_run) == (5, "runs/entropy")
     assert all(arm.entropy_run is None for name, arm in arms.items() if name != "entropy")
