@@ -1,5 +1,6 @@
 """The data of the built-in recipes: jaxblt data fetch books, and pictures of them: jaxblt data draw pathfinder."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ USAGE = """usage: jaxblt data fetch NAME [NAME ...]
        jaxblt data draw RECIPE FILE.png
 
 Makes the data of recipes in {root}/, below the current folder. Each file is checked by its SHA-256. A file that is
-there is not fetched again. NAME is a recipe or a data set:
+there is not fetched again, and a folder that was drawn is not drawn again. NAME is a recipe or a data set:
 
 {sets}
 
@@ -86,12 +87,23 @@ def main(argv: Sequence[str]) -> int:
     if not names:
         raise ValueError(f"name what to fetch: {', '.join(catalogue())}")
     for made in [name for name in dict.fromkeys(names) if name in MADE]:
-        MADE[made](Path(ROOT, made))
-        print(f"{Path(ROOT, made)}: drawn")
+        _make(made, Path(ROOT, made))
     for dataset in dict.fromkeys(find(name) for name in names if name not in MADE):
         if dataset is not None:
             fetch(dataset)
     return 0
+
+
+def _make(name: str, folder: Path) -> None:
+    """Draw a data set into a folder that is not there yet; a folder is there whole or not at all."""
+    if folder.exists():
+        print(f"{folder}: there already; remove it to draw it again")
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as scratch:
+        MADE[name](Path(scratch, name))
+        Path(scratch, name).rename(folder)
+    print(f"{folder}: drawn")
 
 
 def draw(argv: Sequence[str]) -> int:

@@ -193,7 +193,9 @@ def test_what_is_drawn_is_written_and_what_is_brought_says_so(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(data.MADE, "listops", lambda folder: folder.mkdir(parents=True))
     assert data.main(["fetch", "listops"]) == 0
-    assert (tmp_path / "data" / "listops").is_dir()
     assert "drawn" in capsys.readouterr().out
+    assert data.main(["fetch", "listops"]) == 0
+    assert "there already" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["listops"]
     with pytest.raises(ValueError, match=r"put into data.imdb train\*\.tsv"):
         data.main(["fetch", "imdb"])
