@@ -1,7 +1,8 @@
 """The options of a byte-patched model, and what they demand of each other; `BLTConfig` builds the model."""
 
 import dataclasses
-from typing import Literal
+from abc import ABC, abstractmethod
+from typing import Any, Literal
 
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.models.bridge_patterns import Pattern, read_distances
@@ -17,7 +18,7 @@ from jaxblt.validation import check_bounds, check_fields, check_read
 
 
 @dataclasses.dataclass(frozen=True)
-class BLTOptions:
+class BLTOptions(ABC):
     """The options of a byte-patched model (Byte Latent Transformer, Pagnoni et al., 2412.09871).
 
     Attributes:
@@ -97,6 +98,10 @@ class BLTOptions:
     def causal(self) -> bool:
         """True if position t sees nothing after t."""
         return self.latent.causal
+
+    @abstractmethod
+    def build(self, *, dtype: Any, patcher: PatcherConfig | None, name: str | None) -> Any:
+        """Build the module."""
 
     @property
     def read_distances(self) -> tuple[int, ...] | None:

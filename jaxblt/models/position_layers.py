@@ -43,6 +43,10 @@ class PositionLayerConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "dim", "periods", least=1)
+        if not self.periods:
+            raise ValueError(
+                "PositionLayerConfig.periods is (), which tells no place: give at least one, such as (8, 64)"
+            )
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "PositionLayer":
         """Build the module; phases are taken of whole numbers, the product is in `dtype`."""

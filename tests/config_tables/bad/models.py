@@ -66,7 +66,7 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "code_dim": (0, 2.5),
         "codes": (0, 2.5),
     },
-    PositionLayerConfig: {"dim": (0, 2.5), "causal": (1,), "periods": ((0,), (2.5,), 3)},
+    PositionLayerConfig: {"dim": (0, 2.5), "causal": (1,), "periods": ((), (0,), (2.5,), 3)},
     BLTConfig: {
         "look_back": (1, 2.5),
         "bridge_heads": (0, 3, 2.5),
