@@ -39,6 +39,7 @@ def recipe(router: BoundaryConfig, **options):
     return tiny_recipe(model=model, patcher=patcher, bytes_per_patch=TARGET, max_overflow=1.0, **options)
 
 
+@pytest.mark.filterwarnings("ignore::jaxblt.patching.overflow.PatchOverflowWarning")
 @pytest.mark.slow(days=28, group="runs of learned boundaries")
 def test_a_run_is_calibrated_trained_split_read_back_and_drawn(tmp_path, capsys) -> None:
     """In micro-batches over split parameters: figures, losses and gradients are those of one device and one batch."""

@@ -212,7 +212,7 @@ def test_what_a_run_writes_and_where_it_runs_may_change():
     free |= {"keep": 4, "max_skips": 9, "max_overflow": 0.5, "time_limit_s": 9.0, "profile_steps": (1, 2)}
     free |= {"trackers": ("jsonl",), "sample_bytes": 9}
     free |= {"compilation_cache": "a", "mesh": {"fsdp": 2}, "keep_best": 1, "patience": 3}
-    free |= {"best_by": "bits_per_byte"}
+    free |= {"best_by": "bits_per_byte", "layer_norms": True}
     recipe = dataclasses.replace(tiny_recipe(**free), name="other")
     assert adopt(recipe, Resolved(tiny_recipe(), {})) == recipe
     changed = [change.partition(":")[0] for change in differences(tiny_recipe(), recipe)]
