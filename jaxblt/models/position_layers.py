@@ -24,7 +24,7 @@ Layers = Literal["all", "ends"] | int
 
 @dataclasses.dataclass(frozen=True)
 class PositionLayerConfig:
-    """y_t = W [sin, cos](2 pi t / period) over all periods, t the token's place in its document.
+    """y_t = W (sin, cos)(2 pi t / period) over all periods, t the token's place in its document.
 
     It is a mixer that reads nothing of its input, so a block adds positions to what passes. No MLP follows it.
 
