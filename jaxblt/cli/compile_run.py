@@ -8,7 +8,7 @@ import tyro
 
 from jaxblt.cli.parsing import parse
 from jaxblt.cli.quantize import load_quantized
-from jaxblt.cli.serve import make_config, own_programs, read_mesh
+from jaxblt.cli.serve import make_config, programs_folder, read_mesh
 from jaxblt.precision.weights import Scheme
 from jaxblt.training.state import Step, Weights
 
@@ -32,8 +32,8 @@ def compile_run(
 
     Args:
       run_dir: folder of the run.
-      out: folder of the programs; by default "compiled" in the run's, where `jaxblt serve` looks. A run that comes
-        with jaxblt, or a remote one, needs it.
+      out: folder of the programs; by default jaxblt's in the user's cache, where `jaxblt serve` looks. On a CPU it has
+        to be named.
       lanes: rows that decode together and the most bytes of each, as of `jaxblt serve`.
       piece_bytes: bytes of prompts that are read at once, as there.
       prefix_mb: memory for the states behind prompts, as there; only whether it is 0 matters.
@@ -48,17 +48,17 @@ def compile_run(
       A line that says how many programs were compiled, and how many were there.
 
     Raises:
-      ValueError: an option is out of range, the model cannot generate, or the run has no folder here and there is no
-        `out`.
+      ValueError: an option is out of range, the model cannot generate, or there is a CPU and no `out`.
     """
     from jaxblt.inference.engine import Engine
     from jaxblt.inference.stored_programs import storing_programs
 
     config = make_config(lanes, 1, piece_bytes, prefix_mb, drafts)
-    folder = own_programs(run_dir) if out is None else out
+    folder = programs_folder(out)
     if folder is None:
         raise ValueError(
-            f"{run_dir} has no folder on this machine: name one by --out, and give it to jaxblt serve as --compiled"
+            "programs of a CPU are kept only where you say: name a folder by --out, and give it to jaxblt serve as "
+            "--compiled"
         )
     with storing_programs(folder) as found:
         devices = read_mesh(mesh, quantize)

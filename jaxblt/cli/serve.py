@@ -8,17 +8,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxblt.boxed import is_boxed
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.parsing import parse
 from jaxblt.cli.quantize import load_quantized
 from jaxblt.precision.weights import Scheme
-from jaxblt.remote import url_of
 from jaxblt.training.state import Step, Weights
 from jaxblt.validation import number, whole
-
-COMPILED = "compiled"
-"""The folder of compiled programs within that of a run."""
 
 KEY = "JAXBLT_API_KEY"
 """The environment variable of the key that clients must send."""
@@ -58,7 +53,7 @@ def serve(
       piece_bytes: bytes of prompts that are read between two times that others draw.
       prefix_mb: memory for the states behind prompts, in MiB; prompts that begin alike are read once.
       drafts: bytes to guess from a row's own and to check in one call of the model, 0 to 16; none are by default.
-      compiled: folder of `jaxblt compile`, in which programs are kept; by default the run's own, if there is one.
+      compiled: folder in which compiled programs are kept; by default jaxblt's in the user's cache, and none on a CPU.
       request_s: seconds of a request at the most.
       drain_s: seconds after SIGTERM at which requests that still run are cancelled.
       name: of the model in /v1/models; by default the folder's.
@@ -82,7 +77,7 @@ def serve(
     for option, value in (("--request-s", request_s), ("--drain-s", drain_s)):
         number(option, value, above=0)
     config = make_config(lanes, max_waiting, piece_bytes, prefix_mb, drafts)
-    with _keeping_programs(run_dir, compiled):
+    with _keeping_programs(compiled):
         devices = read_mesh(mesh, quantize)
         run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype, mesh=devices)
         engine = Engine(run, config, as_trained=as_trained, mesh=devices)
@@ -127,12 +122,11 @@ def make_config(
 
 
 @contextmanager
-def _keeping_programs(run_dir: str, compiled: Path | None) -> Iterator[None]:
+def _keeping_programs(compiled: Path | None) -> Iterator[None]:
     """Take programs from a folder, and say how many were not there; without a folder change nothing."""
     from jaxblt.inference.stored_programs import storing_programs
 
-    folder = own_programs(run_dir) if compiled is None else compiled
-    if folder is None or (compiled is None and not folder.is_dir()):
+    if (folder := programs_folder(compiled)) is None:
         yield
         return
     with storing_programs(folder) as found:
@@ -140,10 +134,16 @@ def _keeping_programs(run_dir: str, compiled: Path | None) -> Iterator[None]:
     print(f"{folder}: {found}", flush=True)
 
 
-def own_programs(run_dir: str) -> Path | None:
-    """Return the folder of compiled programs within a run's; None of a run that has no folder here."""
-    is_here = not is_boxed(run_dir) and url_of(run_dir) is None
-    return Path(run_dir).expanduser() / COMPILED if is_here else None
+def programs_folder(given: Path | None) -> Path | None:
+    """Return the folder of compiled programs: the given one, else jaxblt's in the user's cache; None on a CPU.
+
+    A run's own folder is none: programs are machine code, and a run may be a stranger's.
+    """
+    from jaxblt.training.start.startup import cache_folder
+    from jaxblt.training.train_config import USER_CACHE
+
+    kept = cache_folder(USER_CACHE) if given is None else str(given)
+    return None if kept is None else Path(kept)
 
 
 def read_mesh(mesh: str | None, quantize: Scheme | None) -> Any:

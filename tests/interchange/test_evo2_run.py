@@ -22,6 +22,7 @@ from jaxblt.interchange.torch_file import Lazy, open_torch, write_torch
 from jaxblt.models import ByteLMConfig
 from jaxblt.models.striped_hyena import EVO2, evo2, striped_hyena
 from jaxblt.testing.tolerances import bound, worst
+from tests.docs.documents import ROOT, blocks
 from tests.interchange import evo2_weights as weights
 from tests.interchange.test_striped_hyena import FIXTURE, draw, tiny
 
@@ -34,7 +35,13 @@ WIDE = tiny("SSSS")._replace(dim=256, mlp_dim=2048)
 def tiny_is_released():
     """Tiny models stand among the released ones."""
     with pytest.MonkeyPatch.context() as patch:
-        table = {**EVO2, "tiny": tiny(weights.CASES["mixed"]), "one": tiny("S"), "wide": WIDE}
+        table = {
+            **EVO2,
+            "tiny": tiny(weights.CASES["mixed"]),
+            "one": tiny("S"),
+            "two": tiny("SA"),
+            "wide": WIDE,
+        }
         patch.setattr("jaxblt.models.striped_hyena.EVO2", table)
         patch.setattr("jaxblt.interchange.evo2_run.EVO2", table)
         yield
@@ -149,6 +156,31 @@ def test_an_imported_run_embeds_compares_variants_and_is_finetuned(tmp_path, mon
     ]
     main(["finetune", "run", *options])
     assert jaxblt.load("tuned").recipe.model.base == evo2("one")
+
+
+@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_evo2_run")
+def test_the_tutorial_runs_on_a_tiny_model(tmp_path, monkeypatch):
+    """Its sizes are replaced, and the GPUs that it plans for are this machine's devices."""
+    monkeypatch.chdir(tmp_path)
+    shapes = {name: entry.shape for name, entry in entries(striped_hyena(tiny("SA"))).items()}
+    save(Path("two.pt"), weights.draw(shapes, 7))
+    main(["import", "two.pt", "--config", "two", "--out", "runs/evo2_7b"])
+    bases = "".join("ACGT"[i] for i in np.random.default_rng(0).integers(0, 4, 1000))
+    for name in ("mine.fa", "arm.fa"):
+        Path(name).write_text(f">one\n{bases}\n")
+    sizes = {"seq_len=8192, batch_size=4": "seq_len=64, batch_size=8", "2**20": "64", "layer=26": "layer=1"}
+    sizes |= {'devices_of("h200", 8)': "None", "steps=500": "steps=101"}
+    text = "\n".join(blocks(ROOT / "docs" / "tutorials" / "evo2.md", "python"))
+    for shown, small in sizes.items():
+        assert shown in text, shown
+        text = text.replace(shown, small)
+    names = {}
+    exec(compile(text, "evo2.md", "exec"), names)
+    assert (Path("runs/mine") / "checkpoints").is_dir()
+    assert names["memory"].total > 0
+    main(["score", "runs/mine", "arm.fa", "--out", "scores.tsv"])
+    assert len(Path("scores.tsv").read_text().splitlines()) == 2
+    assert names["states"].arrays[0].shape == (weights.WIDTH,)
 
 
 def test_what_was_imported_is_exported_for_vortex(run, run_dir, tmp_path, monkeypatch):
