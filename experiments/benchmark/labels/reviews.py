@@ -62,7 +62,9 @@ def reviews(
       batch_size: rows of a batch of the shortest reviews; longer rows come in smaller batches.
     """
     from experiments.benchmark.figures.saved import save
+    from jaxblt.data.sources.files import expand_one
 
+    files = {"train": expand_one(train_file), "test": expand_one(test_file)}
     chosen, root = seeds_of(first_seed, seeds), new_folder(work)
     settings = {"longest": longest, "most": most, "validation": VALIDATION}
     if base_run:
@@ -70,7 +72,6 @@ def reviews(
     figures: dict[str, Any] = {"settings": settings}
     figures["runs"] = earlier_runs(out, figures, chosen)
     for seed in chosen:
-        files = {"train": Path(train_file), "test": Path(test_file)}
         table = write_table(files, root / f"records_{seed}.csv", seed, longest, most)
         data = data_of(table, seed, longest, batch_size)
         figures["runs"].append(score_start(data, WORDS))
