@@ -48,7 +48,8 @@ def quantize_factors(params: Mapping[str, Any], products: Mapping[Path, ProductS
     found = find_factors(params, products)
     if not found:
         raise ValueError(
-            "adapters are to be quantised, and none of the quantised products has a low-rank update: leave out --adapters, or adapters=True"
+            "adapters are to be quantised, and none of the quantised products has a low-rank update: leave out "
+            "--adapters, or adapters=True"
         )
     for factor in found:
         flat[factor.path] = quantize_kernel(
