@@ -9,36 +9,18 @@ from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
-    "operations": ("attention_parts", "counters", "kernels", "sparse_attention", "streamed_filter"),
-    "models": (
-        "cpu_table",
-        "drafted_bytes",
-        "entropy",
-        "generation",
-        "hyena_layer",
-        "scaling",
-        "serving",
-        "stack",
-    ),
+    "operations": ("counters", "kernels", "sparse_attention"),
+    "models": ("drafted_bytes", "scaling", "serving", "stack"),
     "boundaries": ("boundary_books", "planted_boundaries"),
-    "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
+    "memory": ("babilong", "gap_recall", "memory_books", "memory_context"),
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
-    "tasks": ("length_generalisation", "pixels", "progressive", "recall", "state_counts", "tasks"),
-    "splitting": (
-        "draw",
-        "exchange",
-        "overlap",
-        "packed_ring",
-        "ring",
-        "sequence_parallel",
-        "sequence_plan",
-        "split_step",
-    ),
+    "tasks": ("pixels", "progressive", "recall", "state_counts", "tasks"),
+    "splitting": ("overlap", "ring", "sequence_parallel", "sequence_plan", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
-    "peers": ("evo2", "fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
-    "trained_runs": ("baselines", "boxed_run", "context", "reading_frames", "record"),
+    "peers": ("evo2",),
+    "trained_runs": ("baselines", "boxed_run", "context", "record"),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),
 }
@@ -47,7 +29,7 @@ ROOMS = {
 BENCHMARKS = {name: f"experiments.benchmark.{room}.{name}" for room, names in ROOMS.items() for name in names}
 """The module of each command."""
 
-READERS = ("compare", "conformance_page", "draw", "features_page", "keep", "record", "results", "trends")
+READERS = ("compare", "conformance_page", "features_page", "keep", "record", "results", "trends")
 """They measure nothing, and read what was measured."""
 
 

@@ -17,20 +17,16 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 ON_CPU = (
     "baselines",
     "boxed_run",
-    "cpu_table",
     "index_search",
-    "length_generalisation",
     "level_pareto",
     "memory_context",
     "overlap",
     "progressive",
     "planted_boundaries",
     "promoter_baselines",
-    "reading_frames",
     "router_levels",
     "sequence_plan",
     "state_counts",
-    "streamed_filter",
 )
 """Benchmarks whose figures are of no GPU: counts, answers that are right, or times of a CPU."""
 

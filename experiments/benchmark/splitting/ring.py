@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.benchmark.figures.saved import save, timed
 from experiments.benchmark.operations.attention_errors import errors, hold
-from experiments.benchmark.splitting.exchange import send_messages
+from experiments.benchmark.splitting.exchange import send_message
 from experiments.benchmark.splitting.ring_programs import Shape, independent, one_device, share, split
 from jaxblt.profiling import Case, Measurement, measure_all, ratio_interval
 
@@ -67,7 +67,7 @@ def ring(
         "implementation": implementation,
         "errors_against_f64": gate(Shape(exact_length, 4, min(groups, 2), head_dim, dtype, implementation)),
         "against_one_device": compare_with_one(shapes[0]),
-        "exchange": [sent for mib in message_mib for sent in send_messages(mib)],
+        "exchange": [send_message(mib) for mib in message_mib],
         "scaling": [],
     }
     for shape in shapes:

@@ -1,5 +1,6 @@
 """Long filters token by token: blocks of doubling sizes are the whole convolution, at the cost that they promise."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.benchmark.operations.streamed_filter import mean_flops
 from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, init_state, prepare
 from jaxblt.mixers.driver.prepared import COLLECTION, prepares
 from jaxblt.mixers.hyena import doubling
-from jaxblt.mixers.hyena.doubling import Doubling, init_doubling
+from jaxblt.mixers.hyena.doubling import NEAR, Doubling, init_doubling
 from jaxblt.models import StackConfig
 from jaxblt.testing import check_mixer
 from tests.parameters import drawn
@@ -59,6 +59,23 @@ def test_a_filter_shorter_than_the_stream(dtype: Any, late: tuple[int, int]) -> 
     assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == jax.tree.map(
         lambda x: (x.shape, x.dtype), first
     )
+
+
+def mean_flops(size: int) -> float:
+    """Count FLOPs of a token and channel in the mean of a turn: parts of `Doubling`, by how often they run."""
+    core, state = Doubling(jnp.ones((1, size + 1)), jnp.ones(1)), init_doubling(1, 1, size, jnp.float32)
+    due = jnp.ones(1, bool)
+
+    def flops(part: Callable[..., Any]) -> float:
+        return jax.jit(part).lower(core, state).compile().cost_analysis()["flops"]
+
+    total = flops(lambda core, state: core.near(state))
+    total += flops(lambda core, state: core.begin_turn(due, state)) / state.turn
+    block = NEAR
+    while block < state.turn:
+        total += flops(lambda core, state, block=block: core.join(block, due, state)) / (2 * block)
+        block *= 2
+    return total
 
 
 def test_a_token_after_32_times_as_many_costs_less_than_four_times_as_much() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from experiments.benchmark.models.books_model import split_model
 from experiments.benchmark.splitting import (
-    draw,
     sequence_parallel,
     sequence_plan,
     split_books,
@@ -126,8 +125,6 @@ def test_one_device_is_timed_and_compared_with_none(tmp_path, monkeypatch):
     assert [set(x) for x in found["steps"]] == [{"bytes", "devices", "all", "bytes_per_second"}] * 2
     (read,) = found["forward"]
     assert read["all"]["loss"] == pytest.approx(found["steps"][1]["all"]["first_loss"], rel=1e-2)
-    speed, _ = draw.figure(draw._steps(tmp_path / "one.json")).axes
-    assert [list(line.get_xdata()) for line in speed.lines] == [[64, 128], [128]]
 
 
 def test_layers_are_not_timed_on_one_device():
@@ -147,30 +144,6 @@ def test_lengths_that_do_not_divide_are_an_error_before_anything_runs(name, leng
     lengths = {"step_bytes": (), "forward_bytes": ()} | {name: (length,)}
     with pytest.raises(ValueError, match=rf"{length} bytes on 2 devices.*multiples of 4"):
         sequence_parallel.sequence_parallel("nowhere.json", devices=2, **lengths)
-
-
-def test_the_picture_has_a_line_for_each_number_of_devices(tmp_path):
-    timed = {"seconds": {"median": 0.5}, "planned_bytes": 2e9}
-    first = {"bytes": 2**20, "devices": 4, "all": timed, "check": {"bytes": 2**18}, "one_on_its_share": timed}
-    failed = {"bytes": 2**22, "devices": 4, "all": {"out_of_memory": "too large"}}
-    source = tmp_path / "steps.json"
-    source.write_text(json.dumps({"steps": [first, {"bytes": 2**16, "devices": 4, "all": timed}, failed]}))
-    draw.draw((str(source),), str(tmp_path / "picture.png"))
-    assert (tmp_path / "picture.png").stat().st_size > 1000
-    speed, memory = draw.figure(draw._steps(source)).axes
-    assert [list(line.get_xdata()) for line in speed.lines] == [[2**18], [2**16, 2**20]]
-    assert [list(line.get_ydata()) for line in memory.lines] == [[], [2.0], [], [2.0, 2.0]]
-    assert list(speed.lines[1].get_ydata()) == [2**16 / 500, 2**20 / 500]
-
-
-def test_a_loss_without_gradients_is_a_cross(tmp_path):
-    source, timed = tmp_path / "steps.json", {"seconds": {"median": 0.5}, "planned_bytes": 2e9}
-    failed = {"bytes": 2**24, "devices": 2, "all": {"out_of_memory": "too large"}}
-    step, read = ({"bytes": 2**k, "devices": 2, "all": timed} for k in (20, 22))
-    source.write_text(json.dumps({"steps": [step], "forward": [read, failed]}))
-    speed, memory = draw.figure(draw._steps(source)).axes
-    assert [(list(x.get_xdata()), x.get_marker()) for x in speed.lines] == [([2**20], "o"), ([2**22], "x")]
-    assert [list(line.get_xdata()) for line in memory.lines] == [[], [2**20]]
 
 
 def test_plans_are_of_the_model_that_is_timed(tmp_path, monkeypatch):
@@ -206,35 +179,3 @@ def test_plans_name_what_nobody_knows(tmp_path):
 def test_plans_of_nothing_are_refused(tmp_path, changes):
     with pytest.raises(ValueError, match="give positive lengths and numbers of GPUs, got"):
         sequence_plan.sequence_plan(str(tmp_path / "plans.json"), **changes)
-
-
-def test_plans_are_lines_of_memory(tmp_path):
-    source = tmp_path / "plans.json"
-    plans = [{"devices": n, "bytes": 2**k, "planned_bytes": n * 2**k} for n in (8, 2) for k in (16, 20)]
-    ran = {"devices": 2, "bytes": 2**20, "seconds": 1.0, "planned": 3e9}
-    source.write_text(json.dumps({"plans": plans}))
-    speed, memory = draw.figure([*draw._steps(source), ran]).axes
-    assert [list(line.get_xdata()) for line in speed.lines] == [[2**20]]
-    assert [list(line.get_xdata()) for line in memory.lines] == [[2**16, 2**20], [2**20], [2**16, 2**20], []]
-    assert list(memory.lines[2].get_ydata()) == [8 * 2**16 / 1e9, 8 * 2**20 / 1e9]
-    with pytest.raises(ValueError, match="no step that ran"):
-        draw.draw((str(source),), str(tmp_path / "picture.png"))
-
-
-def test_a_missing_file_is_named_with_what_writes_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no file .*none\.json: .*sequence_parallel --out"):
-        draw.draw((str(tmp_path / "none.json"),), str(tmp_path / "picture.png"))
-
-
-def test_a_file_without_json_is_named_with_what_writes_it(tmp_path):
-    source = tmp_path / "empty.json"
-    source.touch()
-    with pytest.raises(ValueError, match=r"empty\.json holds no JSON .*sequence_parallel --out"):
-        draw.draw((str(source),), str(tmp_path / "picture.png"))
-
-
-def test_files_without_steps_cannot_be_drawn(tmp_path):
-    source = tmp_path / "none.json"
-    source.write_text("{}")
-    with pytest.raises(ValueError, match=r"no step that ran in .*none\.json"):
-        draw.draw((str(source),), str(tmp_path / "picture.png"))
