@@ -12,7 +12,7 @@ ROOMS = {
     "operations": ("counters", "kernels", "sparse_attention"),
     "models": ("drafted_bytes", "scaling", "serving", "stack"),
     "boundaries": ("boundary_books", "planted_boundaries"),
-    "memory": ("babilong", "gap_recall", "memory_books", "memory_context"),
+    "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
     "tasks": ("pixels", "progressive", "recall", "state_counts", "tasks"),
@@ -22,14 +22,14 @@ ROOMS = {
     "peers": ("evo2",),
     "trained_runs": ("baselines", "boxed_run", "context", "record"),
     "history": ("compare", "keep", "trends"),
-    "results": ("conformance_page", "features_page", "results"),
+    "results": ("features_page", "results"),
 }
 """Folders, and their commands: each is the function of its name in the module of its name."""
 
 BENCHMARKS = {name: f"experiments.benchmark.{room}.{name}" for room, names in ROOMS.items() for name in names}
 """The module of each command."""
 
-READERS = ("compare", "conformance_page", "features_page", "keep", "record", "results", "trends")
+READERS = ("compare", "features_page", "keep", "record", "results", "trends")
 """They measure nothing, and read what was measured."""
 
 

@@ -7,19 +7,6 @@ from typing import Any
 import numpy as np
 
 
-def over_seeds(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the figures of each kind of model, from means of a book's nats over seeds."""
-    from experiments.benchmark.trained_runs.context import figures_of
-
-    found = []
-    for name in dict.fromkeys(run["model"] for run in runs):
-        kind = [run for run in runs if run["model"] == name]
-        nats = dict(zip((at["context"] for at in kind[0]["contexts"]), _mean_nats(kind), strict=True))
-        contexts = figures_of(nats, np.asarray(kind[0]["books"]["num_bytes"]))
-        found.append({"model": name, "seeds": [run["seed"] for run in kind], "contexts": contexts})
-    return found
-
-
 def over_windows(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what memories save of the same bytes over only windows: by seed, and of all seeds together.
 
