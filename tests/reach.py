@@ -33,7 +33,7 @@ class Sources:
         self.modules = {_dotted(path): path for path in self.trees}
 
     def imported(self, path: str) -> set[str]:
-        """Paths that a file imports, or names as `package.module` in a string."""
+        """Paths that a file imports, or names as `package.module` or `package.module:name` in a string."""
         found: set[str] = set()
         for node in ast.walk(self.trees[path]):
             if isinstance(node, ast.Import):
@@ -42,7 +42,7 @@ class Sources:
                 base = _absolute(path, node)
                 found.update(filter(None, (self._defining(base, alias.name) for alias in node.names)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
-                found.update(filter(None, [self._module(node.value)]))
+                found.update(filter(None, [self._module(node.value.partition(":")[0])]))
         return found | {str(parent / "conftest.py") for parent in Path(path).parents} & set(self.trees)
 
     def named(self, file: str) -> Iterator[str]:

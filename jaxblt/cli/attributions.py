@@ -1,12 +1,10 @@
 """`jaxblt attributions`: which bytes a run's answers rest on, as a table, a track, motifs and a picture."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from jaxblt.answers.attributions import Method
 from jaxblt.answers.score import BATCH_SIZE
 from jaxblt.cli.mesh import asked_mesh
-from jaxblt.cli.parsing import parse
 from jaxblt.cli.reports import check_reports, open_sequences, save_picture
 from jaxblt.training.state import Step, Weights
 from jaxblt.training.stored.resolved import run_files
@@ -86,8 +84,3 @@ def attributions(
         save_picture(plot_attributions(found), picture)
         told.append(str(picture))
     return f"{len(found)} records, {sum(map(len, found.sequences)):,} bytes, in {', '.join(told)}"
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse, answer, and print what was written."""
-    print(parse(attributions, argv, prog="jaxblt attributions"))

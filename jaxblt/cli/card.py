@@ -1,9 +1,7 @@
 """`jaxblt card`: a model card of a run."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from jaxblt.cli.parsing import parse
 from jaxblt.outputs import check_output, whole_file
 
 
@@ -30,8 +28,3 @@ def card(
     with whole_file(out) as file:
         file.write_text(text, encoding="utf-8")
     print(f"wrote {out}")
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse and write."""
-    parse(card, argv, prog="jaxblt card")

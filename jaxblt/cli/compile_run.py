@@ -1,12 +1,10 @@
 """Compiles the programs of a server before it starts: jaxblt compile RUN_DIR."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from jaxblt.cli.parsing import parse
 from jaxblt.cli.quantize import load_quantized
 from jaxblt.cli.serve import make_config, programs_folder, read_mesh
 from jaxblt.precision.weights import Scheme
@@ -68,8 +66,3 @@ def compile_run(
         with engine:
             engine.generate([b"a"], max_new_bytes=1)
     return f"{folder}: {found}"
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse, compile, and print what was compiled."""
-    print(parse(compile_run, argv, prog="jaxblt compile"))

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jaxblt.cli.parsing import parse
-
 if TYPE_CHECKING:
     from jaxblt.testing.conformance import Outcome, Subject
 
@@ -68,8 +66,3 @@ def load_subjects(file: str) -> "tuple[Subject, ...]":
             f"{file} defines no subject: write subject = Subject(...) of jaxblt.testing.conformance, or subjects"
         )
     return found
-
-
-def main(argv: Sequence[str]) -> int:
-    """Parse and check."""
-    return parse(conformance, argv, prog="jaxblt conformance")

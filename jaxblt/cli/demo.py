@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxblt import recipes
-from jaxblt.cli.parsing import parse
 from jaxblt.cli.recipe_options import shorter_warmup
 from jaxblt.remote import refuse_remote
 
@@ -106,8 +105,3 @@ def _generate(model: Any, run_dir: str) -> None:
     texts = [(prompt + text).decode("utf-8", "replace") for prompt, text in zip(prompts, drawn, strict=True)]
     Path(run_dir, "generated.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     print("\ngenerated:", *texts, sep="\n  ")
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse and run."""
-    parse(demo, argv, prog="jaxblt demo")

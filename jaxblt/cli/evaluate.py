@@ -12,7 +12,6 @@ import tyro
 from jaxblt.cli.evaluation_data import Evaluated, find_data
 from jaxblt.cli.label_comparison import compare, is_comparable
 from jaxblt.cli.mesh import asked_mesh
-from jaxblt.cli.parsing import parse
 from jaxblt.data.labelled import LabelledDataConfig
 from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import TaskDataConfig
@@ -202,8 +201,3 @@ def write_predictions(run: "Run", asked: Evaluated, file: str) -> None:
     data = make_dataset(asked.data, split=asked.split, mode="eval")
     assert isinstance(data, LabelledDataset)
     run.classify(data.source).with_labels(data.records).to_tsv(file)
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse and score."""
-    parse(evaluate, argv, prog="jaxblt evaluate")

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jaxblt.cli.mesh import parse_mesh
-from jaxblt.cli.parsing import parse
 from jaxblt.cli.quantize import load_quantized
 from jaxblt.cli.streaming import write_as_they_come
 from jaxblt.precision.weights import Scheme
@@ -142,8 +141,3 @@ def read_prompts(texts: Sequence[str], digits: Sequence[str], files: Sequence[st
         refuse_remote("--prompts-file", file)
         found.append(Path(file).read_bytes())
     return found or [b""]
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse and generate."""
-    parse(generate, argv, prog="jaxblt generate")

@@ -1,6 +1,7 @@
 """The program `jaxblt`: finds a command in a table, and runs it.
 
-A command is a row of `COMMANDS` and a module with `main(argv) -> int | None`. Its module is imported when it runs.
+A command is a row of `COMMANDS`: a module with `main(argv) -> int | None`, or "module:function", a function whose
+arguments are the options. A text that it returns is printed. Its module is imported when it runs.
 """
 
 import difflib
@@ -8,43 +9,52 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from jaxblt.cli.parsing import run
+from jaxblt.cli.parsing import parse, run
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("jaxblt.cli.train", "train a recipe, or go on with its run"),
     "finetune": ("jaxblt.cli.finetune", "train a run's model with a new head on labelled records"),
     "sweep": ("jaxblt.cli.sweep", "train a recipe with several sets of overrides, and compare"),
-    "evaluate": ("jaxblt.cli.evaluate", "bits per byte of a run on a split, and the scores of a task"),
-    "generate": ("jaxblt.cli.generate", "continue prompts with a run"),
-    "serve": ("jaxblt.cli.serve", "answer clients of OpenAI's API over HTTP with a run"),
-    "compile": ("jaxblt.cli.compile_run", "compile what serve runs, so that it starts at once"),
-    "score": ("jaxblt.cli.score", "log-likelihood of each record of a file"),
-    "embed": ("jaxblt.cli.embed", "hidden states of each record of a file"),
-    "index": ("jaxblt.cli.index", "base vectors of a run's documents, for routers that search them"),
-    "classify": ("jaxblt.cli.classify", "label each record of a file with a fine-tuned run"),
-    "variants": ("jaxblt.cli.variants", "rate the variants of a VCF file against a genome"),
-    "mutagenesis": ("jaxblt.cli.mutagenesis", "rate all single substitutions of each record of a file"),
-    "attributions": ("jaxblt.cli.attributions", "show which bytes a run's answers rest on"),
-    "patch": ("jaxblt.cli.patch", "cut a file into patches, draw them, write entropies"),
-    "memory": ("jaxblt.cli.memory", "draw what a run's memory does under a passage"),
+    "evaluate": (
+        "jaxblt.cli.evaluate:evaluate",
+        "bits per byte of a run on a split, and the scores of a task",
+    ),
+    "generate": ("jaxblt.cli.generate:generate", "continue prompts with a run"),
+    "serve": ("jaxblt.cli.serve:serve", "answer clients of OpenAI's API over HTTP with a run"),
+    "compile": ("jaxblt.cli.compile_run:compile_run", "compile what serve runs, so that it starts at once"),
+    "score": ("jaxblt.cli.answers:score", "log-likelihood of each record of a file"),
+    "embed": ("jaxblt.cli.answers:embed", "hidden states of each record of a file"),
+    "index": ("jaxblt.cli.answers:index", "base vectors of a run's documents, for routers that search them"),
+    "classify": ("jaxblt.cli.answers:classify", "label each record of a file with a fine-tuned run"),
+    "variants": ("jaxblt.cli.answers:variants", "rate the variants of a VCF file against a genome"),
+    "mutagenesis": (
+        "jaxblt.cli.answers:mutagenesis",
+        "rate all single substitutions of each record of a file",
+    ),
+    "attributions": ("jaxblt.cli.attributions:attributions", "show which bytes a run's answers rest on"),
+    "patch": ("jaxblt.cli.patch:patch", "cut a file into patches, draw them, write entropies"),
+    "memory": ("jaxblt.cli.memory:memory", "draw what a run's memory does under a passage"),
     "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),
     "benchmark": ("jaxblt.cli.benchmark", "time a recipe's train step on this machine, by remat if asked"),
-    "models": ("jaxblt.cli.models", "list the trained runs that come with jaxblt"),
-    "card": ("jaxblt.cli.card", "write what a run is, what it was trained on and how good it is"),
-    "push": ("jaxblt.cli.push", "upload a run and its card to the Hugging Face hub"),
-    "quantize": ("jaxblt.cli.quantize", "write a run with weights in 8 or 4 bits, and what that costs"),
-    "export": ("jaxblt.cli.export", "write a run to one file for other programs"),
+    "models": ("jaxblt.cli.models:models", "list the trained runs that come with jaxblt"),
+    "card": ("jaxblt.cli.card:card", "write what a run is, what it was trained on and how good it is"),
+    "push": ("jaxblt.cli.push:push", "upload a run and its card to the Hugging Face hub"),
+    "quantize": (
+        "jaxblt.cli.quantize:quantize",
+        "write a run with weights in 8 or 4 bits, and what that costs",
+    ),
+    "export": ("jaxblt.interchange.commands:export", "write a run to one file for other programs"),
     "import": (
-        "jaxblt.cli.import_run",
+        "jaxblt.interchange.commands:import_run",
         "make a run folder of such a file, or of a Hugging Face model's part",
     ),
-    "new": ("jaxblt.cli.new", "write a recipe file of your own to start from"),
+    "new": ("jaxblt.cli.new:new", "write a recipe file of your own to start from"),
     "data": ("jaxblt.cli.data", "fetch the data of the built-in recipes"),
-    "demo": ("jaxblt.cli.demo", "train and show everything in small, on an embedded book"),
-    "conformance": ("jaxblt.cli.conformance", "check what a layer of your own promises"),
+    "demo": ("jaxblt.cli.demo:demo", "train and show everything in small, on an embedded book"),
+    "conformance": ("jaxblt.cli.conformance:conformance", "check what a layer of your own promises"),
     "doctor": ("jaxblt.doctor", "what this machine has, and what will run on it"),
 }
-"""Module and description of each command."""
+"""Place and description of each command."""
 
 
 def main(argv: Sequence[str]) -> Any:
@@ -66,7 +76,19 @@ def main(argv: Sequence[str]) -> Any:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f" (perhaps {near[0]})" if near else ""
         raise ValueError(f"unknown command {name!r}{hint}, choose one of: {', '.join(COMMANDS)}")
-    return import_module(COMMANDS[name][0]).main(rest)
+    return call(name, rest)
+
+
+def call(name: str, argv: Sequence[str]) -> Any:
+    """Run a command of the table with its options, and return its status."""
+    module, _, function = COMMANDS[name][0].partition(":")
+    if not function:
+        return import_module(module).main(argv)
+    told = parse(getattr(import_module(module), function), argv, prog=f"jaxblt {name}")
+    if not isinstance(told, str):
+        return told
+    print(told)
+    return 0
 
 
 def usage() -> str:

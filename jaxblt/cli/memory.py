@@ -1,12 +1,10 @@
 """Draws what a run's layers do under a passage: jaxblt memory RUN_DIR FILE --out pictures/memory."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from jaxblt.cli.parsing import parse
 from jaxblt.outputs import check_output
 from jaxblt.training.state import Step
 from jaxblt.training.stored.resolved import run_files
@@ -80,8 +78,3 @@ def _tensorboard(run_dir: str) -> "RunLog":
     from jaxblt.training.log.trackers import TensorBoardTracker
 
     return RunLog(run_dir, trackers=lambda folder: (TensorBoardTracker(folder),))
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse and draw."""
-    parse(memory, argv, prog="jaxblt memory")

@@ -1,7 +1,6 @@
 """A recipe file to start from: jaxblt new my_recipe.py --from books."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,6 @@ from typing import Annotated
 import tyro
 
 from jaxblt.cli.find_recipe import find_recipe
-from jaxblt.cli.parsing import parse
 from jaxblt.cli.write_recipe import function_name, recipe_source
 from jaxblt.remote import refuse_remote
 
@@ -43,8 +41,3 @@ def new(
     with path.open("x", encoding="utf-8") as out:
         out.write(text)
     print(f"wrote {file}; train it with: jaxblt train {shlex.quote(f'{file}:{function}')}")
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse the options, and write the file."""
-    parse(new, argv, prog="jaxblt new")

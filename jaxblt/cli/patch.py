@@ -1,13 +1,11 @@
 """Segments a file into patches: jaxblt patch FILE --run-dir RUN_DIR, or --mode space."""
 
-from collections.abc import Sequence
 from dataclasses import fields, make_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 import tyro
 
-from jaxblt.cli.parsing import parse
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.training.state import Step
 from jaxblt.training.stored.resolved import run_files
@@ -100,8 +98,3 @@ def patch(
     if entropies_out is not None and isinstance(loaded, patching.EntropyModel):
         patching.write_all(entropies_out, source, loaded)
         print(f"wrote {entropies_out}: {np.load(entropies_out, mmap_mode='r').shape[0]} entropies")
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse and segment."""
-    parse(patch, argv, prog="jaxblt patch")

@@ -1,9 +1,6 @@
 """`jaxblt push`: a run onto the Hugging Face hub."""
 
-from collections.abc import Sequence
 from typing import Literal
-
-from jaxblt.cli.parsing import parse
 
 
 def push(
@@ -34,8 +31,3 @@ def push(
 
     options = {"step": step, "licence": licence, "limits": limits, "private": private, "overwrite": overwrite}
     print(f"uploaded step {push_run(run_dir, url, **options)}; next: jaxblt evaluate {url}")
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse and upload."""
-    parse(push, argv, prog="jaxblt push")

@@ -2,13 +2,11 @@
 
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from jaxblt.cli.parsing import parse
 from jaxblt.precision.weights import Chooser, Scheme
 from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Step, Weights
@@ -143,8 +141,3 @@ def load_quantized(run_dir: str | os.PathLike[str], scheme: Scheme | None, **opt
 
     run = jaxblt.load(run_dir, **options)
     return run if scheme is None else run.quantize(scheme)
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse, write, and print what it costs."""
-    print(parse(quantize, argv, prog="jaxblt quantize"))

@@ -1,7 +1,7 @@
 """Serves a trained run to clients of OpenAI's API: jaxblt serve RUN_DIR."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import tyro
 
 from jaxblt.cli.mesh import parse_mesh
-from jaxblt.cli.parsing import parse
 from jaxblt.cli.quantize import load_quantized
 from jaxblt.precision.weights import Scheme
 from jaxblt.training.state import Step, Weights
@@ -181,8 +180,3 @@ def check_installed() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ImportError(f"{error}: pip install 'jaxblt[serve]'") from error
-
-
-def main(argv: Sequence[str]) -> None:
-    """Parse and serve."""
-    parse(serve, argv, prog="jaxblt serve")

@@ -11,7 +11,7 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 
 import jaxblt
-from jaxblt.cli import demo, patch
+from jaxblt.cli.main import call
 from jaxblt.data import config, samples
 from jaxblt.data.sources import BytesSource
 from jaxblt.recipes import boxed as recipes
@@ -53,7 +53,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow(days=28, group="whole runs")
 def test_demo_leaves_everything_it_promises_and_goes_on(small, tmp_path, capsys):
     run = tmp_path / "demo"
-    demo.main(["--run-dir", str(run), "--steps", "2"])
+    call("demo", ["--run-dir", str(run), "--steps", "2"])
     said = capsys.readouterr().out
     bits = {name: float(said.partition(name)[2].split()[0]) for name in NAMES}
     assert bits["after 2 steps on it"] < min(bits[name] for name in NAMES[2:])
@@ -64,7 +64,7 @@ def test_demo_leaves_everything_it_promises_and_goes_on(small, tmp_path, capsys)
     assert resolved["recipe"]["patcher"]["threshold"] == jaxblt.load("english").threshold
     assert events(run).Scalars("eval/bits_per_byte")
     assert (run / "checkpoints" / "2").is_dir()
-    patch.main([str(ROOT / "LICENSE"), "--run-dir", str(run), "--length", "300"])
+    call("patch", [str(ROOT / "LICENSE"), "--run-dir", str(run), "--length", "300"])
     assert "bytes a patch" in capsys.readouterr().out
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxblt import recipes
 from jaxblt.cli.find_recipe import find_recipe
-from jaxblt.cli.new import main
+from jaxblt.cli.main import call
 from jaxblt.cli.write_recipe import field_docs, recipe_source
 from jaxblt.mixers import HyenaConfig
 from jaxblt.training.optimisers.adamw import AdamWConfig
@@ -26,7 +26,7 @@ def test_every_recipe_can_be_written_down(name):
 
 def test_a_new_file_is_a_recipe_and_is_never_overwritten(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    main(["genome.py", "--from", "ecoli"])
+    call("new", ["genome.py", "--from", "ecoli"])
     assert capsys.readouterr().out == "wrote genome.py; train it with: jaxblt train genome.py:genome\n"
     assert find_recipe("genome.py:genome") == replace(recipes.get("ecoli"), name="genome")
     before = (tmp_path / "genome.py").read_bytes()
@@ -37,7 +37,7 @@ def test_a_new_file_is_a_recipe_and_is_never_overwritten(tmp_path, monkeypatch, 
         (["mine.py", "--from", "bookz"], ValueError, "unknown recipe 'bookz'"),
     ):
         with pytest.raises(error, match=says):
-            main(argv)
+            call("new", argv)
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["genome.py"]
     assert (tmp_path / "genome.py").read_bytes() == before
 
@@ -63,7 +63,7 @@ def test_any_name_of_a_file_gives_a_recipe_that_the_printed_command_finds(
     name, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    main([f"{name}.py"])
+    call("new", [f"{name}.py"])
     place = shlex.split(capsys.readouterr().out)[-1]
     assert find_recipe(place) == replace(recipes.get("demo_entropy"), name=name)
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxblt
-from jaxblt.cli import export
+from jaxblt.cli.main import call
 from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.loop import fit
 from jaxblt.training.state import averaged, start
@@ -99,7 +99,7 @@ def test_a_run_is_judged_and_read_by_its_average_unless_told_otherwise(run, tmp_
     last = list(read_metrics(run_dir / "metrics.jsonl"))[-1]
     assert scores[0]["loss"] == pytest.approx(last["validation/loss"], rel=1e-6)
     assert scores[1]["loss"] != pytest.approx(last["validation/loss"], rel=1e-6)
-    export.main([str(run_dir), "--out", str(tmp_path / "raw.safetensors"), "--weights", "raw"])
+    call("export", [str(run_dir), "--out", str(tmp_path / "raw.safetensors"), "--weights", "raw"])
     content = (tmp_path / "raw.safetensors").read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert header["__metadata__"]["weights"] == "raw"
