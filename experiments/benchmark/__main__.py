@@ -10,7 +10,7 @@ from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
     "operations": ("counters", "kernels", "sparse_attention"),
-    "models": ("drafted_bytes", "scaling", "serving", "stack"),
+    "models": ("drafted_bytes", "scaling", "serving"),
     "boundaries": ("boundary_books", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),

@@ -1,7 +1,7 @@
 """The program `jaxblt`: finds a command in a table, and runs it.
 
-A command is a row of `COMMANDS`: a module with `main(argv) -> int | None`, or "module:function", a function whose
-arguments are the options. A text that it returns is printed. Its module is imported when it runs.
+A command is a row of `COMMANDS`: a function whose arguments are the options, or a `main(argv) -> int | None` that
+parses them itself. A text that the function returns is printed. Its module is imported when it runs.
 """
 
 import difflib
@@ -12,9 +12,9 @@ from typing import Any
 from jaxblt.cli.parsing import parse, run
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("jaxblt.cli.train", "train a recipe, or go on with its run"),
-    "finetune": ("jaxblt.cli.finetune", "train a run's model with a new head on labelled records"),
-    "sweep": ("jaxblt.cli.sweep", "train a recipe with several sets of overrides, and compare"),
+    "train": ("jaxblt.cli.train:main", "train a recipe, or go on with its run"),
+    "finetune": ("jaxblt.cli.finetune:main", "train a run's model with a new head on labelled records"),
+    "sweep": ("jaxblt.cli.sweep:main", "train a recipe with several sets of overrides, and compare"),
     "evaluate": (
         "jaxblt.cli.evaluate:evaluate",
         "bits per byte of a run on a split, and the scores of a task",
@@ -34,8 +34,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "attributions": ("jaxblt.cli.attributions:attributions", "show which bytes a run's answers rest on"),
     "patch": ("jaxblt.cli.patch:patch", "cut a file into patches, draw them, write entropies"),
     "memory": ("jaxblt.cli.memory:memory", "draw what a run's memory does under a passage"),
-    "plan": ("jaxblt.cli.plan", "memory of a recipe's train step on a GPU that need not be here"),
-    "benchmark": ("jaxblt.cli.benchmark", "time a recipe's train step on this machine, by remat if asked"),
+    "plan": ("jaxblt.cli.plan:main", "memory of a recipe's train step on a GPU that need not be here"),
+    "benchmark": (
+        "jaxblt.cli.benchmark:main",
+        "time a recipe's train step on this machine, by remat if asked",
+    ),
     "models": ("jaxblt.cli.models:models", "list the trained runs that come with jaxblt"),
     "card": ("jaxblt.cli.card:card", "write what a run is, what it was trained on and how good it is"),
     "push": ("jaxblt.cli.push:push", "upload a run and its card to the Hugging Face hub"),
@@ -49,10 +52,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "make a run folder of such a file, or of a Hugging Face model's part",
     ),
     "new": ("jaxblt.cli.new:new", "write a recipe file of your own to start from"),
-    "data": ("jaxblt.cli.data", "fetch the data of the built-in recipes"),
+    "data": ("jaxblt.cli.data:main", "fetch the data of the built-in recipes"),
     "demo": ("jaxblt.cli.demo:demo", "train and show everything in small, on an embedded book"),
     "conformance": ("jaxblt.cli.conformance:conformance", "check what a layer of your own promises"),
-    "doctor": ("jaxblt.doctor", "what this machine has, and what will run on it"),
+    "doctor": ("jaxblt.doctor:main", "what this machine has, and what will run on it"),
 }
 """Place and description of each command."""
 
@@ -82,9 +85,8 @@ def main(argv: Sequence[str]) -> Any:
 def call(name: str, argv: Sequence[str]) -> Any:
     """Run a command of the table with its options, and return its status."""
     module, _, function = COMMANDS[name][0].partition(":")
-    if not function:
-        return import_module(module).main(argv)
-    told = parse(getattr(import_module(module), function), argv, prog=f"jaxblt {name}")
+    found = getattr(import_module(module), function)
+    told = found(argv) if function == "main" else parse(found, argv, prog=f"jaxblt {name}")
     if not isinstance(told, str):
         return told
     print(told)

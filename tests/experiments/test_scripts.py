@@ -59,7 +59,7 @@ def test_every_benchmark_has_its_name(monkeypatch, capsys):
 def test_nothing_is_measured_whose_commit_nobody_knows(monkeypatch, capsys):
     monkeypatch.setattr(benchmarks, "git_commit", lambda: {"commit": None})
     monkeypatch.setattr(benchmarks, "find", lambda name: pytest.fail)
-    assert exit_status(monkeypatch, "experiments.benchmark", "stack", "--out", "nowhere.json") == 1
+    assert exit_status(monkeypatch, "experiments.benchmark", "ring", "--out", "nowhere.json") == 1
     assert "set JAXBLT_COMMIT" in capsys.readouterr().err
 
 

@@ -18,29 +18,20 @@ FREQUENT = bytes(letter - ord("a") for letter in b"etaoinshrdlcumwfgypbvkjxqz")
 
 @flax.struct.dataclass
 class Mix:
-    """Text of several domains.
+    """One text of several domains; a span goes on where the one before it stopped.
 
     Attributes:
       text: of all of them.
-      first, size: where each domain's text begins, and how long it is.
       table: what each domain writes for a byte.
-      continues: a span goes on where the one before it stopped; else it begins at a place of its own.
     """
 
     text: UInt8[Array, "N"]
-    first: Int[Array, "E"]
-    size: Int[Array, "E"]
     table: UInt8[Array, "E 256"]
-    continues: bool = flax.struct.field(pytree_node=False)
 
     @property
     def domains(self) -> int:
         """Return how many there are."""
         return self.table.shape[0]
-
-    def reach(self, length: int, spans: tuple[int, int]) -> int:
-        """Return how many bytes are read from one place on, at most."""
-        return length + 1 if self.continues else min(spans[1], length + 1)
 
 
 class Rows(NamedTuple):
@@ -53,15 +44,13 @@ class Rows(NamedTuple):
     since: Int[Array, "B T"]
 
 
-def check_texts(mix: Mix, names: list[str], length: int, spans: tuple[int, int]) -> None:
-    """Raise ValueError unless the text of each domain holds a row or a span: a draw would begin before it."""
-    reach = mix.reach(length, spans)
-    for name, size in zip(names, np.asarray(mix.size).tolist(), strict=True):
-        if size < reach:
-            raise ValueError(
-                f"the text of {name!r} has {size} bytes, and {reach} are read at once: add text, or set "
-                "--settings.length or --settings.spans lower"
-            )
+def check_text(mix: Mix, length: int) -> None:
+    """Raise ValueError unless the text holds a row: a draw would begin before it."""
+    if mix.text.size < length + 1:
+        raise ValueError(
+            f"the text has {mix.text.size} bytes, and {length + 1} are read at once: add text, or set "
+            "--settings.length lower"
+        )
 
 
 def draw_rows(mix: Mix, key: Array, rows: int, length: int, spans: tuple[int, int]) -> Rows:
@@ -88,10 +77,8 @@ def draw_rows(mix: Mix, key: Array, rows: int, length: int, spans: tuple[int, in
     t = jnp.arange(length + 1, dtype=jnp.int32)[None]
     span = jnp.sum(ends[:, None, :] <= t[..., None], -1, dtype=jnp.int32)
     domain, since = _take(of_span, span), t - _take(ends - sizes, span)
-    reach = mix.reach(length, spans)
-    place = _stratified(keys[3], rows, 1 if mix.continues else most)
-    starts = (place * (mix.size[of_span] - reach).astype(jnp.float32)).astype(jnp.int32) + mix.first[of_span]
-    index = starts[:, :1] + t if mix.continues else _take(starts, span) + since
+    starts = (_stratified(keys[3], rows) * (mix.text.size - length - 1)).astype(jnp.int32)
+    index = starts + t
     written = mix.table[domain, mix.text[index]].astype(jnp.int32) + OFFSET
     return Rows(written[:, :-1], written[:, 1:], domain[:, :-1], domain[:, 1:], since[:, 1:])
 
@@ -100,10 +87,10 @@ def _take(values: Int[Array, "B S"], index: Int[Array, "B T"]) -> Int[Array, "B 
     return jnp.take_along_axis(values, index, 1)
 
 
-def _stratified(key: Array, rows: int, columns: int) -> Float[Array, "B S"]:
+def _stratified(key: Array, rows: int) -> Float[Array, "B 1"]:
     """Draw numbers uniform in [i/n, (i+1)/n) for row i of n."""
     row = jnp.arange(rows, dtype=jnp.float32)[:, None]
-    return (row + jax.random.uniform(key, (rows, columns), jnp.float32)) / jnp.float32(rows)
+    return (row + jax.random.uniform(key, (rows, 1), jnp.float32)) / jnp.float32(rows)
 
 
 def ciphers(count: int, seed: int = 0, letters: int = LETTERS) -> np.ndarray:
@@ -141,18 +128,5 @@ def ciphers(count: int, seed: int = 0, letters: int = LETTERS) -> np.ndarray:
 
 def conflict_mix(text: bytes, domains: int, seed: int = 0, letters: int = LETTERS) -> Mix:
     """Return one text under permutations of its letters: what is right for a domain is wrong for the others."""
-    size = np.full(domains, len(text), np.int32)
-    return _mix(text, np.zeros(domains, np.int32), size, ciphers(domains, seed, letters), continues=True)
-
-
-def natural_mix(texts: dict[str, bytes]) -> Mix:
-    """Return domains that have a text each."""
-    size = np.array([len(text) for text in texts.values()], np.int32)
-    first = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
-    same = np.tile(np.arange(256, dtype=np.uint8), (len(texts), 1))
-    return _mix(b"".join(texts.values()), first, size, same, continues=False)
-
-
-def _mix(text: bytes, first: np.ndarray, size: np.ndarray, table: np.ndarray, *, continues: bool) -> Mix:
-    arrays = (np.frombuffer(text, np.uint8), first, size, table)
-    return Mix(*(jnp.asarray(array) for array in arrays), continues=continues)
+    table = ciphers(domains, seed, letters)
+    return Mix(jnp.asarray(np.frombuffer(text, np.uint8)), jnp.asarray(table))

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
@@ -20,7 +21,6 @@ def routed_lora(
     base_run: Annotated[str, tyro.conf.Positional],
     out: str,
     data: str = "data",
-    mix: Literal["conflict", "natural"] = "conflict",
     domains: int = 8,
     arms: tuple[str, ...] = ("static", "oracle", "chunk", "token", "token_imitated", "imitated_traces"),
     seeds: int = 3,
@@ -39,10 +39,8 @@ def routed_lora(
     Args:
       base_run: folder of a run of a byte model, such as one of the recipe books_512.
       out: file for the figures as JSON, written anew after each arm, or the file of an earlier call.
-      data: folder with books/train/*.txt and books/test/*.txt; the natural mix also reads reviews/train*.tsv,
-        reviews/test*.tsv, ecoli/*.fa, ecoli/*.faa and languages/*.txt. Names may end in .xz.
-      mix: books under permutations of the letters, which contradict each other, or five kinds of text.
-      domains: permutations of the conflict mix, the first of them none.
+      data: folder with books/train/*.txt and books/test/*.txt.
+      domains: permutations of the letters of books, which contradict each other, the first of them none.
       arms: names that `make_arm` (adapters/arms.py) explains; what is compared needs static and oracle.
       seeds: 0, 1, ... of so many for each arm.
       settings: of all of them.
@@ -56,8 +54,14 @@ def routed_lora(
 
     whole("--seeds", seeds, least=1, why=": each arm is trained once a seed")
     run = jaxblt.load(base_run, dtype=settings.dtype)
-    train, test, names = open_mix(data, mix, domains, settings)
-    said: dict[str, Any] = {"settings": asdict(settings), "mix": mix, "domains": names, "seed_count": seeds}
+    train, test = open_mix(data, domains, settings)
+    names = [f"cipher {i}" for i in range(domains)]
+    said: dict[str, Any] = {
+        "settings": asdict(settings),
+        "mix": "conflict",
+        "domains": names,
+        "seed_count": seeds,
+    }
     said["base_run"] = describe(run)
     earlier = read_back(out, said)
     there, model = earlier.get("arms", {}), model_of(run)
@@ -93,26 +97,24 @@ def left_over(arms: Sequence[str], there: Mapping[str, Any]) -> list[str]:
     return left
 
 
-def open_mix(data: str, mix: str, domains: int, settings: Settings) -> tuple["Mix", "Mix", list[str]]:
-    """Return a mix to train on and one to test on, and the domains' names.
+def open_mix(data: str, domains: int, settings: Settings) -> tuple["Mix", "Mix"]:
+    """Return a mix to train on and one to test on, of other authors.
 
     Raises:
-      ValueError: there is only one domain, or a domain has less text than is read at once.
+      ValueError: there is only one domain, or less text than is read at once.
     """
-    from experiments.benchmark.adapters.mix_files import read_books, read_natural
-    from experiments.benchmark.adapters.mixed_text import check_texts, conflict_mix, natural_mix
+    from experiments.benchmark.adapters.mixed_text import check_text, conflict_mix
+    from jaxblt.data.sources.files import expand
+    from jaxblt.data.sources.opening import read_all
 
     if domains < 2:
         raise ValueError(f"--domains must be at least 2, got {domains}: a single one never changes")
-    if mix == "natural":
-        texts = read_natural(data)
-        mixes, names = (natural_mix(texts.train), natural_mix(texts.test)), list(texts.train)
-    else:
-        train, test = (conflict_mix(text, domains, letters=settings.letters) for text in read_books(data))
-        mixes, names = (train, test), [f"cipher {i}" for i in range(domains)]
-    for each in mixes:
-        check_texts(each, names, settings.length, settings.spans)
-    return *mixes, names
+    files = (expand(Path(data) / "books" / split / "*.txt") for split in ("train", "test"))
+    texts = (b"\n".join(read_all(file) for file in each) for each in files)
+    train, test = (conflict_mix(text, domains, letters=settings.letters) for text in texts)
+    check_text(train, settings.length)
+    check_text(test, settings.length)
+    return train, test
 
 
 def score_base(programs: "Mapping[str, Program]", base: Any, test: "Mix") -> "Scored":

@@ -1,16 +1,11 @@
-"""One forward pass timed against its floor: parts that the benchmarks of whole models share."""
+"""Parameters of drawn models: parts that the benchmarks of whole models share."""
 
-from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
-
-from experiments.benchmark.figures.programs import planned_bytes
-from jaxblt.profiling import Ceilings, Method, measure
 
 
 def draw(model: nn.Module, *inputs: Any) -> Any:
@@ -40,29 +35,3 @@ def kernel_sizes(params: Any) -> int:
 
 def _is_kernel(name: str) -> bool:
     return name in ("['kernel']", "['in']", "['out']")
-
-
-def timed(
-    program: Callable[..., Any],
-    *args: Any,
-    flops: float,
-    ceilings: Ceilings,
-    trials: int = 20,
-    method: Method | None = None,
-) -> dict[str, Any]:
-    """Return device seconds of a program, the floor that its FLOPs set, and the memory that the compiler planned.
-
-    share_of_floor = floor / median, with floor = flops / (FLOP/s of a large matmul in the same run). `span_seconds`
-    holds the gaps between kernels too, see `pallas_kernels._measure`.
-    """
-    found = measure(program, *args, trials=trials, method=method)
-    floor = ceilings.floor(flops=flops, bytes_moved=0)
-    return {
-        "seconds": asdict(found.summary),
-        "span_seconds": found.span,
-        "method": found.method,
-        "flops": flops,
-        "floor_seconds": floor,
-        "share_of_floor": floor / found.summary.median,
-        "planned_bytes": planned_bytes(program, *args),
-    }

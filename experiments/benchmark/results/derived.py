@@ -100,11 +100,6 @@ def longest_kernel(row: Row) -> dict[str, Any]:
     return kernel | {"share": kernel["seconds"] / row["seconds"], "waits": ", ".join(waits)}
 
 
-def fastest_cut(figures: Row) -> float:
-    """Return the most bytes a second that an entropy model cuts into patches."""
-    return max(at["bytes_per_second"] for run in figures["runs"] for at in run["shapes"])
-
-
 def fastest_with_gradients(shape: Row) -> Any:
     """Return the timings of a shape with gradients: of the fastest version, and of XLA beside it."""
     timed = [list(at["seconds"].values()) for at in shape["passes"] if "+" in at["pass"]]

@@ -4,7 +4,7 @@ from typing import Any
 
 from experiments.benchmark.figures.saved import save
 from experiments.benchmark.models.books_model import Remat, split_model
-from experiments.benchmark.splitting.kinds import Kind, Op
+from experiments.benchmark.splitting.kinds import Kind
 
 LAYERS: tuple[tuple[Kind, int, int], ...] = (
     ("modal", 65_536, 1024),
@@ -21,7 +21,6 @@ def sequence_parallel(
     out: str,
     devices: int | None = None,
     layers: tuple[tuple[Kind, int, int], ...] = LAYERS,
-    ops: tuple[tuple[Op, int, int], ...] = (),
     step_bytes: tuple[int, ...] = (1_048_576,),
     forward_bytes: tuple[int, ...] = (4_194_304,),
     pattern: str = "HHAH",
@@ -30,15 +29,14 @@ def sequence_parallel(
 ) -> dict[str, Any]:
     """Measure layers with their MLP, and the `books` model on one sequence, trained and read, over devices.
 
-    Layers and ops run on one device and, split along the sequence, on all; what does not fit says so. The step runs on
-    all, and at the first length on one device with its share of the bytes as well. With one device nothing is compared.
+    Layers run on one device and, split along the sequence, on all; what does not fit says so. The step runs on all, and
+    at the first length on one device with its share of the bytes as well. With one device nothing is compared.
 
     Args:
       out: JSON file to write.
       devices: how many; all by default.
       layers: filter of Hyena or name of another mixer, tokens and width of each layer that is timed, forward and
         backward. Heads have 128 channels, those of Mamba-2 64.
-      ops: kind of gates or "delta", tokens and heads of each bare op of linear states that is timed likewise.
       step_bytes: lengths of the train step's sequence; none for no step.
       forward_bytes: lengths of sequences of which only the loss is computed.
       pattern: of the latent stack.
@@ -46,12 +44,11 @@ def sequence_parallel(
       trials: of each timing, at least 20.
 
     Raises:
-      ValueError: there are fewer devices than asked for, or one for layers or ops, or a length does not divide among
-        them.
+      ValueError: there are fewer devices than asked for, or one for layers, or a length does not divide among them.
     """
     import jax
 
-    from experiments.benchmark.splitting import split_books, split_layers, split_operations
+    from experiments.benchmark.splitting import split_books, split_layers
 
     devices = jax.device_count() if devices is None else devices
     if not 1 <= devices <= jax.device_count():
@@ -62,22 +59,15 @@ def sequence_parallel(
         raise ValueError(
             "layers are split over 2 devices or more, got devices=1: pass --layers with nothing behind it"
         )
-    if ops and (devices == 1 or any(tokens < 1 or tokens % devices for _, tokens, _ in ops)):
-        raise ValueError(
-            f"ops are split over 2 devices or more, whose number divides their tokens, got {ops} on {devices}"
-        )
     for length in (*step_bytes, *forward_bytes):
         if length < 1 or length % devices**2:
             raise ValueError(
                 f"{length} bytes on {devices} devices: a device's share is cut into as many once more, so lengths "
                 f"must be positive multiples of {devices**2}"
             )
-    found: dict[str, Any] = {
-        "layers": [split_layers.layer(*shape, devices, trials) for shape in layers],
-        "ops": [split_operations.op(*shape, devices, trials) for shape in ops],
-    }
+    timed = [split_layers.layer(*shape, devices, trials) for shape in layers]
     config = split_model(pattern, remat)
-    found |= {"steps": [], "forward": []}
+    found: dict[str, Any] = {"layers": timed, "steps": [], "forward": []}
     save("sequence_parallel", out, found)
     for i, length in enumerate(step_bytes):
         found["steps"].append(split_books.step(config, length, devices, trials))

@@ -14,13 +14,11 @@ import pytest
 from configs import RECIPES
 from experiments.benchmark.adapters.arms import Settings, check_sizes, make_arm
 from experiments.benchmark.adapters.bases import describe, model_of
-from experiments.benchmark.adapters.mix_files import read_natural
 from experiments.benchmark.adapters.mixed_text import (
-    check_texts,
+    check_text,
     ciphers,
     conflict_mix,
     draw_rows,
-    natural_mix,
 )
 from experiments.benchmark.adapters.paired_arms import by_distance, compared
 from experiments.benchmark.adapters.routed_lora import routed_lora
@@ -76,23 +74,9 @@ def test_a_conflict_mix_is_one_text_under_permutations():
     assert (rows.target_domain[~changes] == rows.domain[~changes]).all()
 
 
-def test_a_natural_mix_has_spans_of_its_texts():
-    texts = {"a": b"abcdefgh" * 20, "b": b"01234567" * 20, "c": b"ABCDEFGH" * 20}
-    rows = draw(natural_mix(texts))
-    members = np.array([[byte in text for byte in range(256)] for text in texts.values()])
-    assert members[rows.target_domain, rows.targets - OFFSET].all()
-    assert set(rows.domain.ravel()) == {0, 1, 2}
-    follows = rows.since > 0
-    assert ((rows.targets - rows.inputs)[follows] % 8 == 1).all()
-
-
 def test_what_no_row_could_be_drawn_from_is_refused():
-    mix, short = natural_mix({"a": b"abcdefgh" * 4, "b": b"0123"}), conflict_mix(b"ab" * 32, 2)
-    check_texts(mix, ["a", "b"], LENGTH, (2, 4))
-    with pytest.raises(ValueError, match="text of 'b' has 4 bytes, and 12 are read at once: add text"):
-        check_texts(mix, ["a", "b"], LENGTH, SPANS)
-    with pytest.raises(ValueError, match="text of 'a' has 64 bytes, and 65 are read at once"):
-        check_texts(short, ["a", "b"], LENGTH, SPANS)
+    with pytest.raises(ValueError, match="the text has 64 bytes, and 65 are read at once: add text"):
+        check_text(conflict_mix(b"ab" * 32, 2), LENGTH)
     for changed, said in (
         ({"prefix": 4096}, "prefix must be < length = 4096, got 4096: no byte of a row"),
         ({"chunk": 5000}, "chunk must be < length = 4096, got 5000"),
@@ -181,30 +165,10 @@ TEXT = b"It was a dark and stormy night; the rain fell in torrents, except at oc
 
 
 def write_data(folder: Path) -> None:
-    files = {
-        "books/train/1.txt": TEXT,
-        "books/test/1.txt": TEXT[:400:-1],
-        "reviews/train.tsv": b"neg\t1\t2\t" + TEXT + b"\n",
-        "reviews/test_even.tsv": b"pos\t1\t9\t" + TEXT + b"\n",
-        "ecoli/genome.fa": b">chromosome 1\n" + b"ACGTTGCA\n" * 100,
-        "ecoli/proteins.faa": b">one\nMKRL\n" * 50,
-        "languages/eng.txt": TEXT,
-        "languages/deu.txt": TEXT.upper(),
-    }
+    files = {"books/train/1.txt": TEXT, "books/test/1.txt": TEXT[:400:-1]}
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-
-
-def test_the_last_fifth_is_for_the_test(tmp_path: Path) -> None:
-    write_data(tmp_path)
-    texts = read_natural(str(tmp_path))
-    assert list(texts.train) == ["books", "reviews", "dna", "proteins", "languages"]
-    assert texts.train["dna"] == b"ACGTTGCA" * 80
-    assert texts.test["dna"] == b"ACGTTGCA" * 20
-    assert texts.test["reviews"] == TEXT
-    assert texts.test["languages"].split(b"\n")[0].isupper()
-    assert set(texts.train["proteins"]) == set(b"MKRL\n")
 
 
 TINY = Settings(
@@ -331,7 +295,7 @@ def test_a_router_in_each_block_has_few_parameters_more(tmp_path: Path) -> None:
 
 @pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_figures_of_routed_adapters(tmp_path: Path) -> None:
-    arms = ("static", "levels", "imitated", "oracle")
+    arms = ("static", "imitated", "oracle")
     found = measured(tmp_path, arms, 1, replace(TINY, steps=4))
     counts = {name: arm["parameters"] for name, arm in found["arms"].items()}
     assert counts["static"] == counts["oracle"] < counts["imitated"]

@@ -1,7 +1,6 @@
 """The benchmark of a split sequence leaves figures, tiny, on virtual devices."""
 
 import json
-from functools import partial
 from types import SimpleNamespace
 from typing import get_args
 
@@ -15,17 +14,14 @@ from experiments.benchmark.splitting import (
     sequence_plan,
     split_books,
     split_layers,
-    split_operations,
 )
-from experiments.benchmark.splitting.kinds import Kind, Op
+from experiments.benchmark.splitting.kinds import Kind
 from jaxblt.mixers import GatedRecurrenceConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.profiling import targets
 from jaxblt.training.start import compile_ahead as ahead
 from jaxblt.training.start.setup import make_task
 from tests.mixer_table import table
-from tests.pallas_kernels.linear_state import relative_rms
-from tests.parallel.along import along
 
 
 def tiny(pattern: str) -> StackConfig:
@@ -51,38 +47,6 @@ def test_a_layer_on_one_device_and_on_two(tmp_path, shape):
     written = json.loads(out.read_text())
     assert written["layers"] == found["layers"]
     assert written["versions"]["jax"]
-
-
-@pytest.mark.slow(days=28, group="scripts leave their figures")
-@pytest.mark.parametrize("kind", get_args(Op))
-def test_a_bare_op_on_one_device_and_on_two(tmp_path, kind):
-    nothing = {"layers": (), "step_bytes": (), "forward_bytes": ()}
-    out = tmp_path / "found.json"
-    found = sequence_parallel.sequence_parallel(str(out), devices=2, ops=((kind, 256, 1),), **nothing)
-    (entry,) = found["ops"]
-    assert (entry["op"], entry["tokens"], entry["heads"], entry["devices"]) == (kind, 256, 1, 2)
-    times = [entry[side]["seconds"]["median"] for side in ("one", "all")]
-    assert entry["share_of_ideal"] == pytest.approx(times[0] / times[1] / 2)
-    name = "gated_delta_rule" if kind == "delta" else "gated_linear_attention"
-    assert any(line.startswith(f"{name}: xla") for line in entry["all"]["choices"])
-    assert json.loads(out.read_text())["ops"] == found["ops"]
-
-
-@pytest.mark.slow(days=28, group="rings and splits")
-@pytest.mark.parametrize("kind", get_args(Op))
-def test_a_split_op_gives_what_it_gives_alone(kind):
-    given = split_operations.streams(kind, 256, 1, jax.random.key(0))
-    run = partial(split_operations.passes, kind)
-    expected = jax.jit(run)(given, given[2])
-    found, _ = along(lambda _, *sequenced: run(*sequenced), (), (given, given[2]), seq=2)
-    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert relative_rms(got, want) <= 0.01
-
-
-@pytest.mark.parametrize("ops", [(("head", 255, 1),), (("delta", 0, 1),)])
-def test_ops_that_do_not_divide_are_an_error_before_anything_runs(ops):
-    with pytest.raises(ValueError, match="ops are split over 2 devices or more, whose number divides"):
-        sequence_parallel.sequence_parallel("nowhere.json", devices=2, layers=(), ops=ops)
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
