@@ -12,7 +12,6 @@ def gap_recall(
     out: str,
     models: tuple[str, ...] = MODELS,
     off: bool = True,
-    chunks: tuple[int, ...] = (),
     seeds: int = 3,
     time_limit_s: float | None = None,
     settings: Settings = Settings(),
@@ -21,16 +20,11 @@ def gap_recall(
 
     All seeds of a model, with and without reads, are one program and are trained side by side.
 
-    Memories by length of their chunks, at gaps that are longer than all of them:
-    --models mal --chunks 16 64 512 2048 --settings.shortest 2100 --settings.warm 4 16 --settings.trained 80
-    --settings.steps 2400 --settings.tested 80 512
-
     Args:
       out: file for the figures as JSON, written anew after each model.
       models: columns, of mac, mag, mal (Titans), slots, window, hyena, delta, engine and levels (a state engine of 56
         slots, and of levels of 32, 16 and 8), attention; each is as large as the largest of all of these.
       off: train models with a memory a second time, with its reads held at zero.
-      chunks: chunk lengths of the memories, one model each; none for that of the settings.
       seeds: models of each kind, with seeds 0, 1, ...
       time_limit_s: seconds of training of a model, compilation left out, after which it is tested as it is; None sets
         none.
@@ -51,32 +45,25 @@ def gap_recall(
         raise ValueError(
             f"--seeds must be at least 1, got {seeds}: it is how many models of each kind are trained"
         )
-    chunks = chunks or (settings.chunk,)
     if time_limit_s is not None:
         number("--time-limit-s", time_limit_s, above=0)
-    for chunk in chunks:
-        check_gaps(models, replace(settings, chunk=chunk))
+    check_gaps(models, settings)
     told: dict[str, Any] = {"settings": asdict(settings), "reach": settings.reach}
     figures: dict[str, Any] = {**told, "chance": 1 / settings.symbols, "runs": [], "mean": []}
-    for chunk in chunks:
-        changed = replace(settings, chunk=chunk)
-        sized, warm = (
-            equal_models(MODELS, replace(settings, chunk=c), settings.task.vocab_size)
-            for c in (chunk, settings.warm_chunk)
-        )
-        for name in models:
-            withouts = (False, True) if off and name in MEMORIES else (False,)
-            kinds = [(without, seed) for without in withouts for seed in range(seeds)]
-            own = replace(changed, learning_rate=changed.rate_of(name))
-            programs = compile_model(sized[name], own, len(kinds), warm[name])
-            found = train(name, programs, own, kinds, time_limit_s)
-            for place, without in enumerate(withouts):
-                model = {"model": name + "_off" * without, "chunk": chunk}
-                runs = found[place * seeds : (place + 1) * seeds]
-                figures["runs"] += [{**model, **run} for run in runs]
-                figures["mean"].append({**model, **over_seeds(runs)})
-            print(*figures["runs"][-len(kinds) :], sep="\n", flush=True)
-            save("gap_recall", out, figures)
+    sized = equal_models(MODELS, settings, settings.task.vocab_size)
+    for name in models:
+        withouts = (False, True) if off and name in MEMORIES else (False,)
+        kinds = [(without, seed) for without in withouts for seed in range(seeds)]
+        own = replace(settings, learning_rate=settings.rate_of(name))
+        programs = compile_model(sized[name], own, len(kinds))
+        found = train(name, programs, own, kinds, time_limit_s)
+        for place, without in enumerate(withouts):
+            model = {"model": name + "_off" * without, "chunk": settings.chunk}
+            runs = found[place * seeds : (place + 1) * seeds]
+            figures["runs"] += [{**model, **run} for run in runs]
+            figures["mean"].append({**model, **over_seeds(runs)})
+        print(*figures["runs"][-len(kinds) :], sep="\n", flush=True)
+        save("gap_recall", out, figures)
     return figures
 
 

@@ -1,7 +1,7 @@
 """The common settings of all models of recall over a gap, and the stages of their training."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from jaxblt.validation import check_bounds, check_fields
 
@@ -12,14 +12,6 @@ STEPS_A_CALL = 50
 """Steps between two looks at the accuracy."""
 MODELS = ("mac", "mag", "mal", "slots", "window", "hyena", "delta", "engine", "levels", "attention")
 MEMORIES = ("mac", "mag", "mal", "slots")
-
-
-class Stage(NamedTuple):
-    """A stage of training: its longest gap in multiples of the reach, its shortest in fillers, tokens of a chunk."""
-
-    multiple: int
-    least_gap: int
-    chunk: int
 
 
 @dataclass(frozen=True)
@@ -39,9 +31,6 @@ class Settings:
         answer short gaps by attention learn that, and leave their memory alone. A memory holds nothing of a chunk that
         has not ended, so chunks of different lengths compare at gaps beyond the longest of them.
       trained: longest gap of each stage of training; all stages have as many steps.
-      warm: that of stages before these, which have chunks of `warm_chunk` tokens and every gap that windows do not
-        reach over. Of rows with gaps beyond long chunks a batch holds few.
-      warm_chunk: see there.
       tested: gaps that are tested.
       tokens: of a batch.
       steps: of training.
@@ -61,8 +50,6 @@ class Settings:
     chunk: int = 16
     shortest: int | None = None
     trained: tuple[int, ...] = (4, 16)
-    warm: tuple[int, ...] = ()
-    warm_chunk: int = 16
     tested: tuple[int, ...] = (4, 16, 64)
     tokens: int = 16_384
     steps: int = 1600
@@ -74,21 +61,20 @@ class Settings:
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "symbols", "fillers", "window", least=2)
-        sizes = ("pairs", "dim", "layers", "heads", "chunk", "warm_chunk", "tokens", "test_rows")
+        sizes = ("pairs", "dim", "layers", "heads", "chunk", "tokens", "test_rows")
         check_bounds(self, *sizes, least=1)
         check_bounds(self, "shortest", least=1)
         check_bounds(self, "learning_rate", "attention_learning_rate", above=0)
-        if not self.trained or not self.tested or min(self.trained + self.warm + self.tested) < 1:
+        if not self.trained or not self.tested or min(self.trained + self.tested) < 1:
             raise ValueError(
-                "trained, warm and tested must be multiples of the reach from 1, got "
-                f"{self.trained}, {self.warm} and {self.tested}"
+                f"trained and tested must be multiples of the reach from 1, got {self.trained} and {self.tested}"
             )
         if self.least_gap > min(self.trained) * self.reach:
             raise ValueError(
                 f"shortest must be at most {min(self.trained)} x {self.reach}, the longest gap of a stage, got "
                 f"{self.least_gap}"
             )
-        count = len(self.stages)
+        count = len(self.trained)
         calls, rest = divmod(self.steps, STEPS_A_CALL * count)
         if rest or not calls:
             raise ValueError(
@@ -110,20 +96,13 @@ class Settings:
         return self.reach + 1 if self.shortest is None else self.shortest
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
-        """Stages of training, in order."""
-        warm = (Stage(multiple, self.reach + 1, self.warm_chunk) for multiple in self.warm)
-        return *warm, *(Stage(multiple, self.least_gap, self.chunk) for multiple in self.trained)
-
-    @property
     def task(self) -> "GapRecall":
         """The symbols and the pairs, at the longest gap of training."""
         from jaxblt.data.tasks import GapRecall
 
-        gap = max(self.trained + self.warm) * self.reach
+        gap = max(self.trained) * self.reach
         return GapRecall(symbols=self.symbols, fillers=self.fillers, pairs=self.pairs, gap=gap)
 
-    def length(self, multiple: int, chunk: int | None = None) -> int:
-        """Return positions of a row with room for that gap, in whole chunks (None for those of `chunk`)."""
-        whole = chunk or self.chunk
-        return -(-(3 * self.pairs + multiple * self.reach) // whole) * whole
+    def length(self, multiple: int) -> int:
+        """Return positions of a row with room for that gap, in whole chunks."""
+        return -(-(3 * self.pairs + multiple * self.reach) // self.chunk) * self.chunk

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.benchmark.memory.gap_settings import STEPS_A_CALL, Settings, Stage
+from experiments.benchmark.memory.gap_settings import STEPS_A_CALL, Settings
 
 if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig
@@ -37,13 +37,8 @@ class Programs:
     seconds: float
 
 
-def compile_model(
-    model: "ByteLMConfig", settings: Settings, count: int, warm: "ByteLMConfig | None" = None
-) -> Programs:
-    """Compile the stages of training of `count` models, and their test on rows with room for the longest gap.
-
-    `warm` is the model with chunks of `warm_chunk`, for settings that ask for such stages.
-    """
+def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Programs:
+    """Compile the stages of training of `count` models, and their test on rows with room for the longest gap."""
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
@@ -53,8 +48,7 @@ def compile_model(
     from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer
 
     begun, task = time.perf_counter(), settings.task
-    build = lambda model: model.build(dtype=jnp.dtype(settings.dtype))  # noqa: E731
-    module = build(model)
+    module = model.build(dtype=jnp.dtype(settings.dtype))
     init = lambda key: {"params": module.init(key, jnp.zeros((1, 2 * settings.chunk), jnp.int32))["params"]}  # noqa: E731
     boxed = jax.eval_shape(init, jax.random.key(0))
     adamw = AdamWConfig(learning_rate=settings.learning_rate, warmup_steps=settings.steps // 10)
@@ -64,7 +58,7 @@ def compile_model(
         params = jax.tree.map(jnp.multiply, nn.meta.unbox(init(key)), held)
         return params, optimizer.init(params)
 
-    def loss(params: Any, batch: Any, module: Any = module) -> tuple[Any, Any]:
+    def loss(params: Any, batch: Any) -> tuple[Any, Any]:
         logits, _ = module.apply(params, batch.inputs)  # pyright: ignore[reportGeneralTypeIssues]
         chosen = jnp.take_along_axis(logits, batch.targets[..., None], 2)[..., 0]
         losses = jax.nn.logsumexp(logits, axis=-1) - chosen
@@ -72,16 +66,16 @@ def compile_model(
         asked = batch.inputs.shape[0] * task.pairs
         return jnp.sum(jnp.where(batch.scored, losses, 0)) / asked, jnp.sum(right)
 
-    def stage(at: Stage, module: Any) -> Any:
-        length = settings.length(at.multiple, at.chunk)
+    def stage(multiple: int) -> Any:
+        length = settings.length(multiple)
         batch_rows = max(settings.tokens // length, 1)
 
         def step(held: Any, key: Any, carried: Any, number: Any) -> tuple[Any, Any]:
             params, state = carried
             drawn, gaps = jax.random.split(jax.random.fold_in(key, number))
-            gaps = draw_gaps(gaps, batch_rows, at.least_gap, at.multiple * settings.reach)
+            gaps = draw_gaps(gaps, batch_rows, settings.least_gap, multiple * settings.reach)
             batch = draw_rows(task, drawn, gaps, length)
-            (_, right), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch, module)
+            (_, right), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch)
             gradients = jax.tree.map(jnp.multiply, gradients, held)
             updates, state = optimizer.update(gradients, state, params)
             with jax.numpy_dtype_promotion("standard"):
@@ -107,9 +101,7 @@ def compile_model(
     rows = min(max(2 * settings.tokens // longest, 1), settings.test_rows)
     gaps = jax.ShapeDtypeStruct((rows,), jnp.int32)
     scored = jax.jit(jax.vmap(score, in_axes=(0, None, 0))).lower(stacked, gaps, keys).compile()
-    modules = [build(warm)] * len(settings.warm) if warm is not None else []
-    modules += [module] * len(settings.trained)
-    stages = tuple(stage(*one) for one in zip(settings.stages, modules, strict=True))
+    stages = tuple(stage(multiple) for multiple in settings.trained)
     counted = count_params(params)[0]
     return Programs(params, begin, stages, scored, rows, counted, time.perf_counter() - begun)
 
@@ -135,7 +127,7 @@ def train(
     masks = [held(name, programs.shapes, off=off) for off, _ in kinds]
     mask = jax.tree.map(lambda *leaves: jnp.stack(leaves), *masks)
     carried, curve = programs.start(init, mask), []
-    count = len(settings.stages)
+    count = len(settings.trained)
     each, seconds, done = settings.steps // count, [0.0] * count, [0] * count
     for first in range(0, settings.steps, STEPS_A_CALL):
         if time_limit_s is not None and sum(seconds) > time_limit_s:
@@ -146,7 +138,7 @@ def train(
         curve.append(np.mean(np.asarray(accuracies), axis=1))
         seconds[place] += time.perf_counter() - begun
         done[place] += STEPS_A_CALL
-    lengths = [settings.length(stage.multiple, stage.chunk) for stage in settings.stages]
+    lengths = [settings.length(multiple) for multiple in settings.trained]
     tokens = [n * max(settings.tokens // length, 1) * length for n, length in zip(done, lengths, strict=True)]
     gaps = [test_gap(programs, settings, carried[0], multiple, test) for multiple in settings.tested]
     shared = {

@@ -129,18 +129,6 @@ def test_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(days=28, group="scripts leave their figures")
-def test_a_warm_stage_has_its_own_chunks_and_gaps(tmp_path: Path) -> None:
-    settings = replace(TINY, warm=(2,), warm_chunk=2, steps=2 * STEPS_A_CALL)
-    assert [tuple(stage) for stage in settings.stages] == [(2, 4, 2), (1, 1, 4)]
-    assert [settings.length(stage.multiple, stage.chunk) for stage in settings.stages] == [12, 12]
-    out = tmp_path / "gap_recall.json"
-    settings = replace(settings, layers=2)
-    (run,) = gap_recall(str(out), models=("mal",), off=False, seeds=1, settings=settings)["runs"]
-    assert run["steps"] == 2 * STEPS_A_CALL
-    assert len(run["tokens_per_second"]) == 2
-
-
-@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_full_attention_is_a_ceiling() -> None:
     """At gaps of training and at four times them; with rotary phases and without a convolution: 49 and 25 %."""
     sizes: Any = {"symbols": 8, "fillers": 4, "pairs": 4, "dim": 32, "window": 8, "chunk": 8, "test_rows": 64}
@@ -176,34 +164,31 @@ def test_a_model_out_of_time_is_tested_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("models", "chunks", "change", "message"),
+    ("models", "change", "message"),
     [
         (
             ("mag", "mal"),
-            (512,),
-            {"shortest": None},
+            {"chunk": 512},
             "attention of mag with chunks of 512 sees 1,022 symbols back, and the shortest gap that is tested has 120",
         ),
         (
             ("mal",),
-            (16, 2048),
-            {},
+            {"chunk": 2048},
             "first question of the shortest row stands at symbol 47, and mal remembers",
         ),
         (
             ("attention",),
-            (),
             {"layers": 1},
             "attention is layers of hyena_short and attention in turn: raise --settings.layers to 2",
         ),
     ],
 )
 def test_gaps_that_ask_no_memory_are_refused(
-    models: tuple[str, ...], chunks: tuple[int, ...], change: Any, message: str, tmp_path: Path
+    models: tuple[str, ...], change: Any, message: str, tmp_path: Path
 ) -> None:
     """Their figures were those of attention, or of chance, under a memory's name."""
     with pytest.raises(ValueError, match=message):
-        gap_recall(str(tmp_path / "no"), models=models, chunks=chunks, settings=replace(Settings(), **change))
+        gap_recall(str(tmp_path / "no"), models=models, settings=replace(Settings(), **change))
 
 
 @pytest.mark.parametrize(
