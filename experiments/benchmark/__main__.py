@@ -9,7 +9,7 @@ from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
-    "operations": ("counters", "kernels", "sparse_attention"),
+    "operations": ("kernels", "sparse_attention"),
     "models": ("drafted_bytes", "scaling", "serving"),
     "boundaries": ("boundary_books", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_context"),
