@@ -1,15 +1,12 @@
 """Decoding with weights in fewer bits: python -m experiments.benchmark quantized_decode --out FILE."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from experiments.benchmark.figures.saved import save, timed
-from experiments.benchmark.models.books_model import split_model
-
-CAPACITY = 4096
-"""Bytes of a row's caches."""
+from experiments.benchmark.models.serving import drawn_model
+from experiments.benchmark.served.written_bytes import CAPACITY, Written, quantized
 
 
 def quantized_decode(
@@ -36,11 +33,14 @@ def quantized_decode(
       tiny: a model that a CPU compiles, to try the script.
     """
     found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": CAPACITY, "pattern": pattern, "schemes": []}
-    decoder, params, products = _drawn_model(pattern, tiny)
+    decoder, params = drawn_model(pattern, tiny)
     for count in rows:
         logits: dict[str, Any] = {}
         for scheme in schemes:
-            figures, logits[scheme] = _time(decoder, params, products, scheme, count, new_bytes, trials)
+            given = params if scheme == "bf16" else quantized(decoder, params, scheme)
+            written = Written(decoder, given, count, new_bytes)
+            figures, logits[scheme] = _time(written, count, new_bytes, trials)
+            figures["scheme"] = scheme
             base = logits[schemes[0]]
             figures["difference_of_logits"] = float(
                 np.linalg.norm(logits[scheme] - base) / np.linalg.norm(base)
@@ -50,70 +50,21 @@ def quantized_decode(
     return found
 
 
-def _drawn_model(pattern: str, tiny: bool) -> tuple[Any, dict[str, Any], Any]:
-    """Return decoder, parameters and products that may be quantised."""
-    import flax.linen as nn
-    import jax
-    import jax.numpy as jnp
-
-    from jaxblt.inference import Decoder
-    from jaxblt.models import BLTConfig, StackConfig
-    from jaxblt.patching import PatcherConfig
-    from jaxblt.precision.weights import find_products
-
-    small = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16)
-    model = BLTConfig(small, small, small, hash=None) if tiny else split_model(pattern, "none")
-    patcher = PatcherConfig(mode="static", patch_size=4)
-    decoder = Decoder(model, patcher, dtype=jnp.bfloat16)
-    ids = jnp.zeros((1, patcher.block_size), jnp.int32)
-    built: Any = decoder.build()
-    init = partial(built.init, jax.random.key(0))
-    products, _ = find_products(decoder.dtype, lambda: jax.eval_shape(init, ids))
-    return decoder, nn.meta.unbox(jax.jit(init)(ids))["params"], products
-
-
-def _time(
-    decoder: Any,
-    params: dict[str, Any],
-    products: Any,
-    scheme: Any,
-    rows: int,
-    new_bytes: int,
-    trials: int,
-) -> tuple[dict[str, Any], np.ndarray]:
-    import jax
-    import jax.numpy as jnp
-
-    from jaxblt.inference import decode_step, init_decoder, unroll
-    from jaxblt.precision.weights import count_bytes, quantize
-    from jaxblt.profiling import measure
+def _time(written: Written, rows: int, new_bytes: int, trials: int) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the figures of a scheme, and its logits."""
+    from jaxblt.precision.weights import count_bytes
     from jaxblt.training.log.meter import peak_memory
 
-    given = {"model": params if scheme == "bf16" else quantize(params, products, scheme)}
-    state = init_decoder(decoder, rows, num_bytes=CAPACITY)
-    apart, narrow, state = unroll(decoder, given, state, rows=rows)
-    ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (new_bytes, rows)), jnp.int32)
-
-    @jax.jit
-    def write(params: Any, ids: Any, state: Any) -> Any:
-        def body(state: Any, column: Any) -> Any:
-            logits, _, state = decode_step(apart, params, column, state, jnp.ones_like(column))
-            return state, logits
-
-        return jax.lax.scan(body, state, ids)[1][-1]
-
-    logits = np.asarray(write(narrow, ids, state), np.float32)
-    call = partial(lambda call: jax.block_until_ready(call()), partial(write, narrow, ids, state))
-    times = timed(measure(call, trials=trials, method="host"))
-    seconds = times["median"] / new_bytes
+    logits = np.asarray(written.write(*written.arrays), np.float32)
+    times = timed(written.time(written.write, trials))
+    seconds, weights = times["median"] / new_bytes, count_bytes(written.arrays[0])
     figures = {
-        "scheme": scheme,
         "rows": rows,
-        "bytes_of_weights": count_bytes(narrow),
+        "bytes_of_weights": weights,
         "seconds": times,
         "seconds_a_byte": seconds,
         "bytes_per_second": rows / seconds,
-        "weights_read_per_second": count_bytes(narrow) / seconds,
+        "weights_read_per_second": weights / seconds,
         **peak_memory(),
     }
     return figures, logits

@@ -2,14 +2,13 @@
 
 import time
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from experiments.benchmark.figures.saved import save, timed
 from experiments.benchmark.models.serving import drawn_model
-from experiments.benchmark.served.written_bytes import CAPACITY, Written, delays
+from experiments.benchmark.served.written_bytes import CAPACITY, Written, delays, quantized
 
 LEVELS = ("fp32 jit", "bf16 ahead of time", "int8 ahead of time")
 WITHIN = {LEVELS[0]: 0.0, LEVELS[1]: 0.05, LEVELS[2]: 0.1}
@@ -59,19 +58,11 @@ def serving_levels(
 
 def _at_level(level: str, decoder: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return a decoder and its parameters at a level."""
-    import jax
     import jax.numpy as jnp
-
-    from jaxblt.precision.weights import find_products, quantize
 
     if level == LEVELS[0]:
         return replace(decoder, dtype=jnp.float32), params
-    if level == LEVELS[1]:
-        return decoder, params
-    ids = jnp.zeros((1, decoder.patcher.block_size), jnp.int32)
-    init = partial(decoder.build().init, jax.random.key(0))
-    products, _ = find_products(decoder.dtype, lambda: jax.eval_shape(init, ids))
-    return decoder, {"model": quantize(params["model"], products, "int8")}
+    return decoder, params if level == LEVELS[1] else quantized(decoder, params, "int8")
 
 
 def _time(written: Written, trials: int, *, stored: bool) -> tuple[dict[str, Any], np.ndarray]:

@@ -49,6 +49,19 @@ class Written:
         return measure(waited, trials=trials, method="host")
 
 
+def quantized(decoder: Any, params: dict[str, Any], scheme: Any) -> dict[str, Any]:
+    """Return a model's parameters with its products in fewer bits."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxblt.precision.weights import find_products, quantize
+
+    ids = jnp.zeros((1, decoder.patcher.block_size), jnp.int32)
+    init = partial(decoder.build().init, jax.random.key(0))
+    products, _ = find_products(decoder.dtype, lambda: jax.eval_shape(init, ids))
+    return {"model": quantize(params["model"], products, scheme)}
+
+
 def delays(seconds: Any) -> dict[str, float]:
     """Return percentiles of trials in milliseconds."""
     p50, p95 = np.percentile(np.asarray(seconds), [50, 95]) * 1e3
