@@ -3,7 +3,7 @@
 A layer is called through a bridge of a few lines. It is held to what it promises, and to nothing else.
 """
 
-from jaxblt.testing.conformance.check import Finding, Outcome, check
+from jaxblt.testing.conformance.check import Finding, Outcome, check, check_each
 from jaxblt.testing.conformance.properties import PROPERTIES, Property
 from jaxblt.testing.conformance.subject import PROMISES, Layer, Subject
 from jaxblt.testing.conformance.table import format_outcomes
@@ -17,5 +17,6 @@ __all__ = [
     "Property",
     "Subject",
     "check",
+    "check_each",
     "format_outcomes",
 ]

@@ -1,7 +1,7 @@
 """Checking a layer: every property that it promises, at lengths from small to large, and the smallest failure."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from jaxblt.testing.conformance.bench import Bench, Measured
@@ -67,11 +67,17 @@ def check(subject: Subject, *, only: Sequence[str] | None = None) -> list[Outcom
       ValueError: a name in `only` is no property, or the layer lacks what a promise needs.
       ImportError, RuntimeError: the layer cannot be made here.
     """
+    return list(check_each(subject, only=only))
+
+
+def check_each(subject: Subject, *, only: Sequence[str] | None = None) -> Iterator[Outcome]:
+    """Yield the outcomes of `check` one by one, as they are found."""
     if unknown := sorted(set(only or ()) - set(PROPERTIES)):
         known = ", ".join(PROPERTIES)
         raise ValueError(f"no property is called {', '.join(unknown)}, choose some of: {known}")
     bench = Bench(subject, subject.build())
-    return [_outcome(PROPERTIES[name], bench) for name in only or PROPERTIES]
+    for name in only or PROPERTIES:
+        yield _outcome(PROPERTIES[name], bench)
 
 
 def _outcome(prop: Property, bench: Bench) -> Outcome:

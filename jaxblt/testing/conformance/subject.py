@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection
+from importlib import metadata
 from typing import Any, Literal
 
 import jax
@@ -60,7 +61,8 @@ class Subject:
       dtype: of inputs and products; sets the tolerance.
       decays: the columns of x in which 30 makes the decay at most exp(-30); for "decays".
       lengths: of the rows that are tried, smallest first.
-      peer: the distribution that the layer comes from.
+      peer: the distribution that the layer comes from, whose version is recorded.
+      called: how its documentation says that it is called.
       gpu: the layer runs on a GPU only.
 
     Raises:
@@ -75,6 +77,7 @@ class Subject:
     decays: slice | None = None
     lengths: tuple[int, ...] = (1, 2, 3, 8, 17, 65, 130)
     peer: str | None = None
+    called: str = ""
     gpu: bool = False
 
     def __post_init__(self) -> None:
@@ -89,6 +92,11 @@ class Subject:
             raise ValueError(
                 f"subject {self.name!r} promises decays: say in which columns, as decays=slice(...)"
             )
+
+    @property
+    def version(self) -> str | None:
+        """The installed version of the peer."""
+        return None if self.peer is None else metadata.version(self.peer)
 
     def build(self) -> Layer:
         """Make the layer.
