@@ -61,7 +61,7 @@ def test_remote_md_loads_a_run(monkeypatch):
     assert [call.arguments["run_dir"] for call in calls] == ["s3://bucket/runs/books"]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="docs/test_guides")
+@pytest.mark.slow(days=28, group="costly", turn="docs/test_guides")
 def test_parts_md_uses_parts_by_themselves(capsys):
     """Its table has every name that a pattern may have, and the packages of all operations."""
     names = {}
@@ -184,7 +184,7 @@ def said_first(recipe) -> str:
     return "\n".join(_adapters(setup)) + "\n"
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="docs/test_guides")
+@pytest.mark.slow(days=28, group="costly", turn="docs/test_guides")
 def test_readme_says_what_its_adapted_run_prints_first(monkeypatch, capsys):
     base = RECIPES["english_book"]()
     calibrated = replace(base, patcher=replace(base.patcher, threshold=2.0))

@@ -70,7 +70,7 @@ def test_from_pytorch_trains_a_run_and_loads_it(trained):
     assert np.isfinite(trained["value"])
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="docs/test_tutorials")
+@pytest.mark.slow(days=28, group="costly", turn="docs/test_tutorials")
 @pytest.mark.parametrize("name", READ_A_RUN)
 def test_tutorials_answer(name, trained):
     names = run_blocks(name)

@@ -129,7 +129,7 @@ def test_an_import_holds_at_most_twice_its_largest_tensor(tmp_path):
     assert peak < 2 * largest + 2**20
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_an_imported_run_embeds_compares_variants_and_is_finetuned(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shapes = {name: entry.shape for name, entry in entries(striped_hyena(tiny("S"))).items()}
@@ -158,7 +158,7 @@ def test_an_imported_run_embeds_compares_variants_and_is_finetuned(tmp_path, mon
     assert jaxblt.load("tuned").recipe.model.base == evo2("one")
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_evo2_run")
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
 def test_the_tutorial_runs_on_a_tiny_model(tmp_path, monkeypatch):
     """Its sizes are replaced, and the GPUs that it plans for are this machine's devices."""
     monkeypatch.chdir(tmp_path)

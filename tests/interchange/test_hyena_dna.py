@@ -105,7 +105,7 @@ def test_a_run_scores(run):
         assert worst(found, expected[f"likely_{LENGTH}"]) < NEAR
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_a_run_embeds_and_generates(run, answers):
     (states,) = run.embed([TEXT], pool="per_byte").arrays
     with np.load(EXPECTED) as expected:

@@ -84,7 +84,7 @@ def model():
     return config, module, params, forward
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_blt")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_output_is_as_long_as_the_input(model):
     _, module, params, _ = model
     ids, closed = sample(40)
@@ -131,7 +131,7 @@ def test_packed_documents_equal_documents_apart(model):
         np.testing.assert_allclose(together[:, start:stop], alone, **tol(jnp.float32, 256))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_blt")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_none_equals_one_document(model):
     """Also if rows have the length of a document, and no padding."""
     _, module, params, forward = model
@@ -337,7 +337,7 @@ def test_errors():
         ByteLMConfig().build(patcher=PATCHER)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_blt")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_as_it_comes_packed_patches_are_convolved_by_the_kernel(monkeypatch):
     """On a Hopper GPU, though its mixers are not promised one document a row."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)

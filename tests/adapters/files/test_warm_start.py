@@ -63,7 +63,7 @@ def updates(config, params, **options):
     }
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/files/test_warm_start")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/files/test_warm_start")
 @pytest.mark.parametrize("block", [3, 2])
 def test_a_one_hot_code_gives_the_update_of_a_lora(given, block):
     """Exactly where the block has its rank; a smaller block keeps the largest singular values."""

@@ -30,7 +30,7 @@ def read(run, drafts, requests=ASKED, **options):
     [
         "transformer",
         pytest.param(
-            "patches", marks=pytest.mark.slow(days=7, group="weekly", turn="inference/engine/drafts")
+            "patches", marks=pytest.mark.slow(days=28, group="costly", turn="inference/engine/drafts")
         ),
     ],
 )

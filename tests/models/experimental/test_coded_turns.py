@@ -20,7 +20,7 @@ from tests.training.tiny import Letters, tiny_recipe
 ENGINE = StateEngineConfig(dim=8, num_heads=2, head_dim=4, num_slots=4, chunk_size=8)
 STACK = StackConfig(dim=8, num_layers=2, pattern=("engine",), mixers={"engine": ENGINE})
 CONFIG = CodedTurnsConfig(base=ByteLMConfig(stack=STACK), turn=6, code_dim=4, codes=8)
-WEEKLY = pytest.mark.slow(days=7, group="weekly", turn="models/experimental/test_coded_turns")
+WEEKLY = pytest.mark.slow(days=28, group="costly", turn="models/experimental/test_coded_turns")
 
 
 @WEEKLY

@@ -144,7 +144,7 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
         hash_embedding(**{"table": jnp.ones((9, D)), "rows": jnp.ones((2, 4, 3), jnp.int32), **change})
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/hash_embedding/test_hash_embedding")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/hash_embedding/test_hash_embedding")
 def test_a_short_history_is_refused() -> None:
     with pytest.raises(ValueError, match=r"5-grams need the 4 bytes .* got a history of shape \(1, 2\)"):
         hashes(np.ones((1, 3), np.int32), history=jnp.zeros((1, 2), jnp.uint32))

@@ -71,7 +71,7 @@ def test_lookup_is_the_written_out_sum(implementation):
     assert_close(out, naive.lookup(**_exact(arrays)), n=3)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/patch_attention/test_patch_attention")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/patch_attention/test_patch_attention")
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
 def test_what_sees_nothing_is_zero_with_zero_gradient(implementation):
     arrays = pool_arrays()
@@ -122,7 +122,7 @@ def test_neither_pass_scatters(case):
     assert "scatter" not in text
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/patch_attention/test_patch_attention")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/patch_attention/test_patch_attention")
 def test_large_scores_stay_finite():
     arrays = pool_arrays()
     arrays["q"] = 1e4 * arrays["q"]

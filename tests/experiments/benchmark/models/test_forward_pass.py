@@ -28,7 +28,7 @@ def ceilings():
     return Ceilings(1e12, 1e12, "float32", this_machine())
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/models/test_forward_pass")
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/models/test_forward_pass")
 def test_the_loop_over_bytes_is_the_patcher():
     nats = np.random.default_rng(0).uniform(4.9, 5.3, (1, 100)).astype(np.float32)
     ids = np.zeros((1, 100), np.int32)
@@ -47,7 +47,7 @@ def test_exact_entropies_of_a_distribution():
     np.testing.assert_allclose(entropy.exact_entropies(logits), [1.5 * np.log(2), 0.0], atol=1e-12)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/models/test_forward_pass")
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/models/test_forward_pass")
 def test_the_gate_refuses_boundaries_of_other_entropies(params, monkeypatch):
     ids = entropy.random_bytes(2, 96)
     found = entropy.gate(CONFIG, params, PATCHER, ids)

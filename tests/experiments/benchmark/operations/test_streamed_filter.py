@@ -8,7 +8,7 @@ import pytest
 from experiments.benchmark.operations import streamed_filter
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/operations/test_streamed_filter")
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/operations/test_streamed_filter")
 def test_it_leaves_its_figures(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     found = streamed_filter.streamed_filter(str(out), taps=(520,), rows=(2,), channels=1, rounds=1)

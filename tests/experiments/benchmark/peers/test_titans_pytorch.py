@@ -19,7 +19,7 @@ def test_says_that_torch_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
         titans_pytorch.titans_pytorch()
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/peers/test_titans_pytorch")
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/peers/test_titans_pytorch")
 def test_steps_are_small_enough_for_no_divisor_and_no_limit() -> None:
     """Where the peer has neither: four times the gates make four times the first surprise."""
     shape = titans_pytorch.CHECKED
