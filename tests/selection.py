@@ -72,8 +72,8 @@ def _gpus() -> int:
 def of_other_days(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
     """Return the slow cases that `slow(days=...)` does not take today.
 
-    Tests with one `group` take turns as if they were cases of one test. Cases with one `turn` come together: they share
-    what a fixture makes. Cases whose ids match a pattern of `every` run each day, and so do those in a file that the
+    Tests with one `group` take turns as if they were cases of one test; a test without one has a case each day. Cases
+    with one `turn` come together: they share what a fixture makes. Cases whose ids match a pattern of `every` run each day, and so do those in a file that the
     option `--written` names.
 
     Raises:
@@ -101,7 +101,8 @@ def of_other_days(items: list[pytest.Item], config: pytest.Config) -> list[pytes
         )
     away: list[pytest.Item] = []
     for name, turns in matrices.items():
-        due = in_turns(list(turns), options[name]["days"], name, os.environ[VARIABLE])
+        days = options[name]["days"] if options[name]["group"] else min(options[name]["days"], len(turns))
+        due = in_turns(list(turns), days, name, os.environ[VARIABLE])
         away += [item for turn, cases in turns.items() if turn not in due for item in cases]
     return away
 
