@@ -72,9 +72,9 @@ def _gpus() -> int:
 def of_other_days(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
     """Return the slow cases that `slow(days=...)` does not take today.
 
-    Tests with one `group` take turns as if they were cases of one test; a test without one has a case each day. Cases
-    with one `turn` come together: they share what a fixture makes. Cases whose ids match a pattern of `every` run each day, and so do those in a file that the
-    option `--written` names.
+    Tests with one `group` take turns as if they were cases of one test, and a test without one has a case each day.
+    Cases with one `turn` come together: they share what a fixture makes. Cases whose ids match a pattern of `every`
+    run each day, and so do those in a file that the option `--written` names.
 
     Raises:
       UsageError: a pattern matches no case, a mark says what is not known, or asks for more than `LONGEST` days.

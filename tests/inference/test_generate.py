@@ -300,6 +300,7 @@ def test_logits_that_are_not_finite_name_prompt_byte_and_parameters(byte_model):
         write(with_nan(params, *where, row=text[3] + 4), prompts)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_generate")
 def test_entropies_that_are_not_finite_are_an_error_too(trained):
     """They cut no patch, and the model's own logits stay finite."""
     params, _ = trained

@@ -76,6 +76,7 @@ def record(length: int) -> bytes:
     return weights.draw_bytes(length)[1:].astype(np.uint8).tobytes()
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
 def test_likelihoods_and_greedy_bytes_are_the_references(run):
     with np.load(FIXTURE / "mixed.npz") as expected:
         found = run.score([record(LENGTH)]).log_likelihood[0]

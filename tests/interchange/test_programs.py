@@ -60,6 +60,7 @@ def test_programs_hold_quantised_weights(runs, tmp_path, scheme):
     check_scores(run, read_program(tmp_path / "score.bin")(SHORT[:2])["nats"])
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_programs")
 @pytest.mark.parametrize("size", SIZES)
 def test_embeddings_are_the_runs(runs, found, size):
     expected = np.stack(runs["bytes"].embed(SHORT[:size]).arrays)

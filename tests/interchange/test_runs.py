@@ -43,6 +43,7 @@ def changed(file, out, edit) -> Path:
     return out
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_programs")
 def test_a_clean_process_reads_the_same_logits(runs, files, found):
     np.testing.assert_allclose(found["bytes"], logits_of(runs["bytes"]), rtol=0, atol=1e-6)
     assert not list(files.glob(".*"))

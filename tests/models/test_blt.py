@@ -110,6 +110,7 @@ def test_the_future_never_reaches_the_past_at_any_byte(model):
             assert np.abs(moved[t, t + 1 :] - base[t + 1 :]).max() > 1e-2
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_every_byte_reaches_the_last_patch(model):
     _, module, params, _ = model
     ids, closed = sample(40, rows=1, rate=0.2)
@@ -160,6 +161,7 @@ def kept(closed):
     return np.asarray(patches.closed).reshape(len(closed), -1)[:, : closed.shape[1]]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_byte_by_byte_equals_the_parallel_pass_over_512_bytes(model):
     config, module, params, _ = model
     ids, closed = sample(NUM_BYTES, seed=3, rate=0.25)
@@ -305,6 +307,7 @@ def test_a_bidirectional_model_sees_both_ways():
     assert change[17:].max() > 1e-4
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_gradients_reach_every_parameter(model):
     _, module, params, _ = model
     ids, closed = sample(48)

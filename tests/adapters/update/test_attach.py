@@ -284,6 +284,7 @@ jax.devices()
 """
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_no_recipe_and_no_adapter_starts_a_backend() -> None:
     """Several processes join before: `jax.distributed.initialize` refuses to come later."""
     command, env = [sys.executable, "-c", BUILD_ALL], {**os.environ, "JAX_PLATFORMS": "none"}

@@ -25,15 +25,8 @@ def read(run, drafts, requests=ASKED, **options):
         return found[0], found[1][::-1], engine.stats
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "transformer",
-        pytest.param(
-            "patches", marks=pytest.mark.slow(days=28, group="costly", turn="inference/engine/drafts")
-        ),
-    ],
-)
+@pytest.mark.slow(days=28, group="costly")
+@pytest.mark.parametrize("name", ["transformer", "patches"])
 def test_drafts_change_no_bit(name, runs):
     """Of bytes, predictions and ends of patches, whatever decodes beside; one by one, logits are rounded otherwise."""
     single, _, _ = read(runs[name], None)

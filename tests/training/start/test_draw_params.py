@@ -44,6 +44,7 @@ def test_values_are_those_of_one_program(scan):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_deeper_model_takes_no_more_programs(monkeypatch):
     asked, jit = [], jax.jit
 
