@@ -16,9 +16,7 @@ MARKS = {"days", "group", "turn", "every"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run every case of the big matrices")
-    written = (
-        "run every case of this test file that `slow(days=...)` rotates: it has not run since it was written"
-    )
+    written = "run every case of this test file that `slow(days=...)` rotates: it, or what it tests, was just written"
     parser.addoption("--written", action="append", default=[], help=written)
 
 
