@@ -74,6 +74,7 @@ def test_a_sweep_trains_each_run_once_and_ranks_them(recipe, tmp_path, capsys):
         main([*argv, "--train.seed", "1"])
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_run_that_fails_by_any_error_is_recorded_and_the_others_go_on(tmp_path, monkeypatch):
     errors = {"0": RuntimeError("RESOURCE_EXHAUSTED:\nout of memory"), "1": TrainingFailed("not finite")}
 

@@ -31,6 +31,7 @@ GUIDES = ROOT / "docs" / "guides"
 EXAMPLES = pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 
 
+@EXAMPLES
 def test_run_md_mixes_sources_and_streams(monkeypatch):
     asked = []
 
@@ -205,6 +206,7 @@ def test_evo2_md_makes_a_smaller_model(capsys):
     assert capsys.readouterr().out == "SMHASMH\n"
 
 
+@EXAMPLES
 def test_adapters_md_says_what_a_run_prints_first():
     """The run of its first example over `books_512`."""
     base = RECIPES["books_512"]()

@@ -99,6 +99,7 @@ def save_shards(folder: Path, shards: list[dict[str, np.ndarray]]) -> Path:
     return folder
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
 def test_safetensors_shards_and_torch_give_one_run(run, tmp_path):
     save_file(TENSORS, tmp_path / "tiny.safetensors")
     names = sorted(TENSORS)
@@ -184,6 +185,7 @@ def test_the_tutorial_runs_on_a_tiny_model(tmp_path, monkeypatch):
     assert names["states"].arrays[0].shape == (weights.WIDTH,)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
 def test_what_was_imported_is_exported_for_vortex(run, run_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(["export", str(run_dir), "--to", "vortex", "--out", "again.pt"])

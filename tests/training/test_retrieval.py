@@ -152,6 +152,7 @@ def with_index(params, arrays):
     return join_params(params, {"stack": {"router": {"index": jax.tree.map(jnp.asarray, arrays)}}})
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_another_index_changes_what_is_routed_and_not_the_base(run, index, outputs):
     batch, ask = outputs
     mine = drawn(run)
@@ -168,6 +169,7 @@ def test_another_index_changes_what_is_routed_and_not_the_base(run, index, outpu
     np.testing.assert_array_equal(ask(with_index(base, other)), ask(base))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_no_document_finds_itself(run, index, outputs):
     """Its row is that of an index without its chunks, and is another one where the batch does not say whose it is."""
     batch, ask = outputs
@@ -183,6 +185,7 @@ def test_no_document_finds_itself(run, index, outputs):
     assert np.abs(ask(mine, told=False) - ask(mine))[place].max() > 1e-3
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_decoding_gives_the_logits_of_whole_rows(run):
     model, params = run.model, {"params": drawn(run)}
     ids = jnp.asarray(np.random.default_rng(2).integers(4, 260, (2, 24)), jnp.int32)

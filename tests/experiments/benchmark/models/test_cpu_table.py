@@ -63,6 +63,7 @@ def test_lengths_must_divide_the_bytes_of_a_step():
         main(["cpu_table", "--out", "never.json", "--lengths", "1024", "3000"])
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_row_that_fails_says_why():
     with pytest.raises(RuntimeError, match="holds no run"):
         cpu_table.row(seq_len=1024, batch_size=1, entropy_run="no/such/run", trials=20)

@@ -98,6 +98,7 @@ def test_importance_is_the_mean_square_gradient_of_rows(start: Any, known: Any) 
     assert ewc_penalty(anchor, known) == 0
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/experimental/online/test_online")
 def test_a_gate_keeps_a_bad_update_out(start: Any, known: Any) -> None:
     """Rows of noise ruin the canary rows, and what serves stays; more rows of the first task may serve."""
     served = learner(start, SETTINGS, tolerance=0.05)
