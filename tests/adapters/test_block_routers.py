@@ -128,6 +128,7 @@ def test_each_block_carries_its_routers_state(params, whole):
     np.testing.assert_array_equal(count_replaced(state), [8, 5])
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_block_routers")
 def test_a_guard_watches_every_block(params, whole):
     """In one program, through scan and remat: the base while it falls back, and a block whose code is not finite."""
     stack = dataclasses.replace(STACK, remat="full")

@@ -82,6 +82,7 @@ def test_a_spike_saturates_once_is_forgotten_and_a_checkpoint_goes_on_bit_for_bi
     jax.tree.map(np.testing.assert_array_equal, without_frozen(again), without_frozen(state))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_weights_learn_through_fp8_with_micro_batches_as_without():
     """Gradients are within FP8's rounding of bf16's, and both ways to cut a batch observe the same entries."""
     module, ids = (

@@ -39,6 +39,7 @@ def params() -> Any:
     return params_of(BANK)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/experimental/test_capacity")
 def test_what_exceeds_the_capacity_is_dropped_and_counted(params: Any) -> None:
     config = limited(BANK)
     free = whole(BANK, params, inputs(), DOCUMENTS)

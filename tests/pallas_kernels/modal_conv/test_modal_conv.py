@@ -251,6 +251,7 @@ def test_a_row_leaves_the_state_that_its_convolution_ends_in(length: int) -> Non
         assert_close(*pair, n=2 * length)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/modal_conv/test_modal_conv")
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_impulse_arrives_2000_steps_later(packed: bool) -> None:
     """With the exact weight, within its document, and with no trace in the next."""
