@@ -100,6 +100,7 @@ def test_the_command_indexes_the_documents_that_are_trained_on(index, base_run, 
     assert len(set(few)) > 2
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_the_index_is_the_base_s_and_is_kept_by_the_run(run, index, paths):
     held = run.params["stack"]["router"]["index"]
     np.testing.assert_array_equal(held["vectors"][: len(index)], index.vectors)
@@ -219,6 +220,7 @@ def test_what_is_refused(index, base_run, paths, tmp_path, changes, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_an_index_of_another_base_is_refused(index, run, base_run, paths, tmp_path):
     save_index(replace(index, base="0" * 64), tmp_path / "other")
     recipe = recipe_over(base_run, (tmp_path, paths[1]))
