@@ -65,7 +65,7 @@ demo: install
 test: install
 	@$(TEST_ENV) $(PYTEST) $(PYTEST_ARGS)
 
-# For work between landings. Of test files that changed themselves all rotating cases run.
+# For work between landings. Of test files that changed, and of those named for a changed module, all rotating cases run.
 test-changed: install
 	@reached=$$($(BIN)/python -m tests.reach $(BASE)) && $(TEST_ENV) $(PYTEST) $(PYTEST_ARGS) $$reached
 

@@ -100,6 +100,16 @@ def reached(sources: Sources, changed: Iterable[str]) -> list[str]:
     )
 
 
+def closest(changed: Iterable[str]) -> set[str]:
+    """Return the test files that changed, and those that have the names of changed modules at their places."""
+    paths = [Path(path) for path in changed]
+    named = {path.with_name(f"test_{path.name}") for path in paths if path.suffix == ".py"}
+    places = {
+        Path("tests", path.relative_to("jaxblt") if path.parts[0] == "jaxblt" else path) for path in named
+    }
+    return {str(path) for path in places} | {str(path) for path in paths if path.parts[0] == "tests"}
+
+
 def changed_since(base: str, root: Path) -> set[str]:
     """Return the files of a work tree that differ from where it left `base`, deleted ones included."""
 
@@ -113,10 +123,10 @@ def changed_since(base: str, root: Path) -> set[str]:
 
 
 def main(base: str) -> None:
-    """Print the test files, and of those that changed themselves that all their cases run."""
+    """Print the test files, and of those that are closest to a change that all their cases run."""
     changed = changed_since(base, ROOT)
     tests = reached(Sources(ROOT), changed)
-    print(*tests, *(f"--written={path}" for path in tests if path in changed))
+    print(*tests, *(f"--written={path}" for path in tests if path in closest(changed)))
 
 
 if __name__ == "__main__":

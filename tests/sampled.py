@@ -42,15 +42,15 @@ def in_turns[Case](cases: Sequence[Case], days: int, name: str, day: str) -> lis
     """Return a day's cases: all come in so many days that follow each other, each once.
 
     Args:
-      cases: the whole matrix; if it has fewer cases than days, one comes each day.
+      cases: the whole matrix; if it has fewer cases than days, some days have none.
       days: where they do not divide the cases, some days have one case more than others.
-      name: of the matrix; each has its own order.
+      name: of the matrix; each has its own order and its own first day.
       day: as 2026-11-29.
     """
-    shuffled = list(cases)
-    random.Random(name).shuffle(shuffled)
-    count, number = len(shuffled), number_of(day)
-    days = min(days, count)
+    shuffled, chance = list(cases), random.Random(name)
+    chance.shuffle(shuffled)
+    # Keep small matrices from coming all on one day
+    count, number = len(shuffled), number_of(day) + chance.randrange(days)
     return [shuffled[i % count] for i in range(number * count // days, (number + 1) * count // days)]
 
 

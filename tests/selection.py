@@ -16,9 +16,7 @@ MARKS = {"days", "group", "turn", "every"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run every case of the big matrices")
-    written = (
-        "run every case of this test file that `slow(days=...)` rotates: it has not run since it was written"
-    )
+    written = "run every case of this test file that `slow(days=...)` rotates: it, or what it tests, was just written"
     parser.addoption("--written", action="append", default=[], help=written)
 
 
@@ -72,9 +70,9 @@ def _gpus() -> int:
 def of_other_days(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
     """Return the slow cases that `slow(days=...)` does not take today.
 
-    Tests with one `group` take turns as if they were cases of one test. Cases with one `turn` come together: they share
-    what a fixture makes. Cases whose ids match a pattern of `every` run each day, and so do those in a file that the
-    option `--written` names.
+    Tests with one `group` take turns as if they were cases of one test, and a test without one has a case each day.
+    Cases with one `turn` come together: they share what a fixture makes. Cases whose ids match a pattern of `every`
+    run each day, and so do those in a file that the option `--written` names.
 
     Raises:
       UsageError: a pattern matches no case, a mark says what is not known, or asks for more than `LONGEST` days.
@@ -101,7 +99,8 @@ def of_other_days(items: list[pytest.Item], config: pytest.Config) -> list[pytes
         )
     away: list[pytest.Item] = []
     for name, turns in matrices.items():
-        due = in_turns(list(turns), options[name]["days"], name, os.environ[VARIABLE])
+        days = options[name]["days"] if options[name]["group"] else min(options[name]["days"], len(turns))
+        due = in_turns(list(turns), days, name, os.environ[VARIABLE])
         away += [item for turn, cases in turns.items() if turn not in due for item in cases]
     return away
 

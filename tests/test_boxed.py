@@ -21,6 +21,7 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "jaxblt" / "boxed"
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_english_knows_english(cache):
     """Far fewer bits than a byte has, and fewer than for the same letters in another order."""
     run = jaxblt.load("english")
@@ -38,6 +39,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         jaxblt.load("englsh")
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_genes_and_proteins_know_their_letters(cache):
     """A reading frame is likelier than the same codons with one base moved to the end, a protein than its mirror."""
     protein = b"MSKIIGIDLGTTNSCVAVMEGGEPKVIENAEGARTTPSVVAFTKDGERLVGQPAKRQAVTNPENTIFSVKRLIGR"

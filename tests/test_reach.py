@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reach import OF_THE_TREE, Sources, changed_since, reached
+from tests.reach import OF_THE_TREE, Sources, changed_since, closest, reached
 
 TREE = {
     "jaxblt/__init__.py": "def load():\n    from jaxblt.run import load_run",
@@ -52,6 +52,16 @@ def root(tmp_path: Path) -> Path:
 def test_what_a_change_reaches(root: Path, changed: str, found: set[str]) -> None:
     of_the_tree = {f"tests/test_{name}.py" for name in OF_THE_TREE}
     assert set(reached(Sources(root), {changed})) - of_the_tree == found
+
+
+def test_rotating_cases_of_a_changed_module_s_own_tests_run() -> None:
+    changed = {"jaxblt/mixers/gru.py", "pallas_kernels/scan/vjp.py", "tests/test_cli.py", "docs/a.md"}
+    assert closest(changed) & {"tests/mixers/test_lstm.py", "docs/a.md"} == set()
+    assert closest(changed) >= {
+        "tests/mixers/test_gru.py",
+        "tests/pallas_kernels/scan/test_vjp.py",
+        "tests/test_cli.py",
+    }
 
 
 def test_a_change_is_all_since_the_branch_left(root: Path) -> None:

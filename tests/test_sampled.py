@@ -25,7 +25,7 @@ def test_a_day_repeats_itself_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cases", "days", "sizes"), [(34, 26, {1, 2}), (7, 3, {2, 3}), (3, 8, {1}), (8, 4, {2})]
+    ("cases", "days", "sizes"), [(34, 26, {1, 2}), (7, 3, {2, 3}), (3, 8, {0, 1}), (8, 4, {2})]
 )
 def test_turns_are_spread_evenly_over_their_days(cases: int, days: int, sizes: set[int]) -> None:
     """No day has two cases more than another, and any so many days have each case once, over a year's end too."""
@@ -33,9 +33,8 @@ def test_turns_are_spread_evenly_over_their_days(cases: int, days: int, sizes: s
     dates = [(begin + datetime.timedelta(i)).isoformat() for i in range(days + 5)]
     by_day = [in_turns(range(cases), days, "matrix", date) for date in dates]
     assert set(map(len, by_day)) == sizes
-    period = min(days, cases)
-    for i in range(len(by_day) - period):
-        assert sorted(chain(*by_day[i : i + period])) == list(range(cases))
+    for i in range(len(by_day) - days):
+        assert sorted(chain(*by_day[i : i + days])) == list(range(cases))
 
 
 @pytest.mark.parametrize("day", ["2026-02-29", "2026", "next"])
@@ -135,6 +134,14 @@ def test_every_turn_comes_within_its_days(days: int) -> None:
     items = [stand_in(f"a.py::test_{i}", days=days, group="turns") for i in range(13)]
     due = set().union(*(due_in(f"2026-11-{10 + i}", items) for i in range(days)))
     assert due == {item.nodeid for item in items}
+
+
+@pytest.mark.parametrize(("group", "sizes"), [(None, {1}), ("turns", {0, 1})])
+def test_a_test_without_a_group_has_a_case_each_day(group: str | None, sizes: set[int]) -> None:
+    items = [stand_in(f"a.py::test[{i}]", days=6, group=group) for i in range(3)]
+    due = [due_in(f"2026-11-{10 + i}", items) for i in range(6)]
+    assert {len(cases) for cases in due} == sizes
+    assert set().union(*due) == {item.nodeid for item in items}
 
 
 def test_all_cases_of_a_file_that_was_written_run() -> None:

@@ -80,7 +80,7 @@ def layer_of(params, i):
     return {"periods": {"block_0": block}, "router": router}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_block_routers")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_block_routers")
 def test_a_block_reads_its_input(params, whole):
     """Three blocks are three stacks of one block, whose router reads the stack's input."""
     one = Stack(dataclasses.replace(BARE, num_layers=1, adapter=OF_STACK))
@@ -100,7 +100,7 @@ def test_a_block_reads_its_input(params, whole):
     np.testing.assert_allclose(routed("metrics")["mean_code"][0].mean(), np.mean(codes, 0), rtol=1e-4)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_block_routers")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_block_routers")
 def test_each_block_carries_its_routers_state(params, whole):
     """Calls of 8 tokens with padding among them; in block 1 alone codes are not finite, and are counted."""
     apply = jax.jit(
@@ -128,6 +128,7 @@ def test_each_block_carries_its_routers_state(params, whole):
     np.testing.assert_array_equal(count_replaced(state), [8, 5])
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_block_routers")
 def test_a_guard_watches_every_block(params, whole):
     """In one program, through scan and remat: the base while it falls back, and a block whose code is not finite."""
     stack = dataclasses.replace(STACK, remat="full")
@@ -234,7 +235,7 @@ def test_blocks_are_merged_at_their_own_codes(whole_model, tmp_path, scan):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), fuse(static, distilled)[1], merged)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_block_routers")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_block_routers")
 def test_mean_codes_are_those_of_each_block(whole_model):
     apply = lambda c, params: c.build().apply({"params": params}, TEXT, mutable=["metrics"])[1]  # noqa: E731
     side = jax.jit(partial(apply, MODEL))(whole_model)

@@ -45,7 +45,7 @@ def test_parameters_of_each_layer_and_names_of_the_base():
     ]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_depth")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_depth")
 def test_it_starts_as_the_base_is_its_weight_update_and_learns():
     only = ("start", "dense", "overfits")
     assert check_adapter(ADAPTED, only=only, length=14) == list(only)

@@ -81,7 +81,7 @@ def test_the_bias_is_not_scaled() -> None:
     assert_close(added, jnp.broadcast_to(params["params"]["q"]["bias"], added.shape), n=6)
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_what_a_gate_promises() -> None:
     only = ("start", "merged", "learns", "chunked")
     assert check_adapter(attach(MODEL, GATES).stack, only=only, length=14) == list(only)

@@ -72,6 +72,7 @@ IDS = np.array([[1, 1, -1, 1, 1, 1, -1, -1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 2
 """Segment ids of a row with holes, which such attention would sort behind the tokens, and of two documents."""
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_calls_are_whole_rows_and_no_entry_of_the_cache_is_written_again() -> None:
     x, ids = (
         jnp.asarray(np.random.default_rng(0).standard_normal((2, LENGTH, 8)), jnp.float32),

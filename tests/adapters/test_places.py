@@ -112,7 +112,7 @@ def edges(ids: np.ndarray) -> dict[str, np.ndarray]:
     return {"prefix": time == PREFIX, "chunk": (time > 0) & (time % CHUNK == 0)}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_places")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_places")
 @pytest.mark.parametrize("level", ["prefix", "chunk", "token"])
 def test_a_decoded_token_runs_the_network_at_an_edge_alone(
     level: Any, monkeypatch: pytest.MonkeyPatch
@@ -135,7 +135,7 @@ def test_a_decoded_token_runs_the_network_at_an_edge_alone(
     assert (traced, ran) == ([1], [1] * expected)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_places")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_places")
 @pytest.mark.parametrize(("level", "most"), [("prefix", 3), ("chunk", 4)])
 def test_longer_calls_run_it_at_each_edge(level: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """17 tokens of two rows, then 4 with an edge of one row; `vmap` over the rows makes these a batch each."""

@@ -87,14 +87,14 @@ def stack_of(name, **changes):
 QUICK = ("start", "merged", "learns", "packed", "holes_streamed")
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_properties")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_properties")
 def test_a_routed_adapter(caplog):
     caplog.set_level("INFO", "jaxblt.testing")
     assert check_adapter(stack_of("chunk"), only=QUICK, length=16) == list(QUICK)
     assert "merged and rounded to bfloat16" in caplog.text
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_devices_wait_for_none_that_has_no_step():
     """Shards of 4 steps, chunks of 5: some hold no end of a chunk. Its branch once summed gradients over devices."""
     stack = stack_of("sticky")
@@ -123,7 +123,7 @@ class NeighbourConfig:
         return None
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_properties")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_properties")
 def test_products_of_a_users_mixer_are_sites():
     stack = stack_of("chunk", pattern="N", mixers={"N": NeighbourConfig()})
     stack = dataclasses.replace(stack, adapter=dataclasses.replace(stack.adapter, sites=("mixer/pick",)))

@@ -33,7 +33,7 @@ def test_levels_in_one_program_are_those_of_a_program_each():
     assert [part.shape[-1] for part in several.split(code)] == [3, 3, 3]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_router_checks")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_router_checks")
 def test_a_router_under_remat_has_the_same_gradients_and_keeps_less():
     config = dataclasses.replace(ADAPTER, router=dataclasses.replace(ROUTER, level="token", hidden=64))
     params, x = params_of(config), jnp.asarray(inputs())

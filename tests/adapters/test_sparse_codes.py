@@ -99,7 +99,7 @@ PROGRAMS = {
 MESH = {"data": 2, "fsdp": 4}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_sparse_codes")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_sparse_codes")
 @pytest.mark.parametrize(
     ("case", "mesh"), [*((case, None) for case in PROGRAMS), ("the largest", MESH)], ids=str
 )
@@ -159,7 +159,7 @@ def assert_same(found: Any, expected: Any) -> None:
         assert_close(other, one, n=ROWS * LENGTH, what=jax.tree_util.keystr(path))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_sparse_codes")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_sparse_codes")
 @pytest.mark.parametrize("ops", [nullcontext, reference_ops], ids=["xla", "reference"])
 @pytest.mark.parametrize(
     ("changes", "calls"),
@@ -241,7 +241,7 @@ def test_adapters_of_rows_are_told_where_they_were_chosen(
         assert set(told) == {expected}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_sparse_codes")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_sparse_codes")
 def test_rows_with_adapters_of_their_own_have_the_logits_of_all_blocks(
     told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,7 +68,7 @@ STORED = {
 """By name: fields of an adapter as they were stored, the router of today, and codes of three tokens then."""
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/test_stored_routers")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_stored_routers")
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_router_has_the_codes_that_it_had(name):
     stored, router, expected = STORED[name]

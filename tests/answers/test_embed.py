@@ -35,7 +35,7 @@ def embed(run, sequences, **options):
     return run.embed(sequences, batch_size=ROWS, **options)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="answers/test_embed")
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_embed")
 @pytest.mark.parametrize(("kind", "pool"), [("bytes", "mean"), ("patches", "per_patch")])
 def test_alone_batched_and_shuffled_are_equal(runs, kind, pool):
     run = runs[kind]
@@ -108,7 +108,7 @@ def test_patches_hold_the_bytes_of_the_record_and_nothing_else(runs, tmp_path):
         np.testing.assert_array_equal(stored["patch_lengths"][start:stop], found.patch_lengths[3])
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="answers/test_embed")
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_embed")
 def test_layers_are_the_same_scanned_unrolled_and_with_remat():
     """One of the second period, and the last of all, whose output the head's norm takes."""
     mixers = {"S": SHORT_HYENA, "T": SHORT_HYENA}

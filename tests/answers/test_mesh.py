@@ -34,7 +34,7 @@ def assert_equal_scores(run, records, mesh):
     assert_close(np.concatenate(several.per_byte), np.concatenate(one.per_byte), np.float32, n=1024)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="answers/test_mesh")
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_mesh")
 def test_a_byte_model_scores_alike(runs):
     """Records of one row and of several, and rows whose number is no multiple of the devices."""
     run, found = runs["bytes"], []

@@ -40,7 +40,7 @@ def score(run, sequences, **options):
     return run.score(sequences, batch_size=ROWS, **options)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="answers/test_score")
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_score")
 def test_alone_batched_and_shuffled_are_equal(run):
     together = score(run, SHORT, per_byte=True)
     order = np.random.default_rng(0).permutation(len(SHORT))
@@ -51,7 +51,7 @@ def test_alone_batched_and_shuffled_are_equal(run):
     assert len({round(x, 3) for x in alone}) == len(SHORT)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="answers/test_score")
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_score")
 def test_packed_with_others_is_equal(run):
     """Two or three records a row, by the model that takes any segment ids."""
     reader, source = scoring_reader(run, window=None, batch_size=ROWS), BytesSource(SHORT)
@@ -92,7 +92,7 @@ def test_sums_and_bits_are_those_of_the_bytes(run):
     np.testing.assert_array_equal(kept.scored, kept.lengths + 1)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="answers/test_score")
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_score")
 def test_long_records_are_scored_in_the_windows_of_evaluation(runs):
     """The pipeline makes its rows by itself: same first bytes, EOS, and the whole record's entropies."""
     run = runs["patches"]

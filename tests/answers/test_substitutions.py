@@ -94,7 +94,7 @@ def test_log_odds_of_all_substitutions_are_those_of_mutants_alone(labeller, monk
         labeller.mutagenesis(RECORDS, label="d")
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="answers/test_substitutions")
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_substitutions")
 def test_integrated_gradients_add_up_and_gradients_are_slopes_of_scaled_embeddings(labeller):
     found = labeller.attributions(RECORDS, method="integrated", steps=64, label="b")
     sums = [values.sum() for values in found.values]
@@ -122,7 +122,7 @@ def test_integrated_gradients_add_up_and_gradients_are_slopes_of_scaled_embeddin
             assert values[held].sum() == pytest.approx(one, rel=0.02, abs=2e-3)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="answers/test_substitutions")
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_substitutions")
 def test_numbers_and_likelihoods_are_explained_too(reader, tmp_path):
     numbers = labelled_run(LabelHeadConfig(target="number", outputs=1), Regress(scale=2.0), target="number")
     effects = numbers.mutagenesis([b"GATT"])

@@ -50,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "BOOK_LEN", recipes.BOOK_LEN // 2)
 
 
-@pytest.mark.slow(days=28, group="whole runs")
+@pytest.mark.slow(days=28, group="long")
 def test_demo_leaves_everything_it_promises_and_goes_on(small, tmp_path, capsys):
     run = tmp_path / "demo"
     call("demo", ["--run-dir", str(run), "--steps", "2"])
@@ -77,7 +77,7 @@ def shown(cell: str, names: dict[str, Any]) -> Any:
     return None if last is None else eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), names)
 
 
-@pytest.mark.slow(days=28, group="whole runs")
+@pytest.mark.slow(days=28, group="long")
 def test_the_notebook_runs_from_top_to_bottom(capsys):
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}

@@ -27,7 +27,7 @@ CONFIG = ByteLMConfig(
 )
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="cli/test_patching")
+@pytest.mark.slow(days=28, group="costly", turn="cli/test_patching")
 def test_refused_boundaries_are_told_with_the_figure(tmp_path, capsys):
     file = tmp_path / "words.txt"
     file.write_text("a bc def " * 40)
@@ -64,7 +64,7 @@ def test_every_field_of_the_patcher_can_be_given(own, changes, expected):
     assert patching.patcher_of(model, changes) == expected
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="cli/test_patching")
+@pytest.mark.slow(days=28, group="costly", turn="cli/test_patching")
 def test_patches_of_a_given_number_are_cut(tmp_path, monkeypatch, capsys):
     """--mode length_constrained failed whatever was given: there was no option for the number."""
     (tmp_path / "a.txt").write_bytes(b"abcdefg")
@@ -99,7 +99,7 @@ def test_a_context_reaches_the_entropy_model_of_a_router():
     assert patching.with_context(entropy, 16) == replace(entropy, context=16)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="cli/test_patching")
+@pytest.mark.slow(days=28, group="costly", turn="cli/test_patching")
 def test_entropies_are_written_with_model_and_context(tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes(np.random.default_rng(0).integers(0, 256, 50).astype(np.uint8).tobytes())

@@ -44,7 +44,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.is_dir()}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="cli/test_sweep")
+@pytest.mark.slow(days=28, group="costly", turn="cli/test_sweep")
 def test_a_sweep_trains_each_run_once_and_ranks_them(recipe, tmp_path, capsys):
     folder = tmp_path / "sweep"
     argv = ["sweep", recipe, "--run-dir", str(folder), "--vary", f"optimizer.learning-rate={','.join(RATES)}"]
@@ -74,6 +74,7 @@ def test_a_sweep_trains_each_run_once_and_ranks_them(recipe, tmp_path, capsys):
         main([*argv, "--train.seed", "1"])
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_run_that_fails_by_any_error_is_recorded_and_the_others_go_on(tmp_path, monkeypatch):
     errors = {"0": RuntimeError("RESOURCE_EXHAUSTED:\nout of memory"), "1": TrainingFailed("not finite")}
 

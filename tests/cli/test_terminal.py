@@ -28,7 +28,7 @@ def test_other_characters_stand_for_those_it_lacks(encoding, errors, shown, monk
     assert terminal.buffer.getvalue() == shown
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="cli/test_terminal")
+@pytest.mark.slow(days=28, group="costly", turn="cli/test_terminal")
 def test_help_and_patches_are_shown(tmp_path, monkeypatch):
     (tmp_path / "日本.txt").write_text("Hello brave new world. ")
     for words in (["evaluate", "--help"], ["patch", str(tmp_path / "日本.txt"), "--mode", "space"]):

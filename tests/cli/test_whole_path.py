@@ -28,7 +28,7 @@ def tiny():
 """
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="cli/test_whole_path")
+@pytest.mark.slow(days=28, group="long")
 def test_commands_run_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -53,6 +53,7 @@ def test_evaluation_ends():
     assert list(dataset.iterator(len(batches))) == []
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.timeout(180)
 def test_worker_processes_keep_the_order(dataset):
     iterator = dataset.iterator(3, prefetch=1, workers=2)

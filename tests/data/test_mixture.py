@@ -155,7 +155,7 @@ def test_evaluation_reads_source_after_source_and_shares_a_limit(config):
     assert [len(steps) for steps in source_steps(data, 1).values()] == [1, 1, 1]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="data/test_mixture")
+@pytest.mark.slow(days=28, group="costly", turn="data/test_mixture")
 def test_a_run_scores_each_source_as_it_would_be_scored_alone(config, tmp_path):
     recipe = tiny_recipe(steps=6, eval_every=6)
     recipe = dataclasses.replace(recipe, data=config)

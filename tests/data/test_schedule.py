@@ -23,7 +23,7 @@ def size_of(schedule, bucket):
     return schedule.batch_size if isinstance(schedule.batch_size, int) else schedule.batch_size[bucket]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="data/test_schedule")
+@pytest.mark.slow(days=28, group="costly", turn="data/test_schedule")
 @given(buckets(), st.integers(0, 3))
 def test_each_bucket_is_read_epoch_by_epoch(rows_and_sizes, seed):
     rows, batch_size = rows_and_sizes

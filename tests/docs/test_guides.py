@@ -31,6 +31,7 @@ GUIDES = ROOT / "docs" / "guides"
 EXAMPLES = pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 
 
+@EXAMPLES
 def test_run_md_mixes_sources_and_streams(monkeypatch):
     asked = []
 
@@ -61,7 +62,7 @@ def test_remote_md_loads_a_run(monkeypatch):
     assert [call.arguments["run_dir"] for call in calls] == ["s3://bucket/runs/books"]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="docs/test_guides")
+@pytest.mark.slow(days=28, group="costly", turn="docs/test_guides")
 def test_parts_md_uses_parts_by_themselves(capsys):
     """Its table has every name that a pattern may have, and the packages of all operations."""
     names = {}
@@ -184,7 +185,7 @@ def said_first(recipe) -> str:
     return "\n".join(_adapters(setup)) + "\n"
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="docs/test_guides")
+@pytest.mark.slow(days=28, group="costly", turn="docs/test_guides")
 def test_readme_says_what_its_adapted_run_prints_first(monkeypatch, capsys):
     base = RECIPES["english_book"]()
     calibrated = replace(base, patcher=replace(base.patcher, threshold=2.0))
@@ -205,6 +206,7 @@ def test_evo2_md_makes_a_smaller_model(capsys):
     assert capsys.readouterr().out == "SMHASMH\n"
 
 
+@EXAMPLES
 def test_adapters_md_says_what_a_run_prints_first():
     """The run of its first example over `books_512`."""
     base = RECIPES["books_512"]()

@@ -64,13 +64,14 @@ def test_every_tutorial_is_run_here():
     assert not [name for name in WITHOUT_PYTHON if blocks(TUTORIALS / name, "python")]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="docs/test_tutorials")
 def test_from_pytorch_trains_a_run_and_loads_it(trained):
     assert trained["run"].step == trained["recipe"].train.steps
     assert np.isfinite(trained["scores"].log_likelihood).all()
     assert np.isfinite(trained["value"])
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="docs/test_tutorials")
+@pytest.mark.slow(days=28, group="costly", turn="docs/test_tutorials")
 @pytest.mark.parametrize("name", READ_A_RUN)
 def test_tutorials_answer(name, trained):
     names = run_blocks(name)

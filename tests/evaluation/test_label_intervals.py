@@ -34,7 +34,7 @@ def test_differences_are_paired():
     assert near.low <= 0 <= near.high
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="evaluation/test_label_intervals")
+@pytest.mark.slow(days=28, group="costly", turn="evaluation/test_label_intervals")
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     held = 0
     for _ in range(200):

@@ -63,7 +63,7 @@ def test_nothing_is_measured_whose_commit_nobody_knows(monkeypatch, capsys):
     assert "set JAXBLT_COMMIT" in capsys.readouterr().err
 
 
-@pytest.mark.slow(days=28, group="long")
+@pytest.mark.slow(days=28, group="processes of their own")
 @pytest.mark.parametrize("script", SCRIPTS, ids=" ".join)
 def test_help_explains_in_a_process_of_its_own(script):
     """Where nothing else has been imported before."""

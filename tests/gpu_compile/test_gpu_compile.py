@@ -117,7 +117,7 @@ def names() -> list[str]:
     return [program.name for program in PROGRAMS]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="gpu_compile/test_gpu_compile")
+@pytest.mark.slow(days=28, group="costly", turn="gpu_compile/test_gpu_compile")
 def test_every_kernel_is_compiled_with_its_gradient(names: list[str]) -> None:
     """An op whose tables have a Mosaic kernel is among the programs, under remat too."""
     root = Path(pallas_kernels.__file__).parent

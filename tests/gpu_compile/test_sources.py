@@ -59,7 +59,7 @@ def test_a_module_that_is_gone_or_new_changes_it(root: Path) -> None:
     assert len(found) == 3
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="gpu_compile/test_sources")
+@pytest.mark.slow(days=28, group="costly", turn="gpu_compile/test_sources")
 def test_every_kernel_and_the_compiler_of_steps_are_among_them() -> None:
     found = {str(path.relative_to(ROOT)) for path in modules(ROOT, sources.PROGRAMS)}
     kernels = {str(path.relative_to(ROOT)) for path in ROOT.glob("pallas_kernels/*/*_gpu*.py")}

@@ -43,7 +43,7 @@ def continued(config, params, limits=16, **options):
     )
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_adapters")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_adapters")
 def test_each_row_has_the_logits_of_its_merged_adapter(params):
     """Two experts, the base and the static code; the router's own where none is chosen."""
     ids = jnp.asarray(np.tile(np.random.default_rng(0).integers(4, 260, 12), (5, 1)), jnp.int32)
@@ -57,7 +57,7 @@ def test_each_row_has_the_logits_of_its_merged_adapter(params):
     np.testing.assert_array_equal(found[4], routed[4])
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_adapters")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_adapters")
 def test_rows_change_their_adapters_without_a_new_program(params):
     names = (0, 1, "base", None)
     alone = {name: continued(BANK, params, adapters=[name] * 2) for name in names}

@@ -46,7 +46,7 @@ def test_enough_beams_find_everything_and_few_the_best_of_their_own():
     assert {beam.data for beam in by_byte} == {beam.data for beam in found}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_beams")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_beams")
 def test_one_beam_is_greedy():
     decoder, params = decoding("attention")
     options = {"max_new_bytes": 40, "alphabet": b"abc"}

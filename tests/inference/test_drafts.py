@@ -108,6 +108,7 @@ def test_pieces_come_as_they_are_drawn():
     assert len(pieces[0]) > 1
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_draws_have_the_model_s_distribution():
     """Of two bytes among "a" and "b", with drafts of which most are wrong; a bias of a tenth would be seen."""
     options = {"sampling": SamplingConfig(), "alphabet": b"ab", "max_new_bytes": 2}

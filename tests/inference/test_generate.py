@@ -82,7 +82,7 @@ def test_bytes_one_by_one_equal_the_parallel_pass(trained):
     np.testing.assert_allclose(np.asarray(logits), np.asarray(whole), **tol(jnp.float32, 1024))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_generate")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_generate")
 def test_a_row_does_not_depend_on_its_neighbours(trained):
     params, _ = trained
     decoder = Decoder(MODEL, ROOMY, ENTROPY)
@@ -91,7 +91,7 @@ def test_a_row_does_not_depend_on_its_neighbours(trained):
     assert len(one[0]) == 30
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_generate")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_generate")
 def test_a_byte_model_generates_the_argmax_of_its_parallel_pass():
     prompt = b"0123"
     ids = jnp.asarray([[1, *(b + 4 for b in prompt)]], jnp.int32)
@@ -198,7 +198,7 @@ def test_an_alphabet_is_kept_to_and_holds_eos():
 NEVER_DRAWN = (0, 1, 3)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_generate")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_generate")
 @pytest.mark.parametrize(
     "config",
     [
@@ -241,7 +241,7 @@ def byte_model():
     return Decoder(config), {"model": unboxed(config, jnp.ones((1, 8), jnp.int32))}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_generate")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_generate")
 def test_a_request_is_drawn_alike_in_any_company(byte_model):
     write = partial(generate, *byte_model, max_new_bytes=9)
     first, second, third = write([b"ab", b"a longer prompt", b"ab"], seed=[7, 8, 9])
@@ -300,6 +300,7 @@ def test_logits_that_are_not_finite_name_prompt_byte_and_parameters(byte_model):
         write(with_nan(params, *where, row=text[3] + 4), prompts)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_generate")
 def test_entropies_that_are_not_finite_are_an_error_too(trained):
     """They cut no patch, and the model's own logits stay finite."""
     params, _ = trained

@@ -106,7 +106,7 @@ def shapes(config: Any, patcher: Any = None, dtype: Any = jnp.bfloat16) -> tuple
     return decoder, {"model": made["params"]}, state
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_joined")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_joined")
 def test_stacks_under_a_condition_are_joined_too() -> None:
     """The latent stack of a byte-patched model moves where a patch closes."""
     blt = BLTConfig(STACK, STACK, STACK, hash=None, bridge_heads=2)

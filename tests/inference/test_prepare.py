@@ -45,7 +45,7 @@ def prepared(decoder: Decoder, params: Any) -> dict[str, Any]:
     return jax.tree.map(lambda leaf: leaf.shape, made["prepared"])
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_prepare")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_prepare")
 def test_a_scanned_stack_decodes_from_the_taps_of_all_layers() -> None:
     """A prompt, and bytes one by one: the logits of the parallel pass."""
     decoder = Decoder(BYTES)
@@ -70,7 +70,7 @@ def test_a_scanned_stack_decodes_from_the_taps_of_all_layers() -> None:
     assert ["sine" in program.as_text() for program in (made, lowered)] == [True, False]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_prepare")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_prepare")
 def test_every_stack_and_the_entropy_model_are_prepared() -> None:
     local, latent = stack("W", LONG), stack("HA", LONG)
     model = BLTConfig(stack("H", SHORT), latent, local, bridge_heads=2, hash=None)

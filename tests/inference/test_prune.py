@@ -29,7 +29,7 @@ def test_the_least_weights_become_0_and_ties_go_by_place():
     assert [sparsity(prune(PARAMS, share)) for share in (0, 3 / 7, 1)] == [0, 3 / 7, 1]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_prune")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_prune")
 def test_a_curve_begins_at_the_runs_own_figures():
     run = make_run(BYTES)
     n = sum(x.size for name, x in flatten_dict(run.params).items() if name[-1] == "kernel" and x.ndim > 1)

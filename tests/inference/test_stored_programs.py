@@ -11,7 +11,7 @@ from tests.answers.runs import make_run
 from tests.inference.server.conftest import ONE
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_stored_programs")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_stored_programs")
 def test_a_second_start_compiles_nothing(monkeypatch, tmp_path, capsys):
     run = make_run(ByteLMConfig(stack=ONE))
     monkeypatch.setattr(jaxblt, "load", lambda *args, **options: run)

@@ -64,7 +64,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_other_settings_compile_nothing(write):
     with counted_compilations() as compiled:
         for change in SETTINGS:

@@ -19,7 +19,7 @@ from tests.parameters import drawn
 CONFIG = ByteLMConfig(stack=StackConfig(dim=16, num_layers=5, pattern="AH", mlp_dim=24))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_unroll")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_unroll")
 def test_layers_apart_and_narrow_weights_change_no_logit() -> None:
     decoder = Decoder(CONFIG, dtype=jnp.bfloat16)
     ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (3, 6)), jnp.int32)
@@ -56,7 +56,7 @@ def test_the_state_of_a_scanned_stack_is_refused_by_an_unrolled_one() -> None:
         decode_step(decoder, {"model": params}, ids, state, ids + 1)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/test_unroll")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_unroll")
 def test_steps_copy_no_cache() -> None:
     """A loop over layers needs as much again as all caches; one after another, layers need less than half of it."""
     config = dataclasses.replace(CONFIG, stack=dataclasses.replace(CONFIG.stack, pattern="A", num_layers=4))

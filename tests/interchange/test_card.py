@@ -7,7 +7,7 @@ import pytest
 from jaxblt.interchange.card import make_card
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_a_card_has_the_last_evaluation_of_the_log(files, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(files / "bytes", folder)

@@ -63,7 +63,7 @@ def test_each_device_reads_its_own_part_of_an_imported_run(run_dir, monkeypatch)
     assert max(sent) == max(parts)
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_rows_that_a_mesh_splits_have_the_references_likelihood(run_dir):
     run = jaxblt.load(run_dir, dtype="float32")
     scores = run.score([record(LENGTH)], mesh=MeshConfig(data=1, seq=4).build(jax.devices()[:4]))
@@ -72,7 +72,7 @@ def test_rows_that_a_mesh_splits_have_the_references_likelihood(run_dir):
         assert worst(scores.log_likelihood[0], expected[f"likely_{LENGTH}"]) < near
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_an_adapter_is_planned_and_trained_over_an_imported_run(tmp_path):
     """A mesh splits the rows, as those of long contexts."""
     shapes = {name: entry.shape for name, entry in entries(striped_hyena(tiny("MA"))).items()}

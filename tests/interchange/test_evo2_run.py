@@ -76,6 +76,7 @@ def record(length: int) -> bytes:
     return weights.draw_bytes(length)[1:].astype(np.uint8).tobytes()
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
 def test_likelihoods_and_greedy_bytes_are_the_references(run):
     with np.load(FIXTURE / "mixed.npz") as expected:
         found = run.score([record(LENGTH)]).log_likelihood[0]
@@ -98,6 +99,7 @@ def save_shards(folder: Path, shards: list[dict[str, np.ndarray]]) -> Path:
     return folder
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
 def test_safetensors_shards_and_torch_give_one_run(run, tmp_path):
     save_file(TENSORS, tmp_path / "tiny.safetensors")
     names = sorted(TENSORS)
@@ -129,7 +131,7 @@ def test_an_import_holds_at_most_twice_its_largest_tensor(tmp_path):
     assert peak < 2 * largest + 2**20
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_an_imported_run_embeds_compares_variants_and_is_finetuned(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shapes = {name: entry.shape for name, entry in entries(striped_hyena(tiny("S"))).items()}
@@ -158,7 +160,7 @@ def test_an_imported_run_embeds_compares_variants_and_is_finetuned(tmp_path, mon
     assert jaxblt.load("tuned").recipe.model.base == evo2("one")
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_evo2_run")
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
 def test_the_tutorial_runs_on_a_tiny_model(tmp_path, monkeypatch):
     """Its sizes are replaced, and the GPUs that it plans for are this machine's devices."""
     monkeypatch.chdir(tmp_path)
@@ -183,6 +185,7 @@ def test_the_tutorial_runs_on_a_tiny_model(tmp_path, monkeypatch):
     assert names["states"].arrays[0].shape == (weights.WIDTH,)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
 def test_what_was_imported_is_exported_for_vortex(run, run_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(["export", str(run_dir), "--to", "vortex", "--out", "again.pt"])

@@ -45,7 +45,7 @@ def file(run, tmp_path_factory):
     return file
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_executables")
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_executables")
 def test_a_clean_process_answers_the_same(run, file, tmp_path):
     out, records = tmp_path / "found.npz", [record.hex() for record in SHORT[:3]]
     subprocess.run([sys.executable, "-c", CLEAN, str(file), str(out), *records], check=True)

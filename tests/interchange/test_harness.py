@@ -65,7 +65,7 @@ def test_choices_and_bits_per_byte_are_those_of_the_run(model, run):
     np.testing.assert_allclose(rolled, row[:7].sum(), rtol=1e-5)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_harness")
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_harness")
 def test_the_greedy_continuation_is_told(model, run):
     contexts = ("abc", "xy ")
     best = [

@@ -37,7 +37,7 @@ def check_patcher(folder: Path, expected: dict[str, np.ndarray], ids, entropies)
         assert np.cumsum(row[row > 0]).tolist() == np.unique(own).tolist()
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_hf_blt")
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_hf_blt")
 def test_an_imported_patcher_is_an_entropy_model(expected, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["import", str(FIXTURE), "--part", "patcher", "--out", "entropy"])

@@ -30,7 +30,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repositorie
         yield repositories
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_a_pushed_run_is_read_from_the_hub_and_replaced_only_if_asked(hub, files, capsys):
     main(["push", str(files / "bytes"), "hf://owner/small", "--limits", "Reads nothing."])
     assert capsys.readouterr().out == "uploaded step 7; next: jaxblt evaluate hf://owner/small\n"

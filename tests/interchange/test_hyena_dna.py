@@ -97,6 +97,7 @@ TOKENS = weights.draw_bases(LENGTH)
 TEXT = weights.to_text(TOKENS)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_hyena_dna")
 def test_a_run_scores(run):
     scores = run.score([TEXT, TEXT[:1]])
     with np.load(EXPECTED) as expected:
@@ -105,7 +106,7 @@ def test_a_run_scores(run):
         assert worst(found, expected[f"likely_{LENGTH}"]) < NEAR
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_a_run_embeds_and_generates(run, answers):
     (states,) = run.embed([TEXT], pool="per_byte").arrays
     with np.load(EXPECTED) as expected:
@@ -117,6 +118,7 @@ def test_a_run_embeds_and_generates(run, answers):
     assert more == letters[np.argmax(logits[:, letters + 4], -1)].tobytes()
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_hyena_dna")
 def test_what_was_imported_is_exported(run, run_dir, tmp_path):
     file = tmp_path / "model.safetensors"
     main(["export", str(run_dir), "--to", "hyenadna", "--out", str(file)])

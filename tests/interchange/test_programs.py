@@ -36,7 +36,7 @@ def check_scores(run, nats: np.ndarray) -> None:
     np.testing.assert_allclose(nats.sum(1), scores.log_likelihood, rtol=1e-5)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_programs")
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_programs")
 @pytest.mark.parametrize("size", SIZES)
 def test_scores_are_the_runs(runs, found, size):
     check_scores(runs["bytes"], found[f"score.bin.{size}.nats"])
@@ -60,6 +60,7 @@ def test_programs_hold_quantised_weights(runs, tmp_path, scheme):
     check_scores(run, read_program(tmp_path / "score.bin")(SHORT[:2])["nats"])
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_programs")
 @pytest.mark.parametrize("size", SIZES)
 def test_embeddings_are_the_runs(runs, found, size):
     expected = np.stack(runs["bytes"].embed(SHORT[:size]).arrays)

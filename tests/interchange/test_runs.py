@@ -43,6 +43,7 @@ def changed(file, out, edit) -> Path:
     return out
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_programs")
 def test_a_clean_process_reads_the_same_logits(runs, files, found):
     np.testing.assert_allclose(found["bytes"], logits_of(runs["bytes"]), rtol=0, atol=1e-6)
     assert not list(files.glob(".*"))
@@ -54,7 +55,7 @@ def test_a_clean_process_reads_the_same_logits_through_patches(runs, files):
     np.testing.assert_allclose(found["patches"], logits_of(runs["patches"]), rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_runs")
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_runs")
 @pytest.mark.parametrize("name", NAMES)
 def test_bits_recipe_step_and_hashes_come_back(runs, files, name):
     run, again = runs[name], jaxblt.load(files / name)

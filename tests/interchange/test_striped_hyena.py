@@ -78,7 +78,7 @@ def test_states_logits_and_likelihoods_are_the_references(case):
             assert worst(nats, expected[f"likely_{length}"]) < near
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_striped_hyena_in_bf16")
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_striped_hyena_in_bf16")
 @pytest.mark.parametrize("case", weights.CASES)
 def test_bf16_is_no_further_from_fp32_than_the_references(case):
     config, tensors = draw(case)
@@ -115,7 +115,7 @@ def test_tensors_become_all_parameters_and_come_back():
         assert worst(again, tensors[name]) < bound(np.float32)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="interchange/test_striped_hyena")
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_striped_hyena")
 @pytest.mark.parametrize("name", ["evo2_1b_8k", "evo2_7b_1m"])
 def test_tensors_of_true_sizes_become_all_parameters(name):
     """Shapes alone: nothing as large as a matrix is made."""

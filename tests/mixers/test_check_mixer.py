@@ -324,7 +324,7 @@ def test_the_failure_names_size_and_tolerance() -> None:
         check_mixer(Faulty(RECURRENCE, forgets), only=["chunked"], length=14)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/test_check_mixer")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/test_check_mixer")
 def test_hard_choices_are_held_while_gradients_are_compared() -> None:
     assert check_mixer(Faulty(RECURRENCE, switches), only=["gradients"], length=14)
 

@@ -8,18 +8,17 @@ from jaxblt.testing import PROPERTIES, Property, Subject
 from jaxblt.testing.numerics import check_sharded
 from tests.mixers.configs import ALL, FULL, NAIVE, OF_DRIVER, VARIANTS
 
-EVERY_DAY = ("causal", "packed", "chunked")
-"""What every mixer is checked for each run, and variants in turn."""
+EVERY_DAY = ("output", "causal", "mixes", "packed", "batch")
+"""What runs a mixer's parallel program, and variants in turn."""
+
+STREAMED_AND_DIFFERENTIATED = (
+    *("chunked", "documents_streamed", "holes_streamed", "rows_advance_alone", "keep", "state"),
+    *("holes", "finite_gradients", "every_parameter"),
+)
+"""What runs two programs more: each run of the mixers of `FULL` and of those of the driver, of others once a week."""
 
 IN_TURNS = ("sharded", "gradients")
-"""What a third of the mixers is checked for each run, and mixers of the driver always: theirs is the same code."""
-
-SAME_PROGRAMS = (
-    *("output", "mixes", "holes", "batch"),
-    *("documents_streamed", "holes_streamed", "rows_advance_alone", "keep", "state"),
-    *("finite_gradients", "every_parameter"),
-)
-"""What runs the programs that those have compiled, and costs little more."""
+"""Of the mixers of `FULL` once a week too. Mixers of the driver always: theirs is the same code."""
 
 
 def further(name: str) -> pytest.MarkDecorator:
@@ -28,7 +27,8 @@ def further(name: str) -> pytest.MarkDecorator:
 
 
 def in_turns(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.slow(days=3, group="sharded mixers and their gradients", turn=name)
+    """What a few mixers are checked for each day."""
+    return pytest.mark.slow(days=7, group="streams, shards and gradients of mixers", turn=name)
 
 
 def of_variant(name: str) -> pytest.MarkDecorator:
@@ -49,11 +49,12 @@ def test_sharded_over_fewer_devices(name: str, count: int) -> None:
 
 def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
     """How a case takes turns with others; not at all if it runs each run."""
-    if name not in NAIVE and prop.name not in EVERY_DAY + IN_TURNS + SAME_PROGRAMS:
+    if name not in NAIVE and prop.name not in EVERY_DAY + STREAMED_AND_DIFFERENTIATED + IN_TURNS:
         return (further(name),)
-    if prop.name in IN_TURNS and name not in OF_DRIVER and name not in VARIANTS:
-        return (in_turns(name),)
-    return (of_variant(name),) if name in VARIANTS else ()
+    if name in VARIANTS:
+        return (of_variant(name),)
+    each_run = EVERY_DAY + (STREAMED_AND_DIFFERENTIATED if name in FULL else ())
+    return () if name in OF_DRIVER or prop.name in each_run else (in_turns(name),)
 
 
 def cases() -> list:

@@ -84,7 +84,7 @@ def model():
     return config, module, params, forward
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_blt")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_output_is_as_long_as_the_input(model):
     _, module, params, _ = model
     ids, closed = sample(40)
@@ -110,6 +110,7 @@ def test_the_future_never_reaches_the_past_at_any_byte(model):
             assert np.abs(moved[t, t + 1 :] - base[t + 1 :]).max() > 1e-2
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_every_byte_reaches_the_last_patch(model):
     _, module, params, _ = model
     ids, closed = sample(40, rows=1, rate=0.2)
@@ -131,7 +132,7 @@ def test_packed_documents_equal_documents_apart(model):
         np.testing.assert_allclose(together[:, start:stop], alone, **tol(jnp.float32, 256))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_blt")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_none_equals_one_document(model):
     """Also if rows have the length of a document, and no padding."""
     _, module, params, forward = model
@@ -160,6 +161,7 @@ def kept(closed):
     return np.asarray(patches.closed).reshape(len(closed), -1)[:, : closed.shape[1]]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_byte_by_byte_equals_the_parallel_pass_over_512_bytes(model):
     config, module, params, _ = model
     ids, closed = sample(NUM_BYTES, seed=3, rate=0.25)
@@ -305,6 +307,7 @@ def test_a_bidirectional_model_sees_both_ways():
     assert change[17:].max() > 1e-4
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_gradients_reach_every_parameter(model):
     _, module, params, _ = model
     ids, closed = sample(48)
@@ -337,7 +340,7 @@ def test_errors():
         ByteLMConfig().build(patcher=PATCHER)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_blt")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_as_it_comes_packed_patches_are_convolved_by_the_kernel(monkeypatch):
     """On a Hopper GPU, though its mixers are not promised one document a row."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)

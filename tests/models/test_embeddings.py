@@ -17,7 +17,7 @@ from tests.parameters import drawn
 CONFIG = HashConfig(sizes=(3, 5), table_size=101)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_embeddings")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_embeddings")
 @pytest.mark.parametrize("split", [1, 4, 13])
 def test_streaming_equals_one_call(split):
     config = EmbeddingConfig(dim=8, hash=CONFIG)

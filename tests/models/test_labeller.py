@@ -97,7 +97,7 @@ def test_neither_padding_nor_holes_nor_bos_are_pooled(name, causal):
     assert (name == "cls") == np.allclose(head.apply(params, moved, ids, segments), found)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_labeller")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_labeller")
 @pytest.mark.parametrize("name", ["bytes", "patches"])
 def test_a_base_keeps_its_parameters_names_and_padding_changes_nothing(name):
     config = {"bytes": BYTES, "patches": PATCHES}[name]

@@ -140,6 +140,7 @@ def test_packed_documents_equal_documents_apart(model) -> None:
             )
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_byte_by_byte_and_piece_by_piece_equal_the_parallel_pass(model) -> None:
     """Also the decisions, wherever p is not within rounding of 1/2."""
     module, params, forward = model

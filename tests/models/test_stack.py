@@ -42,7 +42,7 @@ def loss_of(cfg, x):
     return lambda params: jnp.sum(Stack(cfg).apply({"params": params}, x)[0] ** 2)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_stack")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_stack")
 def test_scanned_and_unrolled_share_checkpoints():
     stack, params, x = plain()
     unrolled = unstack_periods(params)
@@ -174,7 +174,7 @@ def test_chunks_equal_one_call():
     np.testing.assert_allclose(np.asarray(whole), np.concatenate(parts, 1), **tol(jnp.float32, 256))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_stack")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_stack")
 def test_dropout_acts_only_with_an_rng():
     cfg = config(dropout=0.5)
     stack, params, x = build(cfg)

@@ -90,7 +90,7 @@ def feature(word):
     return (x ^ x >> 16) % TABLE
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="models/test_word_features")
+@pytest.mark.slow(days=28, group="costly", turn="models/test_word_features")
 def test_a_head_without_states_is_the_regression_and_states_add_to_it():
     config = LabelHeadConfig(outputs=3, words=WordsConfig(longest=2))
     rng = np.random.default_rng(0)

@@ -90,7 +90,7 @@ def test_a_run_cut_short_keeps_the_shapes_it_has(tmp_path, quick_timing):
     assert list(json.loads(out.read_text())["shapes"]) == ["small"]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/test_bench")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/test_bench")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_byte_head_passes_its_gate(dtype):
     errors = check(byte_head.plan(ByteHeadShape("tiny", 2, 24, 16), dtype), KEY)

@@ -70,7 +70,7 @@ CALLS = [
 ]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/test_linear_state_step")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/test_linear_state_step")
 @pytest.mark.parametrize(("gate", "check"), CALLS)
 def test_simulated(gate: str, check: str, simulation: Any) -> None:
     """Values and gradients; whatever lies at holes and padding."""
@@ -78,7 +78,7 @@ def test_simulated(gate: str, check: str, simulation: Any) -> None:
     op_suite.CHECKS[check](case(gate, run, batch=4, keys=16, values=128))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/test_linear_state_step")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/test_linear_state_step")
 def test_simulated_rows_without_a_token_keep_their_state(simulation: Any) -> None:
     """Bit by bit, with values of more than one program."""
     given = case("beta", gated_delta_rule_step, batch=2, keys=8, values=256).arrays

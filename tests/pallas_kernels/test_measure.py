@@ -105,7 +105,7 @@ def test_slope_neither_hoists_invariant_inputs_nor_drops_unused_outputs(clock: C
         assert clock.now - before == pytest.approx(2e-3 * turns)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/test_measure")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/test_measure")
 def test_the_profiler_sees_each_call() -> None:
     x = jnp.ones((64, 64))
     eight, one = (Case(str(n), lambda x, n=n: _matmuls(x, n), (x,)) for n in (8, 1))

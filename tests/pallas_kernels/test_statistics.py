@@ -33,7 +33,7 @@ def test_coverage_holds_with_five_percent_slow_outliers(trials: int) -> None:
     assert 0.93 <= coverage <= 0.97, f"{coverage:.3%}"
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/test_statistics")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/test_statistics")
 @pytest.mark.parametrize("trials", [20, 100])
 def test_ratio_interval_covers_the_ratio(trials: int) -> None:
     """The percentile bootstrap of a median is a little wide: 95-97 % by larger simulations."""

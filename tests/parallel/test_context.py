@@ -232,7 +232,7 @@ def counts(text: str) -> dict[str, int]:
     return {name: len(re.findall(rf" {name}(?:-start)?\(", text)) for name in names}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="parallel/test_context")
+@pytest.mark.slow(days=28, group="costly", turn="parallel/test_context")
 @pytest.mark.parametrize(
     ("case", "permutes"),
     [

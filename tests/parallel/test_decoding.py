@@ -149,7 +149,7 @@ def compiled(size: int) -> tuple[Any, Any]:
         return program, program(*args, start("rope"))[1]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="parallel/test_decoding")
+@pytest.mark.slow(days=28, group="costly", turn="parallel/test_decoding")
 @pytest.mark.parametrize("size", [SPLIT, 1])
 def test_a_device_holds_its_part_of_the_cache(size: int) -> None:
     """From the empty state on, and after a prompt or a token."""

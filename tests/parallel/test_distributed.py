@@ -93,6 +93,7 @@ def test_checkpoints_cross_process_counts(reports: Any) -> None:
     np.testing.assert_array_equal(back.state["w"], np.arange(64, dtype=np.float32).reshape(16, 4))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_process_that_waits_in_vain_says_so() -> None:
     script = (
         "from jaxblt.parallel import init_distributed\n"

@@ -116,7 +116,7 @@ def elements(array: Collective) -> int:
     return math.prod(array.shape)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="parallel/test_fsdp")
+@pytest.mark.slow(days=28, group="costly", turn="parallel/test_fsdp")
 @pytest.mark.parametrize(("name", "layout"), ALWAYS)
 def test_a_step_equals_that_of_one_device_and_moves_no_tokens(name: str, layout: str) -> None:
     mesh, alone = (build(sizes) for sizes in (MESHES[layout], MeshConfig(data=1)))

@@ -151,7 +151,7 @@ def kinds(name: str, layout: str, mesh: int) -> set[str]:
     return {c.kind for c in collectives(run(name, layout, mesh)[1])}
 
 
-@pytest.mark.slow(days=7, group="costly")
+@pytest.mark.slow(days=28, group="costly")
 def test_each_filter_talks_in_its_own_way() -> None:
     assert "all-to-all" in kinds("implicit", "whole", 1)
     for name, layout, mesh in (

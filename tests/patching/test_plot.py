@@ -71,6 +71,7 @@ def test_shapes_are_checked(passage):
         plot_entropies(ids[1:], entropies, patches)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_matplotlib_is_not_imported_before_it_is_needed():
     code = "import sys, jaxblt.patching; sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

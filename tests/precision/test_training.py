@@ -41,6 +41,7 @@ def test_a_history_shifts_and_backs_off_where_an_entry_is_not_finite():
     np.testing.assert_array_equal(after["a"], [[8, 3, 4], [4, 2, 0]])
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_spike_saturates_once_is_forgotten_and_a_checkpoint_goes_on_bit_for_bit(tmp_path):
     """The scale of the step with the spike is of the past, those of three steps after it leave room for it."""
     module, ids = MODEL.build(dtype=jnp.bfloat16), jnp.zeros((1, 32), jnp.int32)
@@ -81,6 +82,7 @@ def test_a_spike_saturates_once_is_forgotten_and_a_checkpoint_goes_on_bit_for_bi
     jax.tree.map(np.testing.assert_array_equal, without_frozen(again), without_frozen(state))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_weights_learn_through_fp8_with_micro_batches_as_without():
     """Gradients are within FP8's rounding of bf16's, and both ways to cut a batch observe the same entries."""
     module, ids = (

@@ -29,7 +29,7 @@ def params() -> Any:
     return drawn(MODEL, jnp.zeros((1, 8), jnp.int32))["params"]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="profiling/test_layer_tables")
+@pytest.mark.slow(days=28, group="costly", turn="profiling/test_layer_tables")
 @pytest.mark.parametrize(("what", "layers"), [("routing", [0, 2]), ("attention", [1, 3])])
 def test_picture_and_file_hold_what_the_layers_did(
     params: Any, what: Any, layers: Any, tmp_path: Any

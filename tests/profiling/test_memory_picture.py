@@ -72,6 +72,7 @@ def written(values: dict[str, Any]) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.slow(days=28, group="costly", turn="profiling/test_memory_picture")
 def test_picture_and_file_hold_equal_values(found):
     picture, folder = found
     values = json.loads((folder / "new" / "memory.json").read_text(encoding="utf-8"))
@@ -85,6 +86,7 @@ def test_picture_and_file_hold_equal_values(found):
     assert values["labels"] == ["⟨BOS⟩", *"a=4711,␣b=23."]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="profiling/test_memory_picture")
 def test_a_long_passage_goes_on_in_the_next_line(found):
     values = json.loads(json.dumps(found[0].values))
     for layer in values["layers"]:
@@ -94,6 +96,7 @@ def test_a_long_passage_goes_on_in_the_next_line(found):
     assert shown(draw(values)) == written(values)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="profiling/test_memory_picture")
 def test_tensorboard_shows_the_same_picture(found):
     picture, folder = found
     (logged,) = events(folder).Images("eval/memory")
@@ -101,6 +104,7 @@ def test_tensorboard_shows_the_same_picture(found):
     assert logged.encoded_image_string == (folder / "new" / "memory.png").read_bytes() == picture.png
 
 
+@pytest.mark.slow(days=28, group="costly", turn="profiling/test_memory_picture")
 def test_figures_are_those_of_the_models_own_pass(found, params):
     """Against what training logs of the same passage, by layer: means over writes, or over tokens."""
     values, edge = found[0].values, 3 * CHUNK

@@ -15,6 +15,7 @@ from jaxblt.training.start.setup import make_setup
 from jaxblt.training.state import ENTROPY, Frozen
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize(
     ("name", "millions", "products"), [("books_1b_transformer", 1215, 168), ("books_1b", 1406, 216)]
 )

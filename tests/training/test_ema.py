@@ -71,6 +71,7 @@ def run(tmp_path_factory):
     return fit(AVERAGED, run_dir, source=Letters()), run_dir
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_ema")
 def test_the_average_lies_as_the_parameters_and_differs_from_them(run):
     state = run[0].state
     for mean, leaf in zip(jax.tree.leaves(state.ema), jax.tree.leaves(state.params), strict=True):
@@ -88,6 +89,7 @@ def test_a_run_goes_on_with_its_average_bit_for_bit(run, tmp_path):
     same(resumed.state.params, run[0].state.params)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_ema")
 def test_a_run_is_judged_and_read_by_its_average_unless_told_otherwise(run, tmp_path):
     fitted, run_dir = run
     mean, raw = jaxblt.load(run_dir), jaxblt.load(run_dir, weights="raw")

@@ -33,6 +33,7 @@ BASE_RUN, RUN = "runs/ecoli", "runs/promoters"
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "finetune.md").read_text(encoding="utf-8")
 TASKS = re.compile("## Several tasks at once\n.*?(?=\n## )", re.DOTALL)
 """The section whose examples `test_finetune_tasks.py` runs."""
+OF_THE_RUN = pytest.mark.slow(days=28, group="costly", turn="training/test_finetune")
 FROZEN = ("embedding/*", "stack/*/block_0/*")
 
 
@@ -44,13 +45,12 @@ def _compiled_quickly(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="module")
 def folder(tmp_path_factory):
-    """Where tests are: a base run, records, and a run that the command line fine-tuned, part of its base frozen."""
+    """Where tests are: a base run and records."""
     folder = tmp_path_factory.mktemp("finetune")
     write_base(folder / BASE_RUN)
     write_records(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        main(command(40))
         yield folder
 
 
@@ -63,10 +63,13 @@ def command(steps, *more):
 
 
 @pytest.fixture(scope="module")
-def run():
+def run(folder):
+    """A run that the command line fine-tuned, part of its base frozen."""
+    main(command(40))
     return jaxblt.load(RUN)
 
 
+@OF_THE_RUN
 def test_the_recipe_follows_from_base_and_data(run):
     recipe = run.recipe
     assert recipe.data.classes == ("background", "promoter")
@@ -78,6 +81,7 @@ def test_the_recipe_follows_from_base_and_data(run):
     assert recipe.optimizer.rates == (("label_head/*words/outputs/*", 0.0),)
 
 
+@OF_THE_RUN
 def test_it_starts_as_the_regression_on_words_and_is_told_beside_baselines(run, capsys):
     """The start is evaluated and kept where it is the best, so that validation never says less than words do."""
     lines = [json.loads(line) for line in (Path(RUN) / "metrics.jsonl").read_text().splitlines()]
@@ -99,6 +103,7 @@ def test_it_starts_as_the_regression_on_words_and_is_told_beside_baselines(run, 
         assert compare(run.recipe.data, {"accuracy": 1.0, "mcc": mcc}).lines[-1].startswith(said)
 
 
+@OF_THE_RUN
 def test_the_tutorial_gives_a_table_and_a_picture(run):
     names = {}
     for text in blocks(ROOT / "docs" / "tutorials" / "own-labels.md", "python"):
@@ -109,6 +114,7 @@ def test_the_tutorial_gives_a_table_and_a_picture(run):
     assert Path("substitutions.png").stat().st_size
 
 
+@OF_THE_RUN
 def test_frozen_parameters_stay_and_others_learn(run):
     base = flatten_dict(jaxblt.load(BASE_RUN).params, sep="/")
     found = flatten_dict(run.params, sep="/")
@@ -147,6 +153,7 @@ class jaxblt_checkpoint:
         return None
 
 
+@OF_THE_RUN
 def test_it_learns_and_its_predictions_name_classes(run, tmp_path, capsys):
     found = run.evaluate("test")
     assert found["accuracy"] > 0.8
@@ -168,6 +175,7 @@ def test_it_learns_and_its_predictions_name_classes(run, tmp_path, capsys):
     assert len((tmp_path / "all.tsv").read_text().splitlines()) == 241
 
 
+@OF_THE_RUN
 def test_labels_of_other_numbers_are_not_scored(run, tmp_path):
     """The classes of another file, sorted, would be compared with those of the run that have the same numbers."""
     rows = [{"sequence": letters, "label": f"no {label}"} for _, letters, label in records(count=12)]
@@ -179,6 +187,7 @@ def test_labels_of_other_numbers_are_not_scored(run, tmp_path):
         run.evaluate("all", data=other)
 
 
+@OF_THE_RUN
 def test_an_answer_does_not_depend_on_its_neighbours(run):
     sequences = [sequence for _, sequence, _ in records(count=12)]
     together = run.classify(sequences)
@@ -198,6 +207,7 @@ def test_an_answer_does_not_depend_on_its_neighbours(run):
     assert run.embed(sequences[:2]).arrays[0].shape == (16,)
 
 
+@OF_THE_RUN
 def test_a_table_is_not_read_as_one_record(run, tmp_path):
     (tmp_path / "r.tsv").write_text("id\tsequence\nr\tACGT\n")
     with pytest.raises(
@@ -206,6 +216,8 @@ def test_a_table_is_not_read_as_one_record(run, tmp_path):
         run.classify(tmp_path / "r.tsv")
 
 
+@OF_THE_RUN
+@pytest.mark.usefixtures("run")
 def test_a_run_says_what_it_took_and_draws_what_it_confuses(folder):
     events = b"".join(file.read_bytes() for file in (folder / RUN / "tensorboard").iterdir())
     for said in (
@@ -231,7 +243,8 @@ def test_a_run_that_its_time_limit_ends_before_an_evaluation_is_compared(capsys)
     assert f"next: jaxblt evaluate {RUN}_short --predictions" in said
 
 
-@pytest.mark.slow(days=28, group="whole runs")
+@OF_THE_RUN
+@pytest.mark.usefixtures("run")
 def test_it_goes_on_where_it_stopped(capsys):
     main(command(40))
     assert "is finished: it is at step 40 of 40" in capsys.readouterr().out
@@ -312,7 +325,8 @@ def test_another_model_is_refused():
     assert not Path("none").exists()
 
 
-@pytest.mark.slow(days=28, group="whole runs")
+@OF_THE_RUN
+@pytest.mark.usefixtures("run")
 def test_examples_of_the_guide_run(capsys):
     blocks = re.findall(r"```(\w*)\n(.*?)```", TASKS.sub("", GUIDE), re.DOTALL)
     lines = [line.split() for kind, block in blocks if not kind for line in block.splitlines()]

@@ -167,6 +167,7 @@ def test_bad_command_lines_of_several_tasks():
         assert not Path("other").exists()
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_examples_of_the_guide_run(capsys):
     lines = [line.split() for kind, block in BLOCKS if not kind for line in block.splitlines()]
     shown = [words for words in lines if words[:2] == ["jaxblt", "finetune"]]

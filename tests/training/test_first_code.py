@@ -88,6 +88,7 @@ def test_slots_of_patches_are_the_steps_of_a_latent_stack():
             make_setup(recipe, mesh)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_nothing_is_written(tmp_path):
     recipe = tiny_recipe(model=attach(MODEL, AdapterConfig(sites=("mlp/*",), rank=2, router=RouterConfig())))
     with pytest.raises(ValueError, match=r"rows have 32 steps .* first code comes at step 64"):

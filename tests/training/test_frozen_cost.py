@@ -42,6 +42,7 @@ def test_the_cost_of_a_byte_by_hand(frozen: bool) -> None:
     assert cost.byte == (2 if frozen else 3) * base + 3 * adapters
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_compiled_step_makes_no_gradient_of_a_frozen_weight() -> None:
     """A product of the shape of a base's kernel is its gradient: of tokens there are 4 x 32."""
     assert products(setup_of(frozen=True)) == []

@@ -40,7 +40,7 @@ def recipe(router: BoundaryConfig, **options):
 
 
 @pytest.mark.filterwarnings("ignore::jaxblt.patching.overflow.PatchOverflowWarning")
-@pytest.mark.slow(days=28, group="runs of learned boundaries")
+@pytest.mark.slow(days=28, group="long")
 def test_a_run_is_calibrated_trained_split_read_back_and_drawn(tmp_path, capsys) -> None:
     """In micro-batches over split parameters: figures, losses and gradients are those of one device and one batch."""
     router = BoundaryConfig(strategy="adaptive_hybrid", motifs=("GT",), learned_motifs=2, motif_length=3)

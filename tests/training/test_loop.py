@@ -314,6 +314,7 @@ def test_too_few_slots_end_the_run(tmp_path):
         fit(tiny_recipe(patcher=patcher), tmp_path, source=Letters())
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_profiler_traces_on_request(tmp_path):
     fit(tiny_recipe(steps=5, eval_every=0, profile_steps=(2, 3)), tmp_path, source=Letters())
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
@@ -343,6 +344,7 @@ def as_before_frozen_trees_had_folders(fitted, run_dir, old_dir):
     (old_dir / "config.json").write_text(json.dumps(config | {"frozen_hash": entropy.content_hash}))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_what_fit_and_load_return_is_shown_in_a_few_lines(patched_runs):
     """And all that it holds: a notebook prints its last line."""
     _, fitted, run_dir = patched_runs
@@ -356,6 +358,7 @@ def test_what_fit_and_load_return_is_shown_in_a_few_lines(patched_runs):
         check_short(made)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_threshold_and_capacity_are_calibrated(patched_runs):
     _, fitted, run_dir = patched_runs
     patcher = fitted.recipe.patcher
@@ -368,6 +371,7 @@ def test_threshold_and_capacity_are_calibrated(patched_runs):
     assert read_resolved(run_dir).recipe == fitted.recipe
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_the_entropy_model_is_stored_once_by_its_hash(patched_runs):
     _, fitted, run_dir = patched_runs
     (tree,) = (run_dir / "frozen").iterdir()
@@ -379,6 +383,7 @@ def test_the_entropy_model_is_stored_once_by_its_hash(patched_runs):
         assert {name.split("/")[0] for name in held} == changing
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_resumes_and_loads_without_the_entropy_run(patched_runs):
     recipe, before, run_dir = patched_runs
     stored = {file: file.stat().st_mtime_ns for file in (run_dir / "frozen").rglob("*")}
@@ -405,6 +410,7 @@ def test_resumes_and_loads_without_the_entropy_run(patched_runs):
     assert 0 < found["target_bytes"] < found["bytes"]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_a_run_whose_steps_hold_the_entropy_model_loads_and_goes_on_to_the_same_bits(patched_runs):
     recipe, before, run_dir = patched_runs
     old = run_dir.parent / "old"
@@ -420,6 +426,7 @@ def test_a_run_whose_steps_hold_the_entropy_model_loads_and_goes_on_to_the_same_
         jax.tree.map(np.testing.assert_array_equal, jaxblt.load(old, step=step).frozen, before.state.frozen)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_a_run_is_calibrated_anew_for_other_data(patched_runs):
     """Letters in an order that the entropy model has not seen ask for more boundaries than a block has slots."""
     _, _, run_dir = patched_runs

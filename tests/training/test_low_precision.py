@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.precision import Fp8Config
@@ -22,6 +23,7 @@ def recipe(steps, **options):
     return tiny_recipe(model=MODEL, optimizer=schedule, steps=steps, eval_every=0, **given)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_run_in_fp8_goes_on_bit_for_bit_and_one_in_bf16_goes_on_in_fp8(tmp_path, capsys):
     whole = fit(recipe(6), tmp_path / "whole", source=Letters())
     assert "in bfloat16, 7 products in FP8" in capsys.readouterr().out

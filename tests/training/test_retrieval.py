@@ -100,6 +100,7 @@ def test_the_command_indexes_the_documents_that_are_trained_on(index, base_run, 
     assert len(set(few)) > 2
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_the_index_is_the_base_s_and_is_kept_by_the_run(run, index, paths):
     held = run.params["stack"]["router"]["index"]
     np.testing.assert_array_equal(held["vectors"][: len(index)], index.vectors)
@@ -152,6 +153,7 @@ def with_index(params, arrays):
     return join_params(params, {"stack": {"router": {"index": jax.tree.map(jnp.asarray, arrays)}}})
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_another_index_changes_what_is_routed_and_not_the_base(run, index, outputs):
     batch, ask = outputs
     mine = drawn(run)
@@ -168,6 +170,7 @@ def test_another_index_changes_what_is_routed_and_not_the_base(run, index, outpu
     np.testing.assert_array_equal(ask(with_index(base, other)), ask(base))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_no_document_finds_itself(run, index, outputs):
     """Its row is that of an index without its chunks, and is another one where the batch does not say whose it is."""
     batch, ask = outputs
@@ -183,6 +186,7 @@ def test_no_document_finds_itself(run, index, outputs):
     assert np.abs(ask(mine, told=False) - ask(mine))[place].max() > 1e-3
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_decoding_gives_the_logits_of_whole_rows(run):
     model, params = run.model, {"params": drawn(run)}
     ids = jnp.asarray(np.random.default_rng(2).integers(4, 260, (2, 24)), jnp.int32)
@@ -216,6 +220,7 @@ def test_what_is_refused(index, base_run, paths, tmp_path, changes, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_an_index_of_another_base_is_refused(index, run, base_run, paths, tmp_path):
     save_index(replace(index, base="0" * 64), tmp_path / "other")
     recipe = recipe_over(base_run, (tmp_path, paths[1]))

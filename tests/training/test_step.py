@@ -233,7 +233,7 @@ def test_full_rows_may_go_without_segment_ids():
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
 
-@pytest.mark.slow(days=28, group="whole runs", every="NextByte")
+@pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize(
     "objective", [NextByte(), Masked(rate=0.3), Span(), OrderAgnostic()], ids=lambda o: type(o).__name__
 )

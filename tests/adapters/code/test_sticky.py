@@ -59,7 +59,7 @@ def test_sticky_is_the_loop_over_tokens_and_flips_fall_with_tau():
     assert counts[0] > counts[1] > counts[2]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/code/test_sticky")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/code/test_sticky")
 @pytest.mark.parametrize("bank", [BANK, pytest.param(CHUNKED, marks=TURNS)], ids=["token", "chunk"])
 def test_choices_are_the_same_in_any_split(bank):
     params, ids = params_of(bank), with_holes(DOCUMENTS)

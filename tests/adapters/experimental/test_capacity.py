@@ -39,6 +39,7 @@ def params() -> Any:
     return params_of(BANK)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/experimental/test_capacity")
 def test_what_exceeds_the_capacity_is_dropped_and_counted(params: Any) -> None:
     config = limited(BANK)
     free = whole(BANK, params, inputs(), DOCUMENTS)
@@ -54,7 +55,7 @@ def test_what_exceeds_the_capacity_is_dropped_and_counted(params: Any) -> None:
     assert_close(calls, rows, n=40)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/experimental/test_capacity")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/experimental/test_capacity")
 def test_a_bank_in_which_all_experts_act_is_the_dense_one(params: Any) -> None:
     """k = E: no window of any length drops one."""
     dense = dataclasses.replace(BANK, code=())
@@ -64,7 +65,7 @@ def test_a_bank_in_which_all_experts_act_is_the_dense_one(params: Any) -> None:
     assert not np.any(side["metrics"]["drops"][0].value)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/experimental/test_capacity")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/experimental/test_capacity")
 def test_a_chunk_is_one_choice() -> None:
     """An expert may have two chunks of six. Those that it has beyond that are dropped whole."""
     chunked = dataclasses.replace(

@@ -162,7 +162,7 @@ def test_forms_distilled_are_merged_at_the_same_code(model: Any) -> None:
     assert summed.dtype == jnp.float32
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/experimental/test_forms")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/experimental/test_forms")
 def test_what_forms_promise() -> None:
     only = ("merged", "learns", "chunked")
     assert check_adapter(attach(MODEL, ADAPTER).stack, only=only, length=14) == list(only)

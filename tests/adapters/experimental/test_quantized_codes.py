@@ -23,7 +23,7 @@ def params() -> Any:
     return params_of(CODED)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/experimental/test_quantized_codes")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/experimental/test_quantized_codes")
 def test_codes_are_the_nearest_entries_and_off_they_are_the_routers(params: Any) -> None:
     ids, book = DOCUMENTS, np.asarray(params[BOOK])
     without = {name: tree for name, tree in params.items() if name != BOOK}
@@ -38,7 +38,7 @@ def test_codes_are_the_nearest_entries_and_off_they_are_the_routers(params: Any)
     assert_close(in_calls(CODED, params, inputs(), ids), code, n=40)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/experimental/test_quantized_codes")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/experimental/test_quantized_codes")
 def test_its_loss_draws_entries_to_codes(params: Any) -> None:
     """Steps on the loss alone leave a fifth of it or less; straight through, the code's gradient is the router's."""
     run, x, ids = passes(CODED), jnp.asarray(inputs()), jnp.asarray(DOCUMENTS)

@@ -49,7 +49,7 @@ def kernels(params):
     return {name: np.asarray(block[name]["kernel"], np.float64) for name in block}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/files/test_distill")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/files/test_distill")
 def test_the_static_adapter_is_the_update_at_the_mean_code(routed):
     config, params = routed
     base, merged = kernels(params), kernels(fuse(config, params, code=CODE)[1])

@@ -86,6 +86,7 @@ def test_entries_mean_what_peft_means(folder, params):
         np.testing.assert_allclose(kernels[1] - kernels[0], 6.0 / rank * (b @ a).T, atol=1e-5)
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 def test_peft_reads_what_is_written_and_is_read(folder, params, tmp_path):
     """PEFT adds (alpha / r) B A to a base of zeros, and the copy that it writes comes back bit for bit."""

@@ -63,7 +63,7 @@ def updates(config, params, **options):
     }
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/files/test_warm_start")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/files/test_warm_start")
 @pytest.mark.parametrize("block", [3, 2])
 def test_a_one_hot_code_gives_the_update_of_a_lora(given, block):
     """Exactly where the block has its rank; a smaller block keeps the largest singular values."""
@@ -88,6 +88,7 @@ def test_a_one_hot_code_gives_the_update_of_a_lora(given, block):
                 assert sizes[RANKS[expert] - 1] > 1e-2
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/files/test_warm_start")
 def test_ranks_that_are_left_can_learn(given):
     """V as it was drawn and U = 0: nothing is added, and U has a gradient."""
     config = bank(4)

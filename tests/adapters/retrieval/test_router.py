@@ -50,7 +50,7 @@ def params(kept=30, config=CONFIG):
     return params_of(config) | {"index": {name: jnp.asarray(x) for name, x in arrays.items()}}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/retrieval/test_router")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/retrieval/test_router")
 def test_the_code_is_f_of_the_chunk_before_and_its_neighbours():
     """By hand for the first document: query, search, norms, and the two layers."""
     code, p = whole(CONFIG, params(), inputs(), DOCUMENTS), jax.tree.map(np.asarray, params())

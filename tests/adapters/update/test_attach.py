@@ -225,7 +225,7 @@ def chunks(code):
     return np.stack([part[0] for part in parts])
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/update/test_attach")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/update/test_attach")
 def test_a_chunk_has_one_code_and_a_document_starts_at_the_fallback():
     for config, start in ((FREE, 1.0), (BANK, 0.25)):
         found = chunks(codes(config))
@@ -245,7 +245,7 @@ def test_ema_is_its_closed_form_in_each_document():
         np.testing.assert_allclose(smooth[rows], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/update/test_attach")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/update/test_attach")
 def test_clamp_bounds_the_root_mean_square_and_top_k_the_numbers():
     plain, clamped = (codes(dataclasses.replace(FREE, code=code)) for code in ((), (Clamp(1.5),)))
     rms = lambda c: np.sqrt(np.mean(c**2, -1))  # noqa: E731
@@ -284,6 +284,7 @@ jax.devices()
 """
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_no_recipe_and_no_adapter_starts_a_backend() -> None:
     """Several processes join before: `jax.distributed.initialize` refuses to come later."""
     command, env = [sys.executable, "-c", BUILD_ALL], {**os.environ, "JAX_PLATFORMS": "none"}

@@ -81,7 +81,7 @@ def test_tau_settles_where_few_codes_are_over_it():
     assert rule.next_tau(jnp.float32(0.1), jnp.float32(0)) == np.float32(0.1)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/update/test_governor")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/update/test_governor")
 def test_a_step_bounds_the_next_one():
     """tau moves after the pass that it bounds; it has no gradient; a merged model is bounded as well."""
     stack = StackConfig(dim=8, num_layers=2, pattern=("recurrence",), mlp_dim=8)

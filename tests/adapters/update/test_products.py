@@ -87,7 +87,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="adapters/update/test_products")
+@pytest.mark.slow(days=28, group="costly", turn="adapters/update/test_products")
 @pytest.mark.parametrize("case", CASES)
 def test_a_group_is_what_its_sites_are_one_by_one(case: str, calls: list[int]) -> None:
     module, count, groups = CASES[case]

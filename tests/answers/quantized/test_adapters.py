@@ -78,7 +78,7 @@ def test_scores_are_those_of_the_rounded_factors(run: Any, int8: Any) -> None:
     assert 0 < np.abs(np.sum(found) / np.sum(before) - 1) < 1e-2
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="answers/quantized/test_adapters")
+@pytest.mark.slow(days=28, group="costly", turn="answers/quantized/test_adapters")
 def test_the_command_writes_them(run: Any, int8: Any, tmp_path: Any) -> None:
     write_quantized(run, tmp_path / "run")
     out = tmp_path / "int8"
@@ -101,7 +101,7 @@ def test_what_needs_whole_factors_says_so(run: Any, int8: Any, tmp_path: Any) ->
         replace(run, recipe=bare, params=split_params(run.params)[0]).quantize("int8", adapters=True)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="answers/quantized/test_adapters")
+@pytest.mark.slow(days=28, group="costly", turn="answers/quantized/test_adapters")
 def test_a_trained_adapter_loses_little() -> None:
     """A hundredth of the nats that training took away, of an adapter that learned a cycle of bytes."""
     module, ids = MODEL.build(), jnp.zeros((1, 24), jnp.int32)

@@ -148,6 +148,7 @@ def test_the_least_sensitive_are_quantised_first(run, products):
         choose_products(run, products, "int4", losses, 4.9)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_an_entropy_model_stays_unless_asked():
     patched = patched_run()
     same, moved = (
@@ -159,6 +160,7 @@ def test_an_entropy_model_stays_unless_asked():
     assert 0 < flips.flipped < flips.closed < flips.bytes == len(SHORT[5]) + 1
 
 
+@pytest.mark.slow(days=28, group="costly", turn="answers/quantized/test_quantized")
 def test_the_command_writes_a_run_and_what_it_costs(run, tmp_path, capsys):
     text, whole, made = tmp_path / "a.txt", tmp_path / "whole", tmp_path / "made"
     text.write_bytes(SHORT[5])

@@ -99,7 +99,7 @@ def test_damaged_gzip(folder, data):
         assert damaged != whole or documents == [b"ACGT"]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="data/sources/test_fuzz")
+@pytest.mark.slow(days=28, group="costly", turn="data/sources/test_fuzz")
 @few
 @given(jsonl_bytes)
 def test_jsonl(folder, data):

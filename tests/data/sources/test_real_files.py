@@ -376,6 +376,7 @@ def read_as_nobody() -> None:
     print(len(CASES), ascii(wrong), os.geteuid())
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_another_locale_and_another_user_read_the_same():
     """Where neither the terminal nor the locale knows UTF-8, and nobody owns the library's files."""
     places = {"LC_ALL": "C", "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

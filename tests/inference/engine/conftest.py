@@ -1,6 +1,7 @@
 """Tiny runs, whose programs all tests here share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,18 @@ HYENA = HyenaConfig(dim=16, filter=ImplicitFilter(filter_len=64, width=8))
 ONE = StackConfig(dim=16, num_layers=1, pattern="A", mlp_dim=24, mixers=table(attention=HEADS, hyena=HYENA))
 
 
+class Made(dict[str, Any]):
+    """Values by name, each made when a test first asks for it."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = self._make(name)
+        return self[name]
+
+
 @pytest.fixture(autouse=True, scope="package")
 def _compiled_once_and_quickly(compiled: str) -> Iterator[None]:
     with compiled_once_and_quickly(compiled):
@@ -24,8 +37,7 @@ def _compiled_once_and_quickly(compiled: str) -> Iterator[None]:
 def runs():
     """A byte Transformer, a byte Hyena, and a byte-patched model that an entropy model cuts for."""
     hyena = StackConfig(dim=16, num_layers=1, pattern="H", mlp_dim=24, mixers=ONE.mixers)
-    return {
-        "transformer": make_run(ByteLMConfig(stack=ONE)),
-        "hyena": make_run(ByteLMConfig(stack=hyena)),
-        "patches": patched_run(),
-    }
+    stacks = {"transformer": ONE, "hyena": hyena}
+    return Made(
+        lambda name: patched_run() if name == "patches" else make_run(ByteLMConfig(stack=stacks[name]))
+    )

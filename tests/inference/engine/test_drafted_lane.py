@@ -25,15 +25,8 @@ def read(run, drafts, requests=ASKED, **options):
         return found[0], found[1][::-1], engine.stats
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "transformer",
-        pytest.param(
-            "patches", marks=pytest.mark.slow(days=7, group="weekly", turn="inference/engine/drafts")
-        ),
-    ],
-)
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_drafted_lane")
+@pytest.mark.parametrize("name", ["transformer", "patches"])
 def test_drafts_change_no_bit(name, runs):
     """Of bytes, predictions and ends of patches, whatever decodes beside; one by one, logits are rounded otherwise."""
     single, _, _ = read(runs[name], None)
@@ -55,6 +48,7 @@ def test_drafts_change_no_bit(name, runs):
     assert drafted_lane._decode._cache_size() == compiled
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_drafted_lane")
 def test_a_request_that_ends_hands_out_all_its_bytes(runs):
     """One byte, limits at any place of a round, and the end of a lane."""
     never_ends = Sampling(temperature=0, presence_penalty=-1.0)

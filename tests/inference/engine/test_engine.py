@@ -11,6 +11,7 @@ import pytest
 from jaxblt.data.vocab import OFFSET
 from jaxblt.inference import generate
 from jaxblt.inference.engine import Engine, EngineConfig, Lane, Refused, Request, Sampling, programs
+from tests.inference.engine.conftest import Made
 
 CONFIG = EngineConfig(lanes=(Lane(slots=3, capacity=176),), piece_bytes=64, prefix_bytes=1 << 20)
 LONG = bytes(range(32, 132))
@@ -30,9 +31,7 @@ REQUESTS = [
 
 @pytest.fixture(scope="module")
 def engines(runs):
-    made = {name: Engine(run, CONFIG) for name, run in runs.items()}
-    for engine in made.values():
-        engine.__enter__()
+    made = Made(lambda name: Engine(runs[name], CONFIG).__enter__())
     yield made
     for engine in made.values():
         engine.close()
@@ -41,16 +40,19 @@ def engines(runs):
 @pytest.fixture(scope="module")
 def alone(engines):
     """The bytes of each request, one after another, on engines that know no prompt yet."""
-    return {name: [engine.submit(request).read() for request in REQUESTS] for name, engine in engines.items()}
+    return Made(lambda name: [engines[name].submit(request).read() for request in REQUESTS])
 
 
-NAMES = ("transformer", "hyena", "patches")
+PATCHES = pytest.param(
+    "patches", marks=pytest.mark.slow(days=28, group="costly", turn="inference/engine/patches")
+)
+NAMES = ("transformer", pytest.param("hyena", marks=pytest.mark.slow(days=28, group="costly")), PATCHES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_are_the_same_whatever_the_load(name, engines, alone):
     """Beside requests that come in any order, leave early, and begin as others do."""
-    engine, choose = engines[name], random.Random(0)
+    expected, engine, choose = alone[name], engines[name], random.Random(0)
     calls = (programs._read, programs._enter, programs._decode)
     compiled = [call._cache_size() for call in calls]
     for _ in range(3):
@@ -62,23 +64,21 @@ def test_bytes_are_the_same_whatever_the_load(name, engines, alone):
             streams[place].cancel()
         for place, (i, stream) in enumerate(zip(order, streams, strict=True)):
             if place in gone:
-                assert alone[name][i].data.startswith(gone[place] + b"".join(piece.data for piece in stream))
+                assert expected[i].data.startswith(gone[place] + b"".join(piece.data for piece in stream))
                 continue
             found = stream.read()
-            assert found.data == alone[name][i].data
-            assert found.finish == alone[name][i].finish
-            np.testing.assert_array_equal(found.closed, alone[name][i].closed)
-            np.testing.assert_array_equal(found.logprobs, alone[name][i].logprobs)
+            assert found.data == expected[i].data
+            assert found.finish == expected[i].finish
+            np.testing.assert_array_equal(found.closed, expected[i].closed)
+            np.testing.assert_array_equal(found.logprobs, expected[i].logprobs)
+    assert any(piece.closed.any() for piece in expected) == (name == "patches")
     assert engine.stats.known_bytes > 0
     assert engine.stats.running == engine.stats.waiting == 0
     # No setting of a request is part of a program
     assert [call._cache_size() for call in calls] == compiled
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["transformer", pytest.param("patches", marks=pytest.mark.slow(days=21, group="prompts and caches"))],
-)
+@pytest.mark.parametrize("name", ["transformer", PATCHES])
 def test_bytes_are_those_of_generate(name, runs, alone):
     """With a seed for each prompt; penalties are the engine's own."""
     run, asked = runs[name], [request for request in REQUESTS if not request.sampling.frequency_penalty]
@@ -106,7 +106,6 @@ def test_pieces_tell_of_their_bytes(alone):
     assert (greedy.entropies > 0).all()
     assert (np.diff(greedy.top_logprobs, axis=1) <= 0).all()
     assert set(alone["transformer"][4].data) <= set(b"ACGT")
-    assert alone["patches"][2].closed.any()
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])

@@ -12,7 +12,7 @@ from jaxblt.training.start.placement import place_params
 from tests.inference.engine.test_engine import CONFIG, REQUESTS
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/engine/test_mesh")
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_mesh")
 def test_weights_are_split_and_bytes_are_those_of_one_device(runs):
     with Engine(runs["transformer"], CONFIG) as engine:
         alone = [stream.read().data for stream in map(engine.submit, REQUESTS)]

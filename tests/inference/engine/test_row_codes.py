@@ -50,14 +50,14 @@ def test_rows_of_many_adapters_decode_in_one_program(run, alone):
     assert [call._cache_size() for call in calls] == compiled
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/engine/test_row_codes")
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_row_codes")
 def test_bytes_of_an_adapter_are_those_of_generate(run, alone):
     asked = {"max_new_bytes": 48, "seed": [7] * len(REQUESTS), "adapters": ADAPTERS}
     prompts = [request.prompt for request in REQUESTS]
     assert generate(run.decoder, run.decoder_params, prompts, **asked) == alone
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="inference/engine/test_row_codes")
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_row_codes")
 def test_routers_of_blocks_take_the_adapter_of_their_row():
     """Rows decode layer by layer, so the layers of a scanned stack have other names there."""
     router = replace(ROUTER, per="block")

@@ -119,6 +119,7 @@ def test_bad_options_are_told(options, said):
         main(["serve", "runs/tiny", *options])
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_an_address_that_is_taken_is_told(run):
     service = Service(run, Engine(run, CONFIG), "tiny")
     with socket.create_server(("127.0.0.1", 0)) as taken:

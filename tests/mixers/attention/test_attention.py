@@ -137,7 +137,7 @@ def test_bidirectional_attention_has_no_state() -> None:
         init_state(dataclasses.replace(BASE, causal=False), 1, capacity=8)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/attention/test_attention")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_attention")
 @pytest.mark.parametrize("window", [None, 3])
 def test_over_a_split_sequence_nothing_is_gathered(window: int | None) -> None:
     """Projections, rotary angles, the exchange and all gradients: none of them needs the whole sequence."""

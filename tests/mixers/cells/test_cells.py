@@ -77,7 +77,7 @@ def test_equals_flax_s_cell_in_documents_and_holes(kind: type) -> None:
     assert_close(subject.run(ids=ids), expected, jnp.float32, n=subject.length * DIM)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/cells/test_cells")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/cells/test_cells")
 @pytest.mark.parametrize("kind", [GRUConfig, LSTMConfig])
 def test_the_state_is_the_cell_s_carry(kind: type) -> None:
     subject = subject_of(kind)

@@ -254,7 +254,7 @@ QKV = drawn(2, 2, 3)
 DELTA = (*QKV[:3], jnp.full((1, 16, 1), 0.5), QKV[3])
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/driver/test_sequence")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/driver/test_sequence")
 @pytest.mark.parametrize(("core", "streams"), [(LinearState("head", 4), QKV), (DeltaRule(4), DELTA)])
 def test_gradients_go_back_over_devices_without_one_of_the_summary(
     core: Any, streams: Any, monkeypatch: pytest.MonkeyPatch

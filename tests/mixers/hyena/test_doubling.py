@@ -27,14 +27,14 @@ def small_blocks(monkeypatch: Any) -> None:
     monkeypatch.setattr(doubling, "NEAR", 2)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/hyena/test_doubling")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_doubling")
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_of_all_sizes_pass_the_mixers_suite() -> None:
     """Documents, holes and rows that advance alone meet every block; calls of 7 tokens come between those of one."""
     check_mixer(HyenaConfig(dim=2, filter=ExplicitFilter(513)), only=STREAMED, length=LENGTH)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/hyena/test_doubling")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_doubling")
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(("dtype", "late"), [(jnp.float32, (3, 19)), (jnp.bfloat16, (4, 4))])
 def test_a_filter_shorter_than_the_stream(dtype: Any, late: tuple[int, int]) -> None:

@@ -77,7 +77,7 @@ def test_a_longer_filter_keeps_the_taps_it_was_trained_with() -> None:
     assert np.max(np.abs(other[..., :32] - short)) > 0.01
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/hyena/test_filters")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_filters")
 def test_an_implicit_filter_learns_a_delay_of_2000_steps() -> None:
     """y_t = x_(t - 2000) of white noise; a filter of zeros has an error of 1."""
     length, delay = 4096, 2000

@@ -133,7 +133,7 @@ def grouped(monkeypatch: Any, limit: int, causal: bool, channels: int = CHANNELS
     return program(*args), program.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/hyena/test_finite_filter")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_finite_filter")
 @pytest.mark.parametrize("causal", [True, False])
 def test_taps_by_groups_of_channels_are_the_same_and_take_less(monkeypatch: Any, causal: bool) -> None:
     whole, most = grouped(monkeypatch, 2**30, causal)
@@ -162,7 +162,7 @@ def test_backward_makes_the_taps_of_a_group_again(monkeypatch: Any, limit: int, 
     assert (CHANNELS * LENGTH in {x.size for x in jax.tree.leaves(vjp)}) == kept
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/hyena/test_finite_filter")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_finite_filter")
 def test_a_prime_number_of_channels_makes_no_more_groups(monkeypatch: Any) -> None:
     """Groups of equally many of 17 channels would be 17 of one channel, one after another."""
     sizes = []

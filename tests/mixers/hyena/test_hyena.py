@@ -125,7 +125,7 @@ def test_a_filter_too_long_to_stream_is_refused() -> None:
         init_state(config, 1, capacity=50_000)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/hyena/test_hyena")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_hyena")
 def test_long_streams_forget_beyond_the_filter() -> None:
     """A document longer than the history: chunks of 16 through 20 taps."""
     config = HyenaConfig(dim=3, filter=ImplicitFilter(filter_len=20, width=4))

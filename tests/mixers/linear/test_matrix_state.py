@@ -180,7 +180,7 @@ def test_words_of_the_stack_build() -> None:
         config.mixer(name).build()
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/linear/test_matrix_state")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/linear/test_matrix_state")
 @pytest.mark.parametrize("config", [GatedDeltaNetConfig, GatedLinearAttentionConfig, StateEngineConfig])
 def test_queries_and_keys_start_as_pairs_are_found_by(config: Any) -> None:
     """Keys that start as a mixture with tokens before, or unlike queries, hide which token they belong to."""
@@ -216,7 +216,7 @@ def test_layers_of_a_stack_start_unlike_each_other() -> None:
     assert np.all(layers[0] != layers[1])
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/linear/test_matrix_state")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/linear/test_matrix_state")
 def test_rows_of_one_chunk_are_those_of_several() -> None:
     """Of so many rows, scanned, XLA made something else where a chunk had no state to read."""
 

@@ -46,7 +46,7 @@ def test_equals_the_loop(cell: Any) -> None:
         assert_close(subject.run(ids=ids), expected, jnp.float32, n=subject.length * 6)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/linear/test_recurrence")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/linear/test_recurrence")
 @pytest.mark.parametrize("cell", ["gated", "minlstm"])
 def test_nan_stays_in_its_document(cell: Any) -> None:
     """Whether it comes in by a token, gates and all, or by the state."""

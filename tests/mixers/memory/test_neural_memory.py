@@ -119,7 +119,7 @@ def test_metrics_tell_of_writes() -> None:
     assert_close(y[0], subject.run(ids=np.asarray(ids)), n=subject.length * 8)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/memory/test_neural_memory")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/memory/test_neural_memory")
 def test_metrics_are_of_the_memories_behind_writes() -> None:
     """Two chunks a row: lengths of M and S behind each, as calls with a state leave them."""
     module, params, x = (
@@ -142,7 +142,7 @@ def test_metrics_are_of_the_memories_behind_writes() -> None:
     assert_close(found["memory_alpha"], asked[..., 2].mean(), n=64, what="alpha")
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/memory/test_neural_memory")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/memory/test_neural_memory")
 @pytest.mark.parametrize(
     "config",
     [MEMORY, dataclasses.replace(MAC, chunk_size=4, packed=False), SLOTS],
@@ -183,7 +183,7 @@ def test_four_layers_stay_finite_over_a_hundred_times_the_length(form: Any) -> N
     assert all(np.all(np.isfinite(g)) for g in jax.tree.leaves(gradients))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/memory/test_neural_memory")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/memory/test_neural_memory")
 @pytest.mark.parametrize(
     ("config", "shapes", "opened", "most"),
     [
@@ -269,7 +269,7 @@ def test_titans(form: Any, pattern: str) -> None:
     assert all(mixer.num_heads == 2 for mixer in mixers)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/memory/test_neural_memory")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/memory/test_neural_memory")
 @pytest.mark.parametrize("layers", [2, 3, 5])
 @pytest.mark.parametrize("form", ["mag", "mal", "mac", "slots"])
 def test_a_titan_has_as_many_blocks_as_layers(form: Any, layers: int) -> None:
@@ -348,7 +348,7 @@ def retrieve_attend_write(w: dict[str, Any], x: np.ndarray) -> np.ndarray:
     return read_out(w, y, x)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/memory/test_neural_memory")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/memory/test_neural_memory")
 def test_mac_retrieves_attends_gates_and_writes_in_this_order() -> None:
     subject = subject_of("mac")
     w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), subject.params["params"])

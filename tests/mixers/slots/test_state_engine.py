@@ -268,7 +268,7 @@ def chosen(config: StateEngineConfig, length: int = 70) -> list[str]:
     return [line.split(" on ")[0] for line in lines if line.startswith("gated_linear_attention")]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/slots/test_state_engine")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/slots/test_state_engine")
 def test_slots_run_in_kernels_where_they_fill_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """SimplePulse's do, and 16 slots, which are filled up with zeros; a longer row is written in stretches."""
     monkeypatch.setattr(

@@ -20,10 +20,10 @@ from tests.training.tiny import Letters, tiny_recipe
 ENGINE = StateEngineConfig(dim=8, num_heads=2, head_dim=4, num_slots=4, chunk_size=8)
 STACK = StackConfig(dim=8, num_layers=2, pattern=("engine",), mixers={"engine": ENGINE})
 CONFIG = CodedTurnsConfig(base=ByteLMConfig(stack=STACK), turn=6, code_dim=4, codes=8)
-WEEKLY = pytest.mark.slow(days=7, group="weekly", turn="models/experimental/test_coded_turns")
+TURN = pytest.mark.slow(days=28, group="costly", turn="models/experimental/test_coded_turns")
 
 
-@WEEKLY
+@TURN
 def test_turns_by_pieces_equal_the_parallel_pass_and_the_next_turn_trains_the_codes() -> None:
     module, ids = CONFIG.build(), jax.random.randint(jax.random.key(0), (2, 12), 4, 260)
     params = nn.meta.unbox(jax.jit(module.init)(jax.random.key(1), ids))["params"]
@@ -51,7 +51,7 @@ def test_turns_by_pieces_equal_the_parallel_pass_and_the_next_turn_trains_the_co
     np.testing.assert_allclose(jnp.concatenate(found, 1), logits, rtol=2e-4, atol=2e-5)
 
 
-@WEEKLY
+@TURN
 def test_a_run_trains_the_book_with_the_model(tmp_path: Any) -> None:
     recipe = tiny_recipe(
         model=replace(CONFIG, turn=16), steps=24, log_every=1, eval_every=0, mesh={"data": 1}

@@ -28,7 +28,7 @@ def test_pairs_are_those_of_the_mask(shape):
     assert bench.visible_pairs(shape) == int(seen.sum())
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/attention/test_bench")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/attention/test_bench")
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2]])
 def test_the_gate(shape):
     errors = check(bench.plan(shape), jax.random.key(0))

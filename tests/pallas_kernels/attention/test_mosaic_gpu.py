@@ -128,7 +128,7 @@ def test_simulated_rows_that_share_keys(simulation: Any) -> None:
     assert_close(found[1], want[1], jnp.float32, 136)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/attention/test_mosaic_gpu")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/attention/test_mosaic_gpu")
 def test_merged_into_another_implementation() -> None:
     call = Call(name="xla", queries=30, head_dim=16)
     arrays, accumulator = call.arrays(), before(call, 2)

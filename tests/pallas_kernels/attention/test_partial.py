@@ -105,7 +105,7 @@ def test_halves_by_cudnn_merge_to_the_whole(call):
     check(call, "cudnn")
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/attention/test_partial")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/attention/test_partial")
 @pytest.mark.parametrize("implementation", ["xla", "reference"])
 def test_partial_attention_without_a_visible_key_merges_to_nothing(implementation):
     q = jax.random.normal(jax.random.key(0), (1, 6, 2, 8))
@@ -164,7 +164,7 @@ def check_prefixes(implementation, dtype, queries, *, both=False):
                 assert_close(got, want_grads[name], dtype, queries, what)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/attention/test_partial")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/attention/test_partial")
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("implementation", ["xla", "reference"])
 def test_lengths(implementation, both):
@@ -178,7 +178,7 @@ def test_lengths_by_cudnn(queries, both):
     check_prefixes("cudnn", jnp.bfloat16, queries, both=both)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/attention/test_partial")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/attention/test_partial")
 @pytest.mark.parametrize("both", [False, True])
 def test_what_the_kernel_leaves_beyond_lengths_is_not_taken(both, monkeypatch):
     monkeypatch.setattr(_compat, "cudnn_attention", dense_kernel.attention)

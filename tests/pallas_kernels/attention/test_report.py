@@ -37,6 +37,7 @@ def _density(mask: Mask, size: int) -> tuple[float, float]:
     return seen.sum(), padded.reshape(side, size, side, size).any((1, 3)).sum()
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize("name", MASKS)
 def test_counts_are_those_of_the_dense_mask(name: str) -> None:
     mask, x = MASKS[name], jax.ShapeDtypeStruct((1, T, HEADS, WIDTH), jnp.float32)
@@ -56,6 +57,7 @@ def test_counts_are_those_of_the_dense_mask(name: str) -> None:
     assert 0 <= found.full <= 1 <= found.longest
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize("rule", [Interval(), Interval(before=20) | Global(1)])
 def test_errors_are_those_against_dense_attention(rule) -> None:
     q, k, v = (jax.random.normal(key, (1, T, HEADS, WIDTH)) for key in jax.random.split(jax.random.key(0), 3))

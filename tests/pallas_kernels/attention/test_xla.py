@@ -122,7 +122,7 @@ def test_large_scores_stay_finite():
     assert relative_error(out, expected) < 1e-2
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/attention/test_xla")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/attention/test_xla")
 @pytest.mark.parametrize("window", [None, 256])
 def test_memory_is_linear_in_length(window):
     """The compiled forward and backward pass holds no array of T x T scores."""

@@ -87,7 +87,7 @@ def test_simulated_rows_of_one_program(
     op_suite.check_reference(case("", length, LONGEST, simulated, batch=3, streams=streams))
 
 
-@pytest.mark.slow(days=28, group="simulated convolutions", every="1000")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("length", [1000, TILE + 1, 2 * TILE - 1])
 def test_a_row_knows_nothing_of_its_neighbours_in_memory(length: int) -> None:
     arrays = case("", length, LONGEST, simulated, batch=2).arrays

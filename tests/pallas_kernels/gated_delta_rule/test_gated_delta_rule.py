@@ -165,7 +165,7 @@ def test_pieces_are_one_stream_and_their_summaries_join() -> None:
     assert_close(product @ given["initial_state"], reference(silent)[1], n=LENGTH)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/gated_delta_rule/test_gated_delta_rule")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/gated_delta_rule/test_gated_delta_rule")
 @pytest.mark.parametrize("layout", ["whole", "packed", "two"])
 def test_what_a_state_adds_to_a_stretch_forward_and_backward(layout: str) -> None:
     """Outputs and the state behind are linear in the state before; the adjoint is the gradient by it."""

@@ -63,7 +63,7 @@ def case(name: str, run: Any, arrays: dict[str, Any], *, gated: bool = True) -> 
 GATED = case("gated", adapter, heads(LENGTH))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/gated_delta_rule/test_jla")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/gated_delta_rule/test_jla")
 @pytest.mark.parametrize("check", ["reference", "poison", "shard_map"])
 def test_documents_holes_and_padding(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = stand_in(monkeypatch)
@@ -71,7 +71,7 @@ def test_documents_holes_and_padding(check: str, monkeypatch: pytest.MonkeyPatch
     assert set(calls.kinds) <= {"gated_deltanet"}
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/gated_delta_rule/test_jla")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/gated_delta_rule/test_jla")
 def test_nothing_is_forgotten_without_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = stand_in(monkeypatch)
     op_suite.CHECKS["reference"](case("no gates", partial(adapter), heads(LENGTH), gated=False))
@@ -86,7 +86,7 @@ def test_its_plain_implementation_on_a_mesh(monkeypatch: pytest.MonkeyPatch) -> 
         op_suite.CHECKS["reference"](over_devices(GATED, 2))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/gated_delta_rule/test_jla")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/gated_delta_rule/test_jla")
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
 def test_strong_decay(strong: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is handed over is finite; values and gradients are those of the gate that was given."""

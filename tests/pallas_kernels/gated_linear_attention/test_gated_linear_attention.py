@@ -155,7 +155,7 @@ def test_pieces_are_one_stream_and_their_summaries_join(gate: str) -> None:
 
 
 @pytest.mark.slow(
-    days=7, group="weekly", turn="pallas_kernels/gated_linear_attention/test_gated_linear_attention"
+    days=28, group="costly", turn="pallas_kernels/gated_linear_attention/test_gated_linear_attention"
 )
 @pytest.mark.parametrize("gate", GATES)
 def test_a_summary_is_what_the_loop_leaves_forward_and_backward(gate: str) -> None:
@@ -177,7 +177,7 @@ def test_a_summary_is_what_the_loop_leaves_forward_and_backward(gate: str) -> No
 
 
 @pytest.mark.slow(
-    days=7, group="weekly", turn="pallas_kernels/gated_linear_attention/test_gated_linear_attention"
+    days=28, group="costly", turn="pallas_kernels/gated_linear_attention/test_gated_linear_attention"
 )
 @pytest.mark.parametrize("gate", GATES)
 def test_the_adjoint_is_the_gradient_by_the_state_before_a_stretch(gate: str) -> None:

@@ -87,6 +87,7 @@ def test_nothing_is_forgotten_without_gates(monkeypatch: pytest.MonkeyPatch) -> 
 
 @needs_jla
 @pytest.mark.filterwarnings("default")
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("gate", KINDS)
 def test_its_plain_implementation_on_a_mesh(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     without_kernels(monkeypatch)
@@ -187,7 +188,7 @@ CUT = [
 @pytest.mark.parametrize(
     ("gate", "heads", "key_heads", "keys", "values", "given"),
     [
-        pytest.param(*cut, marks=pytest.mark.slow(days=28, group="properties of kernels") if i % 2 else ())
+        pytest.param(*cut, marks=pytest.mark.slow(days=28, group="properties of kernels") if i else ())
         for i, cut in enumerate(CUT)
     ],
 )

@@ -147,7 +147,7 @@ def test_simulated_gradient_of_a_gate_in_bfloat16_over_wide_keys(simulation: Any
     check_reference(call)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/gated_linear_attention/test_mosaic_gpu")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/gated_linear_attention/test_mosaic_gpu")
 def test_simulated_without_a_gate(simulation: Any) -> None:
     """Nothing is forgotten; rows without a token keep their state bit by bit, in which no document begins."""
     arrays = arrays_of(*SMALL[0])

@@ -58,7 +58,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "*-poison"))
+@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "log_value_gate-5-poison"))
 @pytest.mark.parametrize(("case", "check"), PAIRS, ids=str)
 def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
@@ -206,7 +206,7 @@ def test_rows_shorter_than_a_chunk_are_not_filled_up_to_one() -> None:
     assert max(lengths) <= 8
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/gated_linear_attention/test_stretches")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/gated_linear_attention/test_stretches")
 @pytest.mark.parametrize("name", ["segment_ids", "v"])
 def test_arrays_that_differ_over_an_axis_that_others_do_not(name: str) -> None:
     """Inside `shard_map`: one array has rows of the device, the others are the same on all."""

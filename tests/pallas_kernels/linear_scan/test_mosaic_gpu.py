@@ -71,7 +71,7 @@ def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/linear_scan/test_mosaic_gpu")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/linear_scan/test_mosaic_gpu")
 def test_simulated_under_vmap() -> None:
     op_suite.check_vmap(case("two rows", (2, 5, 8), SIMULATED))
 

@@ -100,7 +100,7 @@ def test_pairs_of_the_full_matrix(length: int, taps: int, causal: bool, grid: in
     op_suite.CHECKS["reference"](case("", length, taps, causal=causal, ids=ids, alignment=grid or 1))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_long_conv")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_long_conv")
 def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
     with jax.enable_x64(True):
         arrays = {n: np.asarray(x, np.float64) for n, x in streams(301).items()}
@@ -113,7 +113,7 @@ def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
             assert_close(got, want, np.float64, 600)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_long_conv")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_long_conv")
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_packed_documents_are_those_of_documents_apart(causal: bool) -> None:
     filter = normal(4, (CHANNELS, 400 if causal else 799))
@@ -121,7 +121,7 @@ def test_gradients_of_packed_documents_are_those_of_documents_apart(causal: bool
     assert_gradients_are_apart(partial(long_conv, causal=causal), arrays, n=600)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_long_conv")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_long_conv")
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_documents_are_computed_as_if_apart(causal: bool) -> None:
     taps = 401 if causal else 801
@@ -129,7 +129,7 @@ def test_packed_documents_are_computed_as_if_apart(causal: bool) -> None:
     assert_packed_is_apart(partial(long_conv, causal=causal), arrays, n=401)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_long_conv")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_long_conv")
 @pytest.mark.parametrize(
     ("past", "taps", "steps"), [(0, 5, 7), (40, 1, 3), (40, 90, 33), (61, 17, 5), (7, 20, 50)]
 )
@@ -173,7 +173,7 @@ def test_an_impulse_arrives_2000_steps_later(packed: bool) -> None:
         assert not y[next_document:].any()
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_long_conv")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_long_conv")
 @pytest.mark.parametrize("causal", [True, False])
 def test_outputs_depend_on_the_past_alone_if_causal(causal: bool) -> None:
     """By gradient, which is exact where a comparison of two FFTs is not: the last step weighs on itself alone."""
@@ -196,7 +196,7 @@ def test_fast_lengths_are_the_least_even_5_smooth_numbers() -> None:
         assert fast_length(n) == expected
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_long_conv")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_long_conv")
 @pytest.mark.parametrize("groups", [3, 6])
 def test_channel_groups_change_nothing(groups: int) -> None:
     arrays = {"u": normal(0, (2, 6, 3, 50)), "filter": normal(1, (6, 70))}

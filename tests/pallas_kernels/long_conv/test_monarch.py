@@ -136,7 +136,7 @@ def assert_near_rounding(length: int, taps: int, causal: bool, size: float) -> N
         )
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_monarch")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_monarch")
 def test_packed_documents_are_computed_as_if_apart() -> None:
     arrays = streams(600) | {"filter": normal(4, (CHANNELS, 600)), "segment_ids": ragged(600)}
     assert_packed_is_apart(monarch, arrays, n=600)
@@ -185,7 +185,7 @@ def test_rows_of_any_size_stay_in_range(size: float) -> None:
         assert_close(y[row], expected[row], bf16, 2000)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_monarch")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_monarch")
 @pytest.mark.parametrize("groups", [3, 6])
 def test_channel_groups_change_nothing(groups: int) -> None:
     shape, points = (2, 6, 3, 50), 50

@@ -316,7 +316,7 @@ def test_backward_keeps_inputs_alone(name: Any, length: int) -> None:
     assert kept(name) <= kept("xla") * 2 / 3 + 64
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_mosaic_gpu")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_mosaic_gpu")
 @pytest.mark.parametrize(
     ("name", "length", "count"),
     [

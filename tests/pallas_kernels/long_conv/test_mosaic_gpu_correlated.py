@@ -34,7 +34,7 @@ def summed(u: Any, v: Any, inverse: Any, channels: int) -> np.ndarray:
     return both.reshape(channels, *u.shape[1:]).astype(np.float32)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_mosaic_gpu_correlated")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_mosaic_gpu_correlated")
 @pytest.mark.parametrize("rows", [1, STAGES, STAGES + 2])
 @pytest.mark.usefixtures("no_races")
 def test_simulated(rows: int) -> None:

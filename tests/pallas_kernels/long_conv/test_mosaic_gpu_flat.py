@@ -100,7 +100,7 @@ def kernels(length: int) -> tuple[list[str], list[Any]]:
     return copies, [e for e in found if e.primitive.name == "mpmd_map"]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/long_conv/test_mosaic_gpu_flat")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_mosaic_gpu_flat")
 @pytest.mark.parametrize("length", [1023, 4095, 4160, 8191])
 def test_no_stream_is_copied(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of padded rows x and both gates are, twice, dy once, and four results are cut."""
@@ -135,7 +135,7 @@ CASES = [
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(days=28, group="simulated convolutions", every="two classes")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="four rows in a tile")
 @pytest.mark.parametrize(("shape", "taps", "causal", "gates", "size"), CASES)
 def test_simulated(
     shape: tuple[int, int, int], taps: int, causal: bool, gates: tuple[str, ...], size: float

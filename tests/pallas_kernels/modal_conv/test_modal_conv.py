@@ -112,7 +112,7 @@ def test_pairs_of_the_full_matrix(length: int, packing: str, state: bool, chunk_
     )
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/modal_conv/test_modal_conv")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/modal_conv/test_modal_conv")
 def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
     with jax.enable_x64(True):
         arrays = {n: np.asarray(x, np.float64) for n, x in (streams(90) | modes()).items()}
@@ -132,7 +132,7 @@ def test_filter_is_the_sum_of_exponentials() -> None:
     assert_close(jax.jit(modal_filter, static_argnums=2)(poles, residues, 1000), exact, n=MODES)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/modal_conv/test_modal_conv")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/modal_conv/test_modal_conv")
 @pytest.mark.parametrize("packed", [False, True])
 def test_equals_long_conv_with_its_filter(packed: bool) -> None:
     arrays, (poles, residues) = streams(500), modes().values()
@@ -147,7 +147,7 @@ def test_packed_documents_are_computed_as_if_apart() -> None:
     assert_packed_is_apart(partial(modal_conv, chunk_size=32), arrays, n=301)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/modal_conv/test_modal_conv")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/modal_conv/test_modal_conv")
 @pytest.mark.parametrize("cut", [64, 70])
 def test_nan_stays_in_its_document(cut: int) -> None:
     """Also where it lies in the state that a chunk hands on, and the next document begins there or behind."""
@@ -194,7 +194,7 @@ def test_one_update_per_token_equals_the_parallel_pass(packed: bool) -> None:
     assert_close(final, whole[1], n=150)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/modal_conv/test_modal_conv")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/modal_conv/test_modal_conv")
 @pytest.mark.parametrize("chunks", [[7] * 13, [64, 27], [1, 89, 1]])
 def test_any_split_with_state_is_the_whole(chunks: list[int]) -> None:
     arrays = streams(91) | modes()
@@ -251,6 +251,7 @@ def test_a_row_leaves_the_state_that_its_convolution_ends_in(length: int) -> Non
         assert_close(*pair, n=2 * length)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/modal_conv/test_modal_conv")
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_impulse_arrives_2000_steps_later(packed: bool) -> None:
     """With the exact weight, within its document, and with no trace in the next."""

@@ -206,7 +206,7 @@ def shared_cases(run: Any) -> list[OpCase]:
     ]
 
 
-@pytest.mark.slow(days=28, group="simulated convolutions", every="two rows in a tile")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("case", shared_cases(partial(modal_conv_mosaic_gpu, interpret=True)), ids=str)
 def test_simulated_shared_tiles(case: OpCase, no_races: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program takes all rows of a channel, watched for races."""

@@ -47,7 +47,7 @@ def pulled(op: Any, arrays: dict[str, Any]) -> Any:
     return pull(jax.tree.map(jnp.ones_like, found))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/neural_memory/test_mosaic_gpu_or_xla")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/neural_memory/test_mosaic_gpu_or_xla")
 def test_derivatives_are_those_of_xla(arrays: dict[str, Any]) -> None:
     found, expected = (
         jax.jit(partial(pulled, op))(arrays) for op in (neural_memory_mosaic_gpu_or_xla, neural_memory_xla)
@@ -62,7 +62,7 @@ def rematted(*streams: Any, segment_ids: Any, initial_state: Any, **options: Any
     return jax.checkpoint(run)(streams, segment_ids, initial_state)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/neural_memory/test_mosaic_gpu_or_xla")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/neural_memory/test_mosaic_gpu_or_xla")
 @pytest.mark.parametrize("op", [neural_memory_mosaic_gpu_or_xla, rematted])
 def test_kernels_run_where_no_derivative_is_taken(arrays: dict[str, Any], op: Any) -> None:
     def has_kernels(function: Any) -> bool:

@@ -167,7 +167,7 @@ def test_the_written_out_gradient_is_that_of_the_loss(depth: int) -> None:
     assert np.all(step <= 2 * lost * (1 + 1e-9))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/neural_memory/test_neural_memory")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/neural_memory/test_neural_memory")
 @pytest.mark.parametrize("longer", [1, 30])
 def test_outer_gradients_are_differences_in_f64(longer: float) -> None:
     """Of memories that enter shorter than the limit of their length, and of longer ones."""

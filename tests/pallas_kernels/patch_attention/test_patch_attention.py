@@ -29,7 +29,9 @@ MORE = (
 )
 
 
-@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "*-shard_map", "*-poison"))
+@pytest.mark.slow(
+    days=28, group="properties of kernels", every=("*-reference", "pool-shard_map", "lookup_2-poison")
+)
 @pytest.mark.parametrize("check", op_suite.CHECKS)
 @pytest.mark.parametrize("case", MAIN, ids=str)
 def test_properties(case, check):
@@ -71,7 +73,7 @@ def test_lookup_is_the_written_out_sum(implementation):
     assert_close(out, naive.lookup(**_exact(arrays)), n=3)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/patch_attention/test_patch_attention")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/patch_attention/test_patch_attention")
 @pytest.mark.parametrize("implementation", ["reference", "xla"])
 def test_what_sees_nothing_is_zero_with_zero_gradient(implementation):
     arrays = pool_arrays()
@@ -122,7 +124,7 @@ def test_neither_pass_scatters(case):
     assert "scatter" not in text
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/patch_attention/test_patch_attention")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/patch_attention/test_patch_attention")
 def test_large_scores_stay_finite():
     arrays = pool_arrays()
     arrays["q"] = 1e4 * arrays["q"]

@@ -193,7 +193,7 @@ def test_weights_alone_or_streams_alone_may_be_batched() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="pallas_kernels/short_conv/test_triton")
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/short_conv/test_triton")
 @pytest.mark.parametrize("history", [False, True])
 @pytest.mark.parametrize(
     ("taps", "length", "dtype", "more"),

@@ -13,7 +13,7 @@ MOST = {"int8": 0.001, "fp8": 0.003, "int4": 0.02}
 """The share of bits per byte that a scheme may add."""
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="long")
 def test_fewer_bits_cost_little(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     run, book = jaxblt.load("english"), load_sample("book")

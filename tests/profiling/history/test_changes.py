@@ -38,7 +38,7 @@ def test_power_at_5_and_10_percent() -> None:
     assert share_slower(1.05, noise=0.1) < 0.5 < share_slower(1.2, noise=0.1)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="profiling/history/test_changes")
+@pytest.mark.slow(days=28, group="costly", turn="profiling/history/test_changes")
 def test_runs_that_vary_among_each_other_need_kept_runs() -> None:
     """Within a run 0.5 %, between runs 4 %: one old run promises what it cannot hold, eight know the noise."""
     assert share_slower(1.0, noise=0.005, between=0.04) > 0.2

@@ -116,6 +116,7 @@ def lines_subject(lines: str, **options: object) -> Subject:
     )
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_failure_is_made_as_short_as_it_can_be_and_its_script_shows_it() -> None:
     """The script needs neither this library nor the parts of the bridge that its property does not use."""
     (outcome,) = check(lines_subject(LEAKING, lengths=(1, 9)), only=["future"])

@@ -157,6 +157,7 @@ def stepped():
     return trained, base, batch, (first, second), (seen, later)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/experimental/test_hybrid")
 def test_only_routers_learn_from_rewards(stepped):
     trained, _, _, (first, _), (seen, _) = stepped
     moved = jax.tree.map(lambda new, old: float(jnp.abs(new - old).max()), first.params, trained)

@@ -69,6 +69,7 @@ def test_cost_of_a_byte_lm_is_near_six_a_parameter_plus_mixing(pattern):
     assert 5.5 * weights < cost < 6 * weights + 2 * 12 * dim * length
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_ops_of_a_patched_model_are_explained_for_this_machine():
     small = StackConfig(dim=32, num_layers=2, pattern="HA")
     window = StackConfig(

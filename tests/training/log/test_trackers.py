@@ -134,6 +134,7 @@ def test_a_missing_package_is_told_before_anything_is_written(tmp_path, monkeypa
     check_trackers(("jsonl", "tensorboard"))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_run_logs_to_the_trackers_that_it_names_and_to_given_ones(fake, tmp_path):
     own = Recorder()
     recipe = tiny_recipe(steps=6, eval_every=6, log_every=3, trackers=("jsonl", "trackio"))

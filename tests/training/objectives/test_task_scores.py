@@ -203,6 +203,7 @@ def stepped(head, objective, batch, params, **options):
     return state.params, metrics
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_micro_batches_equal_the_whole_batch():
     """Labels of a task lie in other numbers in each, and in one of them there is none."""
     head = TaskHeadsConfig((TaskHead("kind", KIND), TaskHead("size", SIZE)), uncertainty=True)

@@ -67,6 +67,7 @@ def run(base_run, tmp_path_factory):
     return train(recipe_over(base_run), run_dir), run_dir
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/start/test_base")
 def test_the_trained_part_alone_has_slots_and_moves(run, base_run):
     fitted, run_dir = run
     base, state = jaxblt.load(base_run), fitted.state
@@ -104,6 +105,7 @@ def test_a_run_that_was_killed_ends_bit_by_bit_as_one_that_was_not(run, base_run
     assert said[2] == "large router    over 5% of the base: RouterConfig.hidden makes it smaller"
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/start/test_base")
 def test_a_loaded_run_is_a_whole_model(run):
     """Its logits are those of the train state; fused at a code it needs no adapter."""
     fitted, run_dir = run
@@ -119,6 +121,7 @@ def test_a_loaded_run_is_a_whole_model(run):
     assert jax.tree.structure(params) == jax.tree.structure(fitted.state.frozen[BASE].params)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/start/test_base")
 def test_a_base_and_the_run_over_it_give_one_hash(run, base_run):
     _, run_dir = run
     stored = read_resolved(run_dir).frozen[BASE]
@@ -165,6 +168,7 @@ def test_a_base_is_stored_as_the_model_reads_it():
     assert_close(found, logits(params), dtype=jnp.bfloat16, n=16)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/start/test_base")
 def test_a_base_of_another_hash_is_refused(run, base_run, tmp_path):
     fitted, run_dir = run
     shutil.copytree(run_dir, tmp_path / "run")
@@ -178,6 +182,7 @@ def test_a_base_of_another_hash_is_refused(run, base_run, tmp_path):
         train(recipe_over(tmp_path, also_train=()), run_dir)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/start/test_base")
 def test_what_cannot_be_a_base(run, base_run, tmp_path):
     with pytest.raises(ValueError, match="adapters over a base of its own"):
         train(recipe_over(run[1]), tmp_path / "a")

@@ -37,13 +37,14 @@ def placed(init):
     return jax.tree.map(lambda _: everywhere, jax.eval_shape(init))
 
 
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow(days=28, group="costly")), True])
 def test_values_are_those_of_one_program(scan):
     init = init_of(2, scan=scan)
     expected, found = jax.jit(init)(), draw(init, placed(init))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_deeper_model_takes_no_more_programs(monkeypatch):
     asked, jit = [], jax.jit
 

@@ -51,6 +51,7 @@ def test_less_memory_takes_micro_batches_first_and_remat_then():
         cheapest(recipe, 1e7)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_the_billion_fits_smaller_gpus_by_smaller_micro_batches():
     recipe = configs.get("books_1b_transformer")
     found = {name: with_preset(recipe, name)[0] for name in ("h200", "a100_40")}

@@ -39,6 +39,7 @@ def loop(codes, ids, trend, tau):
     return expected, tried, hits
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_guess_that_is_near_stands_for_the_code_and_others_are_exact():
     ids, x, tau = DOCUMENTS, inputs(), 0.8
     config = guessing(tau)

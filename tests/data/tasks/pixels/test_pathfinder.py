@@ -35,7 +35,7 @@ def drawn(task, count, seed=0):
             35.142,
             2209.9,
             79.3,
-            marks=pytest.mark.slow(days=7, group="weekly", turn="data/tasks/pixels"),
+            marks=pytest.mark.slow(days=28, group="costly", turn="data/tasks/pixels"),
         ),
     ],
     ids=["32", "128"],

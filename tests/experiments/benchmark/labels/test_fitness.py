@@ -47,7 +47,7 @@ def test_no_position_lies_in_two_parts() -> None:
     assert Counter(parts)["train"] > 150
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/labels/test_fitness")
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/labels/test_fitness")
 def test_regressions_need_no_run(tmp_path: Path) -> None:
     write_scan(tmp_path / "scan.tsv")
     out = tmp_path / "figures.json"

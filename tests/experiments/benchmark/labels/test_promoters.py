@@ -66,7 +66,7 @@ def test_no_word_of_a_genome_lies_in_two_parts(tmp_path: Path) -> None:
     assert not words["train"] & words["validation"]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/labels/test_promoters")
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/labels/test_promoters")
 def test_baselines_need_no_run(tmp_path: Path) -> None:
     write_files(tmp_path)
     out = tmp_path / "figures.json"

@@ -139,6 +139,7 @@ def test_full_attention_is_a_ceiling() -> None:
     assert min(gap["accuracy"] for gap in run["gaps"]) > 0.95
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_model_out_of_time_is_tested_as_it_is() -> None:
     settings = replace(TINY, trained=(1, 2), steps=4 * STEPS_A_CALL)
 

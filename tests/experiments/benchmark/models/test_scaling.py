@@ -94,7 +94,7 @@ def one_layer(name: str, dim: int) -> StackConfig:
     return StackConfig(dim=dim, num_layers=1, pattern=name, mixers={"R": GatedRecurrenceConfig(dim=dim)})
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/models/test_scaling")
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/models/test_scaling")
 def test_programs_that_run_out_of_memory_are_planned_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two mixers one fails with gradients; all other passes have times."""
 
@@ -120,7 +120,7 @@ def test_programs_that_run_out_of_memory_are_planned_and_not_timed(monkeypatch: 
     assert "planned_bytes_with_remat" not in found["R"]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/models/test_scaling")
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/models/test_scaling")
 def test_all_lengths_are_compiled_at_once_gradients_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two mixers at two lengths, one with remat; each program comes back to where it belongs."""
     asked: list[list[str]] = []

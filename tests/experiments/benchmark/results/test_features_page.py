@@ -45,7 +45,7 @@ def test_each_feature_has_one_row_and_all_that_its_state_needs(features: list[di
         assert known <= feature.keys() <= known | ({"lacks"} if "where" in feature else set()), feature
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/results/test_features_page")
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/results/test_features_page")
 def test_every_name_is_imported(features: list[dict[str, Any]]) -> None:
     names = sorted({name for feature in features for name in feature.get("where", ())})
     assert names

@@ -25,6 +25,7 @@ def test_views_on_the_device_are_turned_mirrored_and_moved() -> None:
     assert {view.tobytes() for view in moved} == parts
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_trained_model_is_scored_on_every_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """The class is the brighter half; the last call that scores has fewer images than the others."""
     pixels = np.random.default_rng(0).integers(0, 100, (250, 4, 4), np.uint8)

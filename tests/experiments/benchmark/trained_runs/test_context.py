@@ -32,7 +32,7 @@ def rows_of(loaded, context):
     return script.context_rows(whole, context, longest=32, targets=6)
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="experiments/benchmark/trained_runs/test_context")
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/trained_runs/test_context")
 def test_every_context_ends_with_the_same_targets(loaded):
     parts = [[rows_of(loaded, c).batch(row) for row in range(12)] for c in CONTEXTS]
     for short, middle, long in zip(*parts, strict=True):

@@ -163,7 +163,7 @@ def followed() -> tuple[np.ndarray, list[list[Bank]], SlotMemoryState]:
     return np.stack(y), list(banks), state
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/slots/experimental/test_slot_memory")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/slots/experimental/test_slot_memory")
 def test_outputs_follow_the_rules() -> None:
     subject = subject_of("slots")
     assert_close(subject.run(), followed()[0], n=subject.length * 8)
@@ -312,7 +312,7 @@ def test_a_config_stored_when_four_was_the_default_loads() -> None:
     assert stored.addressed == today.addressed
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/slots/experimental/test_slot_memory")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/slots/experimental/test_slot_memory")
 def test_the_error_of_compression_falls_with_the_ratio() -> None:
     """Of layers that share their weights: one has the first of another's latents."""
     found, x = [], jnp.asarray(np.random.default_rng(0).standard_normal((2, 32, 8)), jnp.float32)

@@ -29,7 +29,7 @@ def only_dead_changed(before: Any, after: Any) -> bool:
     return bool(np.all(before[..., DEAD] != after[..., DEAD]))
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/slots/experimental/test_state_manager")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/slots/experimental/test_state_manager")
 def test_a_planted_dead_slot_is_pruned_and_begun_anew() -> None:
     x, module, manager = jax.random.normal(jax.random.key(0), (2, 16, 6)), CONFIG.build(), StateManager()
     params = jax.jit(module.init)(jax.random.key(1), x)["params"]

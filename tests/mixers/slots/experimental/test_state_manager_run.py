@@ -65,7 +65,7 @@ def test_dead_slots_are_neither_written_nor_read_and_importance_follows_reads() 
     assert after["other"] is params
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="mixers/slots/experimental/test_state_manager_run")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/slots/experimental/test_state_manager_run")
 def test_a_planted_dead_slot_is_closed_in_a_run_and_the_others_live(tmp_path: Any) -> None:
     planted = PlantedConfig(**{name: getattr(ENGINE, name) for name in ENGINE.__dataclass_fields__})
     stack = StackConfig(dim=8, num_layers=2, pattern=("engine",), mixers={"engine": planted})

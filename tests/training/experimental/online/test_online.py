@@ -62,7 +62,7 @@ def known(start: Any) -> Any:
     return first.params
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="training/experimental/online/test_online")
+@pytest.mark.slow(days=28, group="costly", turn="training/experimental/online/test_online")
 def test_less_is_forgotten_with_a_price_on_what_matters_or_with_replay(start: Any, known: Any) -> None:
     """Of the first task, behind updates with rows of a second one, which is learned all the same; in three seeds."""
 
@@ -82,7 +82,7 @@ def test_less_is_forgotten_with_a_price_on_what_matters_or_with_replay(start: An
         assert lost[REPLAYED] < 0.2 * lost[SETTINGS]
 
 
-@pytest.mark.slow(days=7, group="weekly", turn="training/experimental/online/test_online")
+@pytest.mark.slow(days=28, group="costly", turn="training/experimental/online/test_online")
 def test_importance_is_the_mean_square_gradient_of_rows(start: Any, known: Any) -> None:
     loss, rows = start[0], jnp.asarray(rows_of(0, 1, count=2))
     anchor = jax.jit(lambda params: make_anchor(loss, params, rows))(known)
@@ -98,6 +98,7 @@ def test_importance_is_the_mean_square_gradient_of_rows(start: Any, known: Any) 
     assert ewc_penalty(anchor, known) == 0
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/experimental/online/test_online")
 def test_a_gate_keeps_a_bad_update_out(start: Any, known: Any) -> None:
     """Rows of noise ruin the canary rows, and what serves stays; more rows of the first task may serve."""
     served = learner(start, SETTINGS, tolerance=0.05)
