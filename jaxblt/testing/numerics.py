@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
 
 from jaxblt.mixers.driver.base import init_state
 from jaxblt.testing.subject import Subject, expect_close
@@ -110,12 +111,21 @@ def check_finite_gradients(subject: Subject) -> None:
 
 
 def check_every_parameter(subject: Subject) -> None:
-    """Check that every parameter has a gradient."""
-    ids = jnp.ones((subject.rows, subject.length), jnp.int32)
+    """Check that every parameter has a gradient, of the output or of a loss that the mixer sows."""
+    x, ids = jnp.asarray(subject.x), jnp.ones((subject.rows, subject.length), jnp.int32)
     dy = jnp.asarray(subject.noise(4, subject.x.shape))
-    gradients, _ = subject.gradient(subject.params, jnp.asarray(subject.x), ids, dy)
-    for path, leaf in jax.tree.leaves_with_path(gradients):
-        if not np.any(np.asarray(leaf)):
+    gradients, _ = subject.gradient(subject.params, x, ids, dy)
+    unmoved = [path for path, leaf in jax.tree.leaves_with_path(gradients) if not np.any(np.asarray(leaf))]
+    if not unmoved:
+        return
+
+    def sown(params: Any) -> Float[Array, ""]:
+        _, side = subject.module.apply(params, x, segment_ids=ids, mutable=["losses"])
+        return sum((jnp.sum(leaf) for leaf in jax.tree.leaves(side)), jnp.zeros(()))
+
+    by_losses = dict(jax.tree.leaves_with_path(jax.jit(jax.grad(sown))(subject.params)))
+    for path in unmoved:
+        if not np.any(np.asarray(by_losses[path])):
             raise AssertionError(f"parameter{jax.tree_util.keystr(path)} has a gradient of zero")
 
 

@@ -53,6 +53,12 @@ REST: dict[str, MixerConfig] = {
     "sparse_attention": SparseAttentionConfig(
         dim=16, num_heads=4, num_kv_heads=2, head_dim=4, block=4, top_k=2, window=5
     ),
+    "sparse_attention_learned": SparseAttentionConfig(
+        dim=16, num_heads=4, num_kv_heads=2, head_dim=4, block=6, top_k=2, window=7, predictor=3
+    ),
+    "sparse_attention_both": SparseAttentionConfig(
+        dim=16, num_heads=2, num_kv_heads=1, head_dim=4, block=8, top_k=2, window=9, causal=False
+    ),
     "attention_both": AttentionConfig(dim=16, num_heads=4, causal=False, packed=False),
     "attention_both_window": AttentionConfig(dim=16, num_heads=4, causal=False, window=4),
     "hyena_implicit": HyenaConfig(dim=8, order=3, filter=IMPLICIT),
@@ -109,7 +115,7 @@ OF_DRIVER: dict[str, MixerConfig] = NAIVE | {"retention": written()["RetentionCo
 
 VARIANTS = (
     *("attention_window", "attention_alone", "attention_alibi", "attention_both_window"),
-    *("attention_rule", "attention_both_rule"),
+    *("attention_rule", "attention_both_rule", "sparse_attention_learned", "sparse_attention_both"),
     *(
         "attention_out_bias",
         "hyena_grouped",

@@ -99,6 +99,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "balance": (0.3,),
     "usage_decay": (0.3,),
     "top_k": (2, 1),
+    "predictor": (3,),
     "prune_below": (0.3,),
     "prune_after": (3,),
 }

@@ -1,5 +1,6 @@
 """The three branches of sparse attention, for rows that are whole, split along the sequence, or meet a cache."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,31 +14,41 @@ from jaxblt.mixers.attention.kv_cache import Cache, Meeting, emptied, put
 from jaxblt.mixers.attention.pooled import (
     NEVER,
     Pooled,
+    Queries,
     Sums,
     at_ends,
     attend_blocks,
     choose_blocks,
+    find_all_ends,
     find_ends,
     sum_blocks,
 )
+from jaxblt.mixers.attention.predictor import Asked, Keys, imitate
 from jaxblt.parallel.attention.by_time import Seen, document_times
 from jaxblt.parallel.attention.merge import ring_pass
 from jaxblt.parallel.attention.plan import Plan
 from jaxblt.parallel.sequence import SeqAxis
+from pallas_kernels._compat import count_below
 from pallas_kernels.attention import Chosen, Partial, attention, attention_with_lse, masks, merge_partials
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.rules import Interval
 
 SAMPLED = 16
-"""Queries of a row for which the share that is kept is measured against dense attention."""
+"""Queries of a device's row for which dense attention is computed, beside what is chosen."""
 
 
 class Branches(NamedTuple):
-    """Sizes of the branches: tokens of a block, blocks that a token chooses, and steps of the window."""
+    """Sizes of the branches: tokens of a block, blocks that a token chooses, and steps of the window; its direction."""
 
     block: int
     top_k: int
     window: int
+    causal: bool = True
+
+    @property
+    def direction(self) -> Mask:
+        """The mask that both of the branches over tokens have."""
+        return masks.CAUSAL if self.causal else masks.FULL
 
     def chosen(self, lists: Int[Array, "B T G n"]) -> Chosen:
         """Return the rule of chosen blocks."""
@@ -49,6 +60,7 @@ class Stream(NamedTuple):
 
     Attributes:
       q, k, v: queries, keys and values.
+      learned: queries [B, T, H, K] and keys [B, T, G, K] of a predictor, or None.
       gates: of the three branches.
       ids: s > 0 a token of document s, -s a hole, 0 nothing.
       times: steps since the start of the document.
@@ -57,51 +69,124 @@ class Stream(NamedTuple):
     q: Any
     k: Any
     v: Any
+    learned: Any
     gates: Any
     ids: Any
     times: Any
 
+    @property
+    def shown(self) -> Int[Array, "B T"]:
+        """Documents, 0 where there is no token."""
+        return jnp.maximum(self.ids, 0)
+
+    @property
+    def asks(self) -> Float[Array, "B T H K"]:
+        """What tokens choose blocks with: a predictor's queries if there is one."""
+        return self.q if self.learned is None else self.learned[0]
+
+    @property
+    def pooled_values(self) -> tuple[Any, Any, Any]:
+        """What blocks hold sums of."""
+        return self.k, self.v, None if self.learned is None else self.learned[1]
+
+
+class Grid(NamedTuple):
+    """The blocks of a device's rows.
+
+    Attributes:
+      block: of each token in hand, counted along the whole row; -1 for holes and where nothing is.
+      wanted: the same of each block that is pooled, rising; `NEVER` for none.
+      first, ends: index of each block's first and last token; the first token in hand has 0.
+    """
+
+    block: Int[Array, "B T"]
+    wanted: Int[Array, "B M"]
+    first: Int[Array, "B M"]
+    ends: Int[Array, "B M"]
+
+    def sum[T](self, values: T, size: int, axis: SeqAxis | None) -> tuple[T, Float[Array, "B M"]]:
+        """Return sums of values over the tokens of each block, and how many there are; on all devices."""
+        sums = sum_blocks(values, self.block, self.wanted, self.ends, size)
+        return sums if axis is None else lax.psum(sums, axis.name)
+
 
 def attend_tokens(
-    branches: Branches, axis: SeqAxis | None, given: tuple[Stream, Any], _: Any, __: Any
-) -> tuple[Float[Array, "B T H K"], Int[Array, "B T G n"]]:
-    """Return the gated outputs of a device's tokens and the blocks that they chose, inside an island.
+    branches: Branches, axis: SeqAxis | None, learns: bool, given: tuple[Stream, Any], _: Any, __: Any
+) -> tuple[Float[Array, "B T H K"], Int[Array, "B T G n"], Float[Array, "B asked G 2"] | None]:
+    """Return the gated outputs of a device's tokens, the blocks that they chose, and a predictor's losses.
 
     Args:
       branches: sizes.
       axis: splits the tokens, or None.
+      learns: measure the losses of a predictor; else they are None.
       given: the tokens, and lists to take instead of those that they would choose, or None.
     """
     stream, lists = given
-    shown = jnp.maximum(stream.ids, 0)
-    pooled = _pool(branches, axis, stream)
-    by_blocks = attend_blocks(stream.q, pooled, shown, stream.times, branches.block)
+    grid, pooled = _pool(branches, axis, stream)
+    by_blocks = attend_blocks(
+        stream.q, pooled, stream.shown, stream.times, branches.block, causal=branches.causal
+    )
     if lists is None:
-        lists = choose_blocks(stream.q, pooled, shown, stream.times, branches.block, branches.top_k)
-    own = Seen(stream.k, stream.v, shown, stream.times)
+        lists = _choose(branches, axis, stream, grid, pooled)
+    losses = _imitate(branches, axis, stream, grid, pooled) if learns else None
+    own = Seen(stream.k, stream.v, stream.shown, stream.times)
     attend = _attend_whole if axis is None else _attend_split
-    return _gate(stream.gates, by_blocks, *attend(branches, stream.q, own, lists)), lists
+    return _gate(stream.gates, by_blocks, *attend(branches, stream.q, own, lists)), lists, losses
 
 
-def _pool(branches: Branches, axis: SeqAxis | None, stream: Stream) -> Pooled:
+def _pool(branches: Branches, axis: SeqAxis | None, stream: Stream) -> tuple[Grid, Pooled]:
     """Return the blocks of all documents; split tokens are summed over the devices, which all hold the result."""
-    ids, times, size = stream.ids, stream.times, branches.block
+    ids, times, size, length = stream.ids, stream.times, branches.block, stream.q.shape[1]
+    first: Any = 0
     if axis is not None:
         ids = lax.all_gather(ids, axis.name, axis=1, tiled=True)
-        times = document_times(ids, None)
+        times, first = document_times(ids, None), lax.axis_index(axis.name) * length
     document = jnp.abs(ids)
-    ends = find_ends(times, document > 0, size)
-    wanted = jnp.where(ends < NEVER, at_ends(document, ends), -1)
-    first = 0 if axis is None else lax.axis_index(axis.name) * stream.q.shape[1]
-    sums = sum_blocks(stream.k, stream.v, stream.ids, wanted, ends - first, size)
-    if axis is not None:
-        sums = lax.psum(sums, axis.name)
-    return sums.pool(jnp.maximum(wanted, 0), at_ends(times, ends) // size, stream.k.dtype)
+    ends = find_ends(times, document > 0, size) if branches.causal else find_all_ends(times, document, size)
+    blocks = jnp.cumsum(times % size == 0, 1, dtype=jnp.int32)
+    wanted = jnp.where(ends < NEVER, at_ends(blocks, ends), NEVER)
+    own = blocks if axis is None else lax.dynamic_slice_in_dim(blocks, first, length, 1)
+    last = at_ends(times, ends)
+    grid = Grid(jnp.where(stream.ids > 0, own, -1), wanted, ends - first - last % size, ends - first)
+    values, tokens = grid.sum(stream.pooled_values, size, axis)
+    return grid, Sums(*values, tokens).pool(at_ends(document, ends), last // size, stream.k.dtype)
+
+
+def _choose(
+    branches: Branches, axis: SeqAxis | None, stream: Stream, grid: Grid, pooled: Pooled
+) -> Int[Array, "B T G n"]:
+    """Return the blocks that each token chooses; if not causal all tokens of a block choose by the sum of queries."""
+    if branches.causal:
+        queries = Queries(stream.asks, stream.shown, stream.times // branches.block)
+        return choose_blocks(queries, pooled, branches.top_k)
+    q, tokens = grid.sum(lax.stop_gradient(stream.asks), branches.block, axis)
+    q = (q / jnp.maximum(tokens, 1)[..., None, None]).astype(stream.k.dtype)
+    lists = choose_blocks(Queries(q, pooled.ids, None), pooled, branches.top_k)
+    place = jax.vmap(partial(count_below, equal=False))(grid.wanted, grid.block)
+    place = jnp.minimum(place, grid.wanted.shape[1] - 1)
+    found = jnp.take_along_axis(grid.wanted, place, 1) == grid.block
+    lists = jnp.take_along_axis(lists, place[..., None, None], 1)
+    return jnp.where(found[..., None, None], lists, -1)
+
+
+def _imitate(
+    branches: Branches, axis: SeqAxis | None, stream: Stream, grid: Grid, pooled: Pooled
+) -> Float[Array, "B asked G 2"]:
+    """Return the losses of the predictor at a sample of a device's tokens."""
+    sample, (learned, _) = _sample(stream.ids.shape[1]), stream.learned
+    asked = Asked(*(x[:, sample] for x in (stream.q, learned, stream.shown, stream.times)))
+    keys = Keys(stream.k, stream.shown, stream.times, grid.first, grid.ends)
+    return imitate(asked, keys, pooled, branches.block, axis, causal=branches.causal)
+
+
+def _sample(length: int) -> np.ndarray:
+    """Return the indices of `SAMPLED` tokens, or of all if there are fewer, evenly from the first to the last."""
+    return np.linspace(0, length - 1, min(SAMPLED, length)).astype(int)
 
 
 def _attend_whole(branches: Branches, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:
     """Return attention to chosen blocks and to the window."""
-    mask = masks.CAUSAL & masks.documents(own.ids)
+    mask = branches.direction & masks.documents(own.ids)
     chosen = mask & masks.positions(own.times, own.times) & branches.chosen(lists)
     return attention(q, own.k, own.v, chosen), attention(
         q, own.k, own.v, mask & masks.window(branches.window)
@@ -112,7 +197,8 @@ def _attend_split(branches: Branches, q: Array, own: Seen, lists: Array) -> tupl
     """Return the same by one ring pass for both, in fp32."""
 
     def attend(held: Seen) -> list[Partial]:
-        mask = masks.CAUSAL & masks.positions(own.times, held.times) & masks.documents(own.ids, held.ids)
+        mask = branches.direction & masks.positions(own.times, held.times)
+        mask &= masks.documents(own.ids, held.ids)
         both = (mask & branches.chosen(lists), mask & masks.window(branches.window))
         return [Partial(*attention_with_lse(q, held.k, held.v, one)) for one in both]
 
@@ -130,12 +216,12 @@ def _gate(gates: Float[Array, "B T H 3"], *outputs: Float[Array, "B T H K"]) -> 
 
 def kept_share(branches: Branches, stream: Stream, lists: Int[Array, "B T G n"]) -> Float[Array, "B"]:
     """Return the share of dense attention on chosen blocks and window: the mean over heads and `SAMPLED` queries."""
-    length = stream.q.shape[1]
-    sample = np.linspace(0, length - 1, min(SAMPLED, length)).astype(int)
-    q, lists, ids, times = (x[:, sample] for x in (stream.q, lists, jnp.maximum(stream.ids, 0), stream.times))
-    mask = masks.CAUSAL & masks.positions(times, stream.times)
-    mask &= masks.documents(ids, jnp.maximum(stream.ids, 0))
-    kept = mask & (branches.chosen(lists) | Interval(branches.window - 1, 0))
+    sample = _sample(stream.ids.shape[1])
+    q, lists, ids, times = (x[:, sample] for x in (stream.q, lists, stream.shown, stream.times))
+    mask = branches.direction & masks.positions(times, stream.times)
+    mask &= masks.documents(ids, stream.shown)
+    reach = branches.window - 1
+    kept = mask & (branches.chosen(lists) | Interval(reach, 0 if branches.causal else reach))
     some, every = (attention_with_lse(q, stream.k, stream.v, each)[1] for each in (kept, mask))
     tokens = (ids > 0)[:, None].astype(jnp.float32)
     share = jnp.sum(jnp.exp(some - every) * tokens, (1, 2)) / (
@@ -147,6 +233,7 @@ def kept_share(branches: Branches, stream: Stream, lists: Int[Array, "B T G n"])
 def attend_cached(
     branches: Branches,
     q: Float[Array, "B T H K"],
+    learned: tuple[Array, Array] | None,
     gates: Float[Array, "B T H 3"],
     met: Meeting,
     documents: Int[Array, "B T"],
@@ -154,16 +241,18 @@ def attend_cached(
 ) -> tuple[Float[Array, "B T H K"], Cache, Sums]:
     """Return the gated outputs of a call's tokens, and the cache and the sums of blocks after them.
 
-    `documents` are as the ids of the tokens, which they are of holes too.
+    `documents` are as the ids of the tokens, which they are of holes too. `learned` are a predictor's queries and keys.
     """
     new, size = met.new, branches.block
-    pooled = _known(met, sums, size).join(_completed(met, documents, sums, size))
-    by_blocks = attend_blocks(q, pooled, new.ids, new.times, size)
-    lists = choose_blocks(q, pooled, new.ids, new.times, size, branches.top_k)
+    values = (new.k, new.v, None if learned is None else learned[1])
+    pooled = _known(met, sums, size).join(_completed(met, values, documents, sums, size))
+    by_blocks = attend_blocks(q, pooled, new.ids, new.times, size, causal=True)
+    asks = q if learned is None else learned[0]
+    lists = choose_blocks(Queries(asks, new.ids, new.times // size), pooled, branches.top_k)
     after = put(emptied(met.cache, met.fresh), new)
     k, v, mask = near_keys(Plan(route="whole"), q, met.cache, after, new, new.ids)
     o = [attention(q, k, v, mask & other) for other in _others(branches, lists)]
-    return _gate(gates, by_blocks, *o), after, _added(met, documents, sums, size)
+    return _gate(gates, by_blocks, *o), after, _added(met, values, documents, sums, size)
 
 
 def _others(branches: Branches, lists: Array) -> tuple[Mask, Mask]:
@@ -177,24 +266,29 @@ def _known(met: Meeting, sums: Sums, size: int) -> Pooled:
     return sums.pool(complete.astype(jnp.int32), numbers, met.new.k.dtype)
 
 
-def _completed(met: Meeting, documents: Int[Array, "B T"], sums: Sums, size: int) -> Pooled:
+def _completed(
+    met: Meeting, values: tuple[Any, Any, Any], documents: Int[Array, "B T"], sums: Sums, size: int
+) -> Pooled:
     """Return the blocks that the call completes, of all its documents; the first may have begun before."""
     new = met.new
     ends = find_ends(new.times, documents > 0, size)
     document = at_ends(documents, ends)
     numbers = at_ends(new.times, ends) // size
-    found = sum_blocks(new.k, new.v, new.ids, jnp.where(ends < NEVER, document, -1), ends, size)
-    begun = (document == 1)[..., None, None]
+    wanted = jnp.where(ends < NEVER, document, -1)
+    summed, tokens = sum_blocks(values, new.ids, wanted, ends, size)
+    begun = document == 1
     place = jnp.minimum(numbers, sums.tokens.shape[1] - 1)
-    k, v = (
-        x + jnp.where(begun, jnp.take_along_axis(old, place[..., None, None], 1), 0)
-        for x, old in ((found.k, sums.k), (found.v, sums.v))
-    )
-    count = found.tokens + jnp.where(begun[..., 0, 0], jnp.take_along_axis(sums.tokens, place, 1), 0)
-    return Sums(k, v, count).pool(document, numbers, new.k.dtype)
+
+    def join(old: Array, x: Array) -> Array:
+        lead = (..., *(None,) * (x.ndim - 2))
+        return x + jnp.where(begun[lead], jnp.take_along_axis(old, place[lead], 1), 0)
+
+    return jax.tree.map(join, sums, Sums(*summed, tokens)).pool(document, numbers, new.k.dtype)
 
 
-def _added(met: Meeting, documents: Int[Array, "B T"], sums: Sums, size: int) -> Sums:
+def _added(
+    met: Meeting, values: tuple[Any, Any, Any], documents: Int[Array, "B T"], sums: Sums, size: int
+) -> Sums:
     """Return the sums of each row's last document after the call; rows without a token keep every bit."""
     new, blocks = met.new, sums.tokens.shape[1]
     last = jnp.max(documents, 1, keepdims=True)
@@ -204,4 +298,4 @@ def _added(met: Meeting, documents: Int[Array, "B T"], sums: Sums, size: int) ->
         old = jnp.where(met.fresh.reshape(-1, *(1,) * (old.ndim - 1)), 0, old)
         return jax.vmap(lambda o, i, x: o.at[i].add(x, mode="drop"))(old, place, x.astype(jnp.float32))
 
-    return Sums(add(sums.k, new.k), add(sums.v, new.v), add(sums.tokens, jnp.ones(new.ids.shape)))
+    return jax.tree.map(add, sums, Sums(*values, jnp.ones(new.ids.shape)))

@@ -8,6 +8,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import Linear, linears
@@ -18,12 +19,11 @@ from jaxblt.mixers.attention.rotary import turn
 from jaxblt.mixers.driver.base import Clock
 from jaxblt.mixers.driver.choices import given_choice, held
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
-from jaxblt.mixers.driver.steps import check_causal
 from jaxblt.parallel.attention.by_time import document_times, row_times
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence
 from jaxblt.show import show
-from jaxblt.side_outputs import sow_metric
+from jaxblt.side_outputs import sow_loss, sow_metric
 from jaxblt.validation import check_bounds, check_fields
 
 CHOICE = "blocks"
@@ -39,11 +39,16 @@ class SparseAttentionConfig:
       num_heads: query heads H.
       num_kv_heads: key and value heads G, a divisor of H; None for H. Heads of a group choose blocks together.
       head_dim: width K of a head; None for D / H.
-      causal: True; blocks are chosen from complete ones before the token.
+      causal: a token sees what came before, and chooses from complete blocks; otherwise from its whole document, all
+        tokens of a block together.
       block: tokens in a block, counted from the start of the document.
       top_k: blocks that a token chooses; all of them where there are fewer.
-      window: steps that a token sees in any case, its own included; at least a block, so that nothing is lost between.
+      window: steps that a token sees in any case, its own included (on either side if not causal); at least a block, so
+        that nothing is lost between.
       rope_theta: base of the rotary frequencies.
+      predictor: hidden width P of two networks that make the queries and keys by which blocks are chosen. They begin
+        close to the pooled branch's own, which None keeps. A loss of their own trains them to give each block its share
+        of dense attention, and trains nothing else.
     """
 
     dim: int
@@ -55,19 +60,18 @@ class SparseAttentionConfig:
     top_k: int = 16
     window: int = 512
     rope_theta: float = 10_000.0
+    predictor: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_bounds(
-            self, "dim", "num_heads", "num_kv_heads", "head_dim", "block", "top_k", "window", least=1
-        )
+        names = ("dim", "num_heads", "num_kv_heads", "head_dim", "block", "top_k", "window", "predictor")
+        check_bounds(self, *names, least=1)
         if self.window < self.block:
             raise ValueError(
                 f"SparseAttentionConfig.window must be at least block = {self.block}, got {self.window}: only the "
                 "window shows a token its own block"
             )
         check_bounds(self, "rope_theta", above=0)
-        check_causal(self)
         if self.head_dim is None and self.dim % self.num_heads:
             raise ValueError(
                 f"dim {self.dim} does not divide among num_heads = {self.num_heads}: set head_dim"
@@ -92,7 +96,7 @@ class SparseAttentionConfig:
     @property
     def branches(self) -> Branches:
         """Sizes of the three branches."""
-        return Branches(self.block, self.top_k, self.window)
+        return Branches(self.block, self.top_k, self.window, self.causal)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "SparseAttention":
         """Return the module; parameters are fp32, computation in `dtype`, softmax, pooling and gates in fp32."""
@@ -103,8 +107,10 @@ class SparseAttentionConfig:
         sizes = {"num_kv_heads": self.groups, "head_dim": self.width}
         cache = init_attention_state(batch_size, capacity=capacity, window=None, dtype=dtype, **sizes)
         shape = (batch_size, -(-cache.times.shape[1] // self.block))
-        zeros = jnp.zeros((*shape, self.groups, self.width), jnp.float32)
-        return SparseState(cache, Sums(zeros, zeros, jnp.zeros(shape, jnp.float32)), capacity, self.block)
+        zeros = lambda *more: jnp.zeros((*shape, *more), jnp.float32)  # noqa: E731
+        k = v = zeros(self.groups, self.width)
+        p = None if self.predictor is None else k
+        return SparseState(cache, Sums(k, v, p, zeros()), capacity, self.block)
 
 
 @flax.struct.dataclass
@@ -136,6 +142,7 @@ class SparseAttention(nn.Module):
 
     o_pooled attends to the means of complete blocks, o_chosen to the tokens of the `top_k` blocks that the first
     branch gives the largest shares, o_window to the last `window` tokens. Scores of pooled blocks cost T^2 / block.
+    A predictor's shares take their place if there is one; its loss is `imitate`'s, the mean over sampled queries.
     The metric "kept" is the share of dense attention that falls on chosen blocks and window, for a sample of queries.
     """
 
@@ -164,12 +171,15 @@ class SparseAttention(nn.Module):
         places = times if positions is None else positions
         places = places if state is None else rows.arranged.positions
         q, k = turn(q, k, places, theta=config.rope_theta, scale=1.0)
+        learned = None
+        if config.predictor is not None:
+            learned = self._learned(q, "predictor_q"), self._learned(k, "predictor_k")
         if state is None:
-            o = self._train(rows, Stream(q, k, v, gates, self._ids(rows), times))
+            o = self._train(rows, Stream(q, k, v, learned, gates, self._ids(rows), times))
         else:
             met = meet(k, v, rows.arranged, state.cache, split=False)
             documents = jnp.where(rows.arranged.live, rows.arranged.run + 1, 0)
-            given = (q, gates, met, documents, state.sums)
+            given = (q, learned, gates, met, documents, state.sums)
             o, cache, sums = over_batch(lambda given, _: attend_cached(config.branches, *given), given)
             state = dataclasses.replace(
                 state, cache=dataclasses.replace(state.cache, clock=rows.clock, **cache._asdict()), sums=sums
@@ -191,15 +201,27 @@ class SparseAttention(nn.Module):
     def _ids(self, rows: Rows) -> Int[Array, "B T"]:
         return jnp.ones(rows.x.shape[:2], jnp.int32) if rows.segment_ids is None else rows.segment_ids
 
+    def _learned(self, x: Float[Array, "B T H K"], name: str) -> Float[Array, "B T H K"]:
+        """Return x + V relu(W x) for queries or keys, of which no gradient reaches the layer; V begins small."""
+        wide, x = {"p": self.config.predictor or 0}, lax.stop_gradient(x)
+        hidden = Linear("bthk,kp->bthp", wide, ("head_dim", None), self.dtype, name=f"{name}_in")(x)
+        start = {"kernel_init": nn.initializers.normal(0.01), "name": f"{name}_out"}
+        out = Linear("bthp,pk->bthk", {"k": x.shape[-1]}, (None, "head_dim"), self.dtype, **start)
+        return x + out(jax.nn.relu(hidden))
+
     def _train(self, rows: Rows, stream: Stream) -> Float[Array, "B T H K"]:
         """Return the gated outputs; report chosen blocks and the share that they keep."""
         given = (stream, given_choice(self, CHOICE))
-        heads = Stream(True, True, True, True, False, False), True
-        work = partial(attend_tokens, self.config.branches, rows.axis)
+        heads = Stream(True, True, True, True, True, False, False), True
+        learns = stream.learned is not None and self.is_mutable_collection("losses")
+        work = partial(attend_tokens, self.config.branches, rows.axis, learns)
         if rows.axis is not None:
-            o, lists = over_sequence(work, given, heads=heads)
+            o, lists, losses = over_sequence(work, given, heads=heads)
         else:
-            o, lists = over_batch(lambda given, _: work(given, (), ()), given, heads=heads)
+            o, lists, losses = over_batch(lambda given, _: work(given, (), ()), given, heads=heads)
+        if losses is not None:
+            away, weight = jnp.sum(losses, (0, 1, 2))
+            sow_loss(self, "predictor", away / jnp.maximum(weight, 1))
         lists = held(self, CHOICE, lists)
         if rows.axis is None and self.is_mutable_collection("metrics"):
             share = partial(kept_share, self.config.branches)
@@ -207,7 +229,7 @@ class SparseAttention(nn.Module):
         return o
 
     def _project(self, name: str, heads: int, width: int) -> Linear:
-        axis = "kv_heads" if name in "kv" else "heads"
+        axis = "heads" if name in ("q", "gate") else "kv_heads"
         return Linear(
             "btd,dhk->bthk",
             {"h": heads, "k": width},

@@ -74,11 +74,12 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "num_heads": (0, -1, 2.5, 7),
         "num_kv_heads": (0, 3),
         "head_dim": (0, 7, 2.5),
-        "causal": (False, 1),
+        "causal": (1,),
         "block": (0, 2.5, 513),
         "top_k": (0, 2.5),
         "window": (0, 63, 2.5),
         "rope_theta": (0.0, NAN),
+        "predictor": (0, 2.5),
     },
     HyenaConfig: {
         "dim": (0, 2.5),
