@@ -38,7 +38,15 @@ ROOMS = {
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
     "peers": ("evo2", "fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
-    "trained_runs": ("baselines", "boxed_run", "context", "reading_frames", "record"),
+    "trained_runs": (
+        "baselines",
+        "boxed_run",
+        "context",
+        "distillation",
+        "pruning",
+        "reading_frames",
+        "record",
+    ),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),
 }
