@@ -15,6 +15,7 @@ from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.label_comparison import compare
 from jaxblt.cli.main import main
 from jaxblt.data import LabelledDataConfig, NearCopyWarning, with_classes
+from jaxblt.data.sources import reverse_complement
 from jaxblt.evaluation.label_baselines import read_split, score_markov
 from jaxblt.models import WordsConfig
 from jaxblt.parallel import MeshConfig
@@ -97,6 +98,33 @@ def test_it_starts_as_the_regression_on_words_and_is_told_beside_baselines(run, 
         (1.0, "this run is no worse than the baselines: mcc 1.0"),
     ):
         assert compare(run.recipe.data, {"accuracy": 1.0, "mcc": mcc}).lines[-1].startswith(said)
+
+
+@pytest.mark.slow(days=7, group="weekly", turn="training/test_finetune")
+def test_a_run_that_reads_both_strands_learns_and_answers(run):
+    main(command(4, "--run-dir", "runs/both", "--head.strands", "both", "--no-baselines"))
+    both = jaxblt.load("runs/both", step=4)
+    assert (both.recipe.model.strands, both.recipe.model.head.words) == ("both", WordsConfig("dna", 6, True))
+    kernel = [
+        one.params["label_head"]["outputs"]["kernel"] for one in (both, jaxblt.load("runs/both", step=0))
+    ]
+    assert not np.array_equal(*kernel)
+    sequences = [sequence for _, sequence, _ in records(8)]
+    found, other = (
+        both.classify(given).probabilities
+        for given in (sequences, [reverse_complement(s.encode()) for s in sequences])
+    )
+    assert_close(other, found)
+
+
+def test_both_strands_are_of_dna():
+    with open("peptides.csv", "w", encoding="utf-8") as file:
+        file.write(
+            "sequence,label\n" + "".join(f"MKLVINQ{'ACDEFGHIKL'[i]}W,{'ab'[i % 2]}\n" for i in range(10))
+        )
+    data = LabelledDataConfig(paths=("peptides.csv",), fractions=(0.6, 0.2, 0.2), seq_len=64)
+    with pytest.raises(ValueError, match="strands = 'both' are of DNA, and the training records are protein"):
+        finetune_recipe(BASE_RUN, data, strands="both")
 
 
 def test_the_tutorial_gives_a_table_and_a_picture(run):

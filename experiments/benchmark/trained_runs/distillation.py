@@ -29,7 +29,7 @@ class Settings:
     """
 
     layers: int = 3
-    steps: int = 240
+    steps: int = 150
     rows: int = 4
     length: int = 256
     learning_rate: float = 2e-3
