@@ -48,6 +48,7 @@ def distillation(
     out: str,
     work: str = "runs/benchmark/distillation",
     seeds: int = 3,
+    first_seed: int = 0,
     teacher: str = TEACHER,
     settings: Settings = Settings(),
 ) -> dict[str, Any]:
@@ -60,17 +61,18 @@ def distillation(
       data: folder of train.fa, validation.fa and test.fa, as `experiments.genes` writes them.
       out: file for the figures as JSON, written anew after each seed.
       work: folder for the runs; it must be new.
-      seeds: of parameters and of the order of rows: 0, 1, ...
+      seeds: of parameters and of the order of rows: how many, from `first_seed` on.
+      first_seed: see there.
       teacher: the run.
       settings: of both students.
     """
     import jaxblt
     from experiments.benchmark.figures.over_seeds import over_seeds
     from experiments.benchmark.figures.saved import save
-    from experiments.benchmark.labels.labelled_runs import new_folder
+    from experiments.benchmark.labels.labelled_runs import new_folder, seeds_of
     from jaxblt.training.flops import count_params
 
-    root, known = new_folder(work), jaxblt.load(teacher, dtype="float32")
+    chosen, root, known = seeds_of(first_seed, seeds), new_folder(work), jaxblt.load(teacher, dtype="float32")
     rows = replace(
         known.recipe.data, paths=(f"{data}/*.fa",), seq_len=settings.length, batch_size=settings.rows
     )
@@ -86,7 +88,7 @@ def distillation(
         "scored_bases": scored["bytes"],
         "runs": [],
     }
-    for seed in range(seeds):
+    for seed in chosen:
         scratch = student(replace(known.recipe, data=rows), seed, settings)
         for name, recipe in {"scratch": scratch, "distilled": taught(scratch, teacher, settings)}.items():
             found = train(recipe, root / f"{name}_{seed}", asked)
