@@ -286,12 +286,13 @@ def test_bad_command_lines_of_finetune(capsys):
 
 @pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize(("target", "crf"), [("number", False), ("positions", False), ("positions", True)])
-def test_numbers_and_positions_are_learned_too(target, crf, tmp_path):
-    """Length as a number; each letter as its own class."""
+def test_numbers_and_positions_are_learned_too(target, crf, tmp_path, capsys):
+    """Length as a number, beside its baselines; each letter as its own class."""
     found = records(count=64)
     rows = [f"{s},{len(s) if target == 'number' else s.lower()}\n" for _, s, _ in found]
     Path(tmp_path / "r.csv").write_text("sequence,label\n" + "".join(rows))
-    recipe = finetune_recipe(BASE_RUN, data_of(tmp_path / "r.csv", target), pool="attention", crf=crf)
+    pool = "attention" if target == "number" else "mean"
+    recipe = finetune_recipe(BASE_RUN, data_of(tmp_path / "r.csv", target), pool=pool, crf=crf)
     validation = fit(short(recipe), tmp_path / "run").validation
     answers = jaxblt.load(tmp_path / "run").classify([found[0][1]])
     answers.to_tsv(tmp_path / "p.tsv")
@@ -301,6 +302,11 @@ def test_numbers_and_positions_are_learned_too(target, crf, tmp_path):
         assert recipe.objective.center == pytest.approx(np.mean([len(s) for _, s, _ in found]), rel=0.1)
         assert {"rmse", "pearson", "spearman"} <= set(validation)
         assert 10 < float(said) < 60
+        capsys.readouterr()
+        main(["evaluate", str(tmp_path / "run")])
+        told = capsys.readouterr()
+        assert list(json.loads(told.out)["baselines"]) == ["mean", "nearest", "words"]
+        assert "spearman" in told.err.splitlines()[-1]
     else:
         assert recipe.data.classes == ("a", "c", "g", "t")
         assert validation["accuracy"] > 0.9
