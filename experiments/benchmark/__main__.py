@@ -20,7 +20,7 @@ ROOMS = {
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
     "peers": ("evo2",),
-    "trained_runs": ("baselines", "boxed_run", "context", "record"),
+    "trained_runs": ("baselines", "boxed_run", "context", "distillation", "pruning", "record"),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),
 }

@@ -105,6 +105,10 @@ def attributions(
     """
     whole("steps", steps, least=1)
     data = run.recipe.data
+    if getattr(run.recipe.model, "strands", "one") == "both":
+        raise ValueError(
+            "the run reads both strands (model.strands = 'both'), and an attribution is of one reading: use mutagenesis"
+        )
     options = {"window": None, "batch_size": batch_size, "as_trained": as_trained, "mesh": mesh}
     source = open_records(sequences, data, as_trained=as_trained)
     if isinstance(data, LabelledDataConfig):

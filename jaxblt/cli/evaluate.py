@@ -64,7 +64,7 @@ def evaluate(
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       predictions: of a run on labels, file for name, label, probabilities and prediction of each record.
-      baselines: of a run on classes, score simple models on the test split of its data too, and say if one is ahead.
+      baselines: of a run on classes or numbers, score simple models on the test split too, and say if one is ahead.
       out: file for the figures as JSON.
       overwrite: replace OUT and PREDICTIONS if they are there.
       trust_sources: fetch URLs that the run's config names; a run of a stranger may name any. Local paths are read.
@@ -108,7 +108,7 @@ def evaluate(
 
 
 def _beside(asked: Evaluated, found: Mapping[str, float]) -> dict[str, Any]:
-    """Return the figures of baselines on a test split of classes, and print what they say of the run's figures."""
+    """Return the figures of baselines on a test split of one label a record, and print what they say of the run."""
     if asked.split != "test" or not is_comparable(asked.data):
         return {}
     comparison = compare(asked.data, found)

@@ -44,6 +44,8 @@ class HeadOptions:
         DNA, 3 for proteins, and 0 for text and classes of positions.
       places: first places of a record whose letters answer too, each at its place; 0 for none. By default all where
         records are of one length and read from one strand.
+      strands: "both" reads records of DNA on both strands and answers with the mean, so that a record and its reverse
+        complement have one answer.
     """
 
     pool: Literal["cls", "mean", "max", "attention"] = "mean"
@@ -51,6 +53,7 @@ class HeadOptions:
     crf: bool = False
     words: int | None = None
     places: int | None = None
+    strands: Literal["one", "both"] = "one"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,8 +101,8 @@ def score_nearest(parts: Parts, *, lengths: Sequence[int] = NEAREST) -> dict[str
 
     def fits() -> Iterable[tuple[dict[str, float], Scores]]:
         for length in lengths:
-            held = {part: rows.sign() for part, rows in _count(parts, length, both_strands=True).x.items()}
-            x = {part: _unit(rows) for part, rows in held.items()}
+            held = held_words(parts, length)
+            x = {part: unit_rows(rows) for part, rows in held.items()}
             shared = np.asarray(held["train"].sum(0)).ravel() > 1
             alone = np.bincount(y[held["train"] @ shared == 0], minlength=classes)
             most = alone + np.bincount(y, minlength=classes) / len(y)
@@ -174,7 +174,12 @@ def _classes(parts: Parts) -> int:
     return 1 + max(int(y.max(initial=0)) for _, y in parts.values())
 
 
-def _unit(rows: Any) -> Any:
+def held_words(parts: Parts, length: int) -> dict[str, Any]:
+    """Return 1 for each word that each record has, on both strands of DNA: sparse Float[N, W] by part."""
+    return {part: rows.sign() for part, rows in _count(parts, length, both_strands=True).x.items()}
+
+
+def unit_rows(rows: Any) -> Any:
     """Return rows of length 1; empty ones stay."""
     length = np.sqrt(np.asarray(rows.multiply(rows).sum(1)).ravel())
     return diags(1 / np.maximum(length, 1e-9)) @ rows

@@ -37,7 +37,7 @@ def prune(params: Any, share: float, *, over: Literal["model", "matrix"] = "mode
         raise ValueError(f"share of weights to prune must be from 0 to 1, got {share}")
     refuse_quantized(params, "pruning")
     flat: dict[Any, Any] = dict(flatten_dict(params))
-    names = [name for name, leaf in flat.items() if name[-1] == KERNEL and leaf.ndim > 1]
+    names = list(weights_of(params))
     if not names:
         raise ValueError("there is no weight to prune: no parameter of two or more axes is called 'kernel'")
     groups = [names] if over == "model" else [[name] for name in names]
@@ -53,10 +53,15 @@ def prune(params: Any, share: float, *, over: Literal["model", "matrix"] = "mode
     return unflatten_dict(pruned)
 
 
+def weights_of(params: Any) -> dict[Any, Any]:
+    """Return the weights of a model by path: what `prune` ranks."""
+    flat: dict[Any, Any] = dict(flatten_dict(params))
+    return {name: x for name, x in flat.items() if name[-1] == KERNEL and x.ndim > 1}
+
+
 def sparsity(params: Any) -> float:
     """Return the share of weights that are 0."""
-    flat: dict[Any, Any] = dict(flatten_dict(params))
-    leaves = [x for name, x in flat.items() if name[-1] == KERNEL and x.ndim > 1]
+    leaves = weights_of(params).values()
     return float(sum(np.sum(np.asarray(x) == 0) for x in leaves) / sum(x.size for x in leaves))
 
 

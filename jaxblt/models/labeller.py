@@ -1,12 +1,13 @@
 """A model that answers with labels: a language model's own states under a head for classes or numbers."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxblt.models.both_strands import find_partners, mean_of_strands, read_both, twice
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.no_decoding import NoDecoding
 from jaxblt.models.row_layout import RowLayout
@@ -31,10 +32,13 @@ class LabellerConfig:
     Attributes:
       base: config of a model with `hidden`, such as `ByteLMConfig` or `BLTConfig`.
       head: what is asked; `TaskHeadsConfig` asks for several labels at once.
+      strands: "both" reads DNA from both ends and answers with the mean, so that a record and its reverse complement
+        have one answer, and a base and its partner one class. It takes twice the time.
     """
 
     base: Any
     head: LabelHeadConfig | TaskHeadsConfig = LabelHeadConfig()
+    strands: Literal["one", "both"] = "one"
 
     __repr__ = show
 
@@ -45,10 +49,19 @@ class LabellerConfig:
             raise ValueError(
                 f"labels need bytes in order, and the base's layout is {self.layout.kind!r}: use layout='contiguous'"
             )
+        if self.strands == "both" and getattr(self.head, "crf", False):
+            raise ValueError(
+                "LabellerConfig.strands = 'both' takes the mean of both strands, and the potentials of a CRF are of "
+                "one direction: set head.crf=False, or strands='one'"
+            )
 
     def check(self, recipe: Any) -> None:
-        """Check what the head demands of a recipe."""
+        """Check what the head demands of a recipe, and that both strands are read in whole rows."""
         self.head.check(recipe)
+        if self.strands == "both" and recipe.mesh.seq != 1:
+            raise ValueError(
+                f"strands = 'both' reads whole rows from both ends, and mesh.seq is {recipe.mesh.seq}: set it to 1"
+            )
 
     @property
     def layout(self) -> SequenceLayout:
@@ -75,8 +88,13 @@ class LabellerConfig:
         """Build the module; parameters are fp32, computation in `dtype`, logits in fp32.
 
         Raises:
-          ValueError: the base has no `hidden`, or no patches while there is a patcher.
+          ValueError: the base has no `hidden`, or no patches while there is a patcher, or patches of both strands.
         """
+        if self.strands == "both" and patcher is not None:
+            raise ValueError(
+                f"LabellerConfig.strands = 'both' reads bytes, and patches of mode {patcher.mode!r} are of one strand: "
+                "take a base without patches, or strands='one'"
+            )
         base = self.base.build(dtype=dtype, patcher=patcher)
         if not hasattr(base, "hidden"):
             raise ValueError(
@@ -131,6 +149,23 @@ class Labeller(NoDecoding, nn.Module):
 
         Logits are [B, C] of rows or [B, T, C] of bytes; potentials are of a CRF.
         """
+        if self.config.strands == "both":
+            return self._both(ids, segment_ids, positions), None
         options = {"segment_ids": segment_ids, "positions": positions}
         states, patches = self.base.hidden(ids, **options, entropies=entropies, patches=patches)
         return self.label_head(states, ids, segment_ids), patches
+
+    def _both(
+        self,
+        ids: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"] | None,
+        positions: Int[Array, "B T"] | None,
+    ) -> Float[Array, "B *N"] | TaskAnswers:
+        """Return the mean of what the model answers to each strand."""
+        partners = find_partners(ids, segment_ids)
+        rows, segments = read_both(ids, partners), twice(segment_ids)
+        states, _ = self.base.hidden(rows, segment_ids=segments, positions=twice(positions))
+        said = self.label_head(states, rows, segments)
+        if not isinstance(said, TaskAnswers):
+            return mean_of_strands(said, partners)
+        return said.replace(outputs={name: mean_of_strands(x, partners) for name, x in said.outputs.items()})  # pyright: ignore

@@ -48,6 +48,7 @@ def finetune_recipe(
     crf: bool = False,
     words: int | None = None,
     places: int | None = None,
+    strands: Literal["one", "both"] = "one",
     weights: Mapping[str, float] | None = None,
     weighting: Weighting = "fixed",
     freeze: tuple[str, ...] = (),
@@ -69,6 +70,7 @@ def finetune_recipe(
         by default 6 for DNA, 3 for proteins, and 0 for text and classes of positions.
       places: the first places of a record whose letters answer too, each at its place; by default all of them where
         training records are of one length of at most 1,024 and are read from one strand, else 0.
+      strands: "both" for DNA whose label is the same on both strands: the model then reads each record on both.
       weights: of the losses of several tasks by name; 1 for a task that is not named.
       weighting: "fixed", "uncertainty" to learn the weights, or "gradnorm" and "dwa" to move them, see `TaskScores`.
       freeze: patterns of parameters that are not trained; ("embedding/*", "stack/*") leaves a ByteLM's head and norm.
@@ -90,7 +92,9 @@ def finetune_recipe(
     if data.split != "groups":
         parts = {name: [r.sequence for r in records] for name, records in read_parts(data).items()}
         warn_near_copies(parts["train"], parts["validation"] + parts["test"])
-    options = {"pool": pool, "dropout": dropout, "crf": crf, "words": words_of(data, words, places)}
+    _check_strands(data, strands)
+    read = words_of(data, words, places, both_strands=data.reverse_complement or strands == "both")
+    options = {"pool": pool, "dropout": dropout, "crf": crf, "words": read}
     if options["words"] is not None:
         optimizer = replace(optimizer, rates=(*optimizer.rates, (f"{HEAD}/*words/outputs/*", WORD_RATE)))
     _check_weights(data, weights or {}, weighting)
@@ -98,14 +102,11 @@ def finetune_recipe(
     balance = weighting if weighting in ("gradnorm", "dwa") else None
     head = TaskHeadsConfig(heads, weighting == "uncertainty", balance) if heads else _head(data, options)
     under = base.model.base if isinstance(base.model, LabellerConfig) else base.model
-    model = LabellerConfig(under, head)
     return Recipe(
         name=name,
-        model=model,
+        model=LabellerConfig(under, head, strands),
         data=data,
-        objective=_tasks(data, model.causal, weights or {}, weighting)
-        if data.tasks
-        else _objective(data, model.causal, crf),
+        objective=_objective(data, under.causal, crf, weights or {}, weighting),
         optimizer=optimizer,
         train=train,
         mesh=mesh,
@@ -120,7 +121,11 @@ def finetune_recipe(
 
 
 def words_of(
-    data: LabelledDataConfig, longest: int | None = None, places: int | None = None
+    data: LabelledDataConfig,
+    longest: int | None = None,
+    places: int | None = None,
+    *,
+    both_strands: bool | None = None,
 ) -> WordsConfig | None:
     """Return what a head reads of words and letters at places; by default as much as is worth its parameters.
 
@@ -128,6 +133,7 @@ def words_of(
       data: of the records.
       longest: letters of the longest words; 0 for states alone.
       places: see `finetune_recipe`.
+      both_strands: count words of DNA on both; by default where training reads both.
 
     Raises:
       ValueError: words or places are asked for classes of positions, or places of text or beside `longest` = 0.
@@ -146,12 +152,20 @@ def words_of(
         if places:
             raise ValueError(f"places = {places} stand beside words, and words = 0: set words to 1 or more")
         return None
-    both_strands = data.reverse_complement and kind == "dna"
+    both_strands = kind == "dna" and (data.reverse_complement if both_strands is None else both_strands)
     if places is None:
         length = len(records[0])
         is_aligned = all(len(record) == length for record in records) and length <= MOST_PLACES
         places = length if is_aligned and kind != "text" and not both_strands else 0
     return WordsConfig(kind, longest, both_strands, places)
+
+
+def _check_strands(data: LabelledDataConfig, strands: str) -> None:
+    if strands == "one":
+        return
+    kind = kind_of([record.sequence for record in read_parts(data)["train"]])
+    if kind != "dna":
+        raise ValueError(f"strands = 'both' are of DNA, and the training records are {kind}: set it to 'one'")
 
 
 def _head(asked: LabelledDataConfig | LabelTask, options: Any) -> LabelHeadConfig:
@@ -187,8 +201,10 @@ def _tasks(
 
 
 def _objective(
-    data: LabelledDataConfig, causal: bool, crf: bool
-) -> Classify | ClassifyPositions | ClassifyChain | Regress:
+    data: LabelledDataConfig, causal: bool, crf: bool, weights: Mapping[str, float], weighting: Weighting
+) -> MultiTask | Classify | ClassifyPositions | ClassifyChain | Regress:
+    if data.tasks:
+        return _tasks(data, causal, weights, weighting)
     if data.target == "class":
         return Classify(causal)
     if data.target == "positions":

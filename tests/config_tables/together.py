@@ -28,6 +28,7 @@ from jaxblt.models import (
     BLTConfig,
     ByteLMConfig,
     LabelHeadConfig,
+    LabellerConfig,
     StackConfig,
 )
 from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
@@ -166,6 +167,12 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     LabelHeadConfig: (
         ({"target": "positions", "pool": "max"}, "LabelHeadConfig.pool = 'max' is read with target="),
+    ),
+    LabellerConfig: (
+        (
+            {"head": LabelHeadConfig(target="positions", crf=True), "strands": "both"},
+            "LabellerConfig.strands = 'both' takes the mean of both strands",
+        ),
     ),
     Masked: (
         ({"hidden": 0.0, "swapped": 0.0}, "hidden + swapped must be above 0 and at most 1, got 0.0 + 0.0"),

@@ -18,7 +18,16 @@ from tests.test_style import SOMEBODYS_PATH
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
 ANSWERS = ("score", "embed", "variants")
 LARGEST = 100_000
-PLOTS = ("plt.show()", "plot_entropies(", "plot_memory(")
+BRIEF = ("quickstart", "explain", "compress")
+"""Notebooks whose runs are of few steps as they are."""
+PLOTS = (
+    "plt.show()",
+    "plot_entropies(",
+    "plot_memory(",
+    "plot_attributions(",
+    "plot_mutagenesis(",
+    "plot_motifs(",
+)
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -69,7 +78,7 @@ def test_it_imports_the_wheel_and_nothing_beside_itself(path):
 
 
 def test_every_answer_has_a_notebook():
-    assert {"quickstart", "finetune", "memory", *ANSWERS} <= {path.stem for path in NOTEBOOKS}
+    assert {"finetune", "memory", *BRIEF, *ANSWERS} <= {path.stem for path in NOTEBOOKS}
 
 
 @pytest.fixture
@@ -108,6 +117,6 @@ def test_a_kernel_executes_it(path, tmp_path, monkeypatch):
     recall = "titans.recall()"
     short = f"replace({recall}, train=replace({recall}.train, steps=60))"
     few = notebook.replace("phage.hyena()", "phage.hyena(12)").replace(recall, short)
-    assert few != notebook or path.stem == "quickstart"
+    assert few != notebook or path.stem in BRIEF
     (tmp_path / path.name).write_text(few, encoding="utf-8")
     assert_shown(cells_of(execute(tmp_path / path.name)))

@@ -15,6 +15,7 @@ from jaxblt.cli.finetune import parse_finetune
 from jaxblt.cli.label_comparison import compare
 from jaxblt.cli.main import main
 from jaxblt.data import LabelledDataConfig, NearCopyWarning, with_classes
+from jaxblt.data.sources import reverse_complement
 from jaxblt.evaluation.label_baselines import read_split, score_markov
 from jaxblt.models import WordsConfig
 from jaxblt.parallel import MeshConfig
@@ -101,6 +102,33 @@ def test_it_starts_as_the_regression_on_words_and_is_told_beside_baselines(run, 
         (1.0, "this run is no worse than the baselines: mcc 1.0"),
     ):
         assert compare(run.recipe.data, {"accuracy": 1.0, "mcc": mcc}).lines[-1].startswith(said)
+
+
+@OF_THE_RUN
+def test_a_run_that_reads_both_strands_learns_and_answers(run):
+    main(command(4, "--run-dir", "runs/both", "--head.strands", "both", "--no-baselines"))
+    both = jaxblt.load("runs/both", step=4)
+    assert (both.recipe.model.strands, both.recipe.model.head.words) == ("both", WordsConfig("dna", 6, True))
+    kernel = [
+        one.params["label_head"]["outputs"]["kernel"] for one in (both, jaxblt.load("runs/both", step=0))
+    ]
+    assert not np.array_equal(*kernel)
+    sequences = [sequence for _, sequence, _ in records(8)]
+    found, other = (
+        both.classify(given).probabilities
+        for given in (sequences, [reverse_complement(s.encode()) for s in sequences])
+    )
+    assert_close(other, found)
+
+
+def test_both_strands_are_of_dna():
+    with open("peptides.csv", "w", encoding="utf-8") as file:
+        file.write(
+            "sequence,label\n" + "".join(f"MKLVINQ{'ACDEFGHIKL'[i]}W,{'ab'[i % 2]}\n" for i in range(10))
+        )
+    data = LabelledDataConfig(paths=("peptides.csv",), fractions=(0.6, 0.2, 0.2), seq_len=64)
+    with pytest.raises(ValueError, match="strands = 'both' are of DNA, and the training records are protein"):
+        finetune_recipe(BASE_RUN, data, strands="both")
 
 
 @OF_THE_RUN
@@ -271,12 +299,13 @@ def test_bad_command_lines_of_finetune(capsys):
 
 @pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize(("target", "crf"), [("number", False), ("positions", False), ("positions", True)])
-def test_numbers_and_positions_are_learned_too(target, crf, tmp_path):
-    """Length as a number; each letter as its own class."""
+def test_numbers_and_positions_are_learned_too(target, crf, tmp_path, capsys):
+    """Length as a number, beside its baselines; each letter as its own class."""
     found = records(count=64)
     rows = [f"{s},{len(s) if target == 'number' else s.lower()}\n" for _, s, _ in found]
     Path(tmp_path / "r.csv").write_text("sequence,label\n" + "".join(rows))
-    recipe = finetune_recipe(BASE_RUN, data_of(tmp_path / "r.csv", target), pool="attention", crf=crf)
+    pool = "attention" if target == "number" else "mean"
+    recipe = finetune_recipe(BASE_RUN, data_of(tmp_path / "r.csv", target), pool=pool, crf=crf)
     validation = fit(short(recipe), tmp_path / "run").validation
     answers = jaxblt.load(tmp_path / "run").classify([found[0][1]])
     answers.to_tsv(tmp_path / "p.tsv")
@@ -286,6 +315,11 @@ def test_numbers_and_positions_are_learned_too(target, crf, tmp_path):
         assert recipe.objective.center == pytest.approx(np.mean([len(s) for _, s, _ in found]), rel=0.1)
         assert {"rmse", "pearson", "spearman"} <= set(validation)
         assert 10 < float(said) < 60
+        capsys.readouterr()
+        main(["evaluate", str(tmp_path / "run")])
+        told = capsys.readouterr()
+        assert list(json.loads(told.out)["baselines"]) == ["mean", "nearest", "words"]
+        assert "spearman" in told.err.splitlines()[-1]
     else:
         assert recipe.data.classes == ("a", "c", "g", "t")
         assert validation["accuracy"] > 0.9

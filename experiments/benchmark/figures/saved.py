@@ -17,6 +17,7 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 ON_CPU = (
     "baselines",
     "boxed_run",
+    "distillation",
     "index_search",
     "level_pareto",
     "memory_context",
@@ -24,6 +25,7 @@ ON_CPU = (
     "progressive",
     "planted_boundaries",
     "promoter_baselines",
+    "pruning",
     "router_levels",
     "sequence_plan",
     "state_counts",

@@ -213,9 +213,8 @@ def networks(base: str | Path, data: "LabelledDataConfig", *, steps: int) -> dic
     found, run = tuned(base, data, steps=steps), jaxblt.load(base)
     rates = {name: replace(found.optimizer, learning_rate=RATES[name]) for name in ("bytes", "cnn")}
     alone = replace(found, name="bytes", init_from=None, fresh=(), optimizer=rates["bytes"])
-    cnn = replace(
-        equal_size(count_params(run.params)[1] + word_parameters(found), len(data.classes)), causal=False
-    )
+    size = equal_size(count_params(run.params)[1] + word_parameters(found), len(data.classes))
+    cnn = replace(size, causal=found.model.causal)
     plain = replace(alone, name="cnn", model=cnn, optimizer=rates["cnn"])
     return {"finetuned": found, "bytes": alone, "cnn": plain}
 

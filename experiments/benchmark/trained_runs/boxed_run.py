@@ -22,10 +22,14 @@ def boxed_run(
     import jaxblt
 
     loaded = jaxblt.load(run, dtype="float32")
-    data = loaded.recipe.data
-    if data.packing == "windows":
-        data = replace(data, context=data.seq_len // 2, partial="keep")
-    data = replace(data, paths=paths, batch_size=8)
+    data = scored_rows(loaded.recipe.data, paths)
     found = {"run": run, **loaded.evaluate("test", data=data, max_batches=batches)}
     save("boxed_run", out, found)
     return found
+
+
+def scored_rows(data: Any, paths: tuple[str, ...]) -> Any:
+    """Return a run's data over other texts, 8 rows a batch; half of a window is context."""
+    if data.packing == "windows":
+        data = replace(data, context=data.seq_len // 2, partial="keep")
+    return replace(data, paths=paths, batch_size=8)

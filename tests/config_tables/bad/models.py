@@ -89,7 +89,7 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "pool": ("median",),
         "dropout": (1.0, -0.1, NAN),
     },
-    LabellerConfig: {"base": (None, 3), "head": (None, "mean")},
+    LabellerConfig: {"base": (None, 3), "head": (None, "mean"), "strands": ("two",)},
     TaskHead: {"name": ("", "a/b", "log_variances"), "head": (None, "mean")},
     TaskHeadsConfig: {"tasks": ((), ("t",)), "balance": ("uncertainty",)},
 }

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benchmark.labels.families import MODELS, SHARE, families, write_table
+from experiments.benchmark.labels.families import MODELS, SHARE, families, networks, write_table
 from experiments.benchmark.labels.labelled_runs import data_of, earlier_runs, score_baselines
+from tests.finetuning import write_base
 
 RESIDUES = "acdefghiklmnpqrstvwy"
 
@@ -85,13 +86,22 @@ def test_seeds_are_added_to_a_file(tmp_path: Path) -> None:
         earlier_runs(str(out), {"settings": {}}, range(1, 2))
 
 
+def test_networks_go_the_way_of_their_base(tmp_path: Path) -> None:
+    """A base that predicts the next residue is causal, and so is the objective of all models beside it."""
+    write_table(write_domains(tmp_path), tmp_path / "t.csv", "superfamily", 5, 30)
+    write_base(tmp_path / "base")
+    made = networks(tmp_path / "base", data_of(tmp_path / "t.csv", 0, 8, group_share=SHARE), steps=10)
+    assert list(made) == ["finetuned", "bytes", "cnn"]
+    assert [recipe.model.causal for recipe in made.values()] == [True] * 3
+
+
 @pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_family_figures(tmp_path: Path) -> None:
     out, work = tmp_path / "figures.json", str(tmp_path / "work")
     file = str(write_domains(tmp_path, 40))
     sizes = {"members": 5, "batch_size": 16, "dim": 64, "layers": 4, "kmer": 2, "dtype": "float32"}
     options = sizes | {"seeds": 1, "base_steps": 2, "steps": 4}
-    families(file, str(out), work, **options)
+    families(file, str(out), work=work, **options)
     found = json.loads(out.read_text())
     assert tuple(run["model"] for run in found["runs"]) == MODELS
     assert all({"accuracy", "mcc", "f1", "seconds"} <= set(run) for run in found["runs"])
