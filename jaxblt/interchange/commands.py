@@ -119,7 +119,13 @@ def _write(made: Made, out: Path, executables: tuple[int, ...] | None, *, overwr
 
 
 def import_run(
-    source: Path, /, *, out: Path, part: Literal["patcher"] | None = None, config: str | None = None
+    source: Path,
+    /,
+    *,
+    out: Path,
+    part: Literal["patcher"] | None = None,
+    config: str | None = None,
+    fp8: bool = False,
 ) -> str:
     """Make a run folder of an exported file, a checkpoint of Evo 2, a HyenaDNA, or a BltForCausalLM.
 
@@ -132,6 +138,8 @@ def import_run(
       part: of a Hugging Face BLT: patcher is its entropy model alone.
       config: of Evo 2, such as evo2_7b_1m; by default that of the published file of this name. With it the tensors may
         also be in a safetensors file, or in a folder of such files.
+      fp8: of Evo 2: Hyena's input projections multiply in FP8, as the 1B, 20B and 40B models were trained. Answers then
+        depend on the records that are read together.
 
     Returns:
       A line that says what was written.
@@ -139,8 +147,9 @@ def import_run(
     refuse_remote("--out", out)
     if config is not None or is_torch(source):
         _refuse({"--part": part}, "belongs to the folder of a Hugging Face BLT")
-        name, count = read_evo2(source, out, config=config)
+        name, count = read_evo2(source, out, config=config, fp8=fp8)
         return f"wrote {out}: {name}, {count} tensors of {source}; jaxblt.load({str(out)!r}) opens it"
+    _refuse({"--fp8": fp8 or None}, "belongs to a checkpoint of Evo 2")
     if source.is_dir() and read_config(source).get("model_type") == "hyenadna":
         _refuse({"--part": part}, "belongs to the folder of a Hugging Face BLT")
         count = read_hyena_dna(source, out)
