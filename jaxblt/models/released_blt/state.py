@@ -56,9 +56,10 @@ def open_peak(state: ReleasedState, cut: Cut, h: Float[Array, "B T C"], slots: i
       h: the bytes.
       slots: patches to return; one that the call leaves open counts.
     """
-    earlier = jnp.where(state.offset > 0, 0, slots)[:, None]
-    numbers = jnp.concatenate([earlier, jnp.where(cut.live, cut.number, slots)], 1)
-    joined = jnp.concatenate([state.peak[:, None].astype(h.dtype), h], 1)
+    # Put the state's in front as number 0 in any case: numbers must not fall
+    earlier = jnp.where(state.offset[:, None] > 0, state.peak.astype(h.dtype), -jnp.inf)
+    numbers = jnp.pad(jnp.where(cut.live, cut.number, slots), ((0, 0), (1, 0)))
+    joined = jnp.concatenate([earlier[:, None], h], 1)
     return find_peaks(joined[:, None], numbers[:, None], slots)[:, 0]
 
 
