@@ -1,7 +1,7 @@
 """Effects of all single substitutions: how much likelier, or how much more of a class, each mutant of a record is."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import batched
 from typing import Any
@@ -10,12 +10,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxblt.answers.classify import class_number, read_answers
+from jaxblt.answers.continued import Continued, can_continue
 from jaxblt.answers.protocol import TrainedRun
 from jaxblt.answers.reading import Reader, make_reader
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE, log_likelihoods, scoring_reader, target_counts
 from jaxblt.answers.tables import write_tsv
 from jaxblt.data.labelled import LabelledDataConfig
+from jaxblt.data.rows import stream_ids
 from jaxblt.data.sources import BytesSource, DocumentSource
 from jaxblt.data.sources.base import read_document
 from jaxblt.data.vocab import OFFSET
@@ -79,7 +81,10 @@ def mutagenesis(
 ) -> Mutagenesis:
     """Return the effect of every single substitution of every record: L · (A - 1) mutants a record of L bytes.
 
-    Each mutant is read as a record of its own, as `score` and `classify` read it.
+    Each mutant is read as a record of its own, as `score` and `classify` read it. A model of bytes that predicts the
+    next one goes on from its state where mutants depart from the record, so that for long records half the bytes are
+    read.
+    Records of at most 127 bytes, those longer than a window, models with patches and rows on a mesh are read whole.
 
     Args:
       run: trained to predict the next byte, or fine-tuned on one class or number of each record.
@@ -116,7 +121,7 @@ def mutagenesis(
             )
         reader = scoring_reader(run, window=window, **options)
         labels, answers = None, _likelihoods(reader, source, alphabet, data)
-    effects = [_effects(record, alphabet, answers[i]) for i, record in enumerate(records)]
+    effects = [_effects(record, alphabet, answer) for record, answer in zip(records, answers, strict=True)]
     return Mutagenesis(tuple(source.names), tuple(records), alphabet, tuple(effects), labels)
 
 
@@ -136,8 +141,10 @@ def _effects(record: bytes, alphabet: str, answer: Answer) -> np.ndarray:
     return effects
 
 
-def _likelihoods(reader: Reader, source: DocumentSource, alphabet: str, data: Any) -> list[Answer]:
+def _likelihoods(reader: Reader, source: DocumentSource, alphabet: str, data: Any) -> Iterable[Answer]:
     """Return what a run says of each record: log p in nats; NaN if another number of bytes counts than in the record.
+
+    Answers are made one by one, as each may hold a state.
 
     Raises:
       ValueError: a letter of the alphabet does not count.
@@ -151,15 +158,26 @@ def _likelihoods(reader: Reader, source: DocumentSource, alphabet: str, data: An
     pairs = target_counts(source, data)
 
     def answer_of(i: int) -> Answer:
-        own = log_likelihoods(reader, BytesSource([read_document(source, i)]), pairs[i : i + 1])[1][0]
+        record, count = BytesSource([read_document(source, i)]), int(pairs[i])
+        own = log_likelihoods(reader, record, pairs[i : i + 1])[1][0]
+        continued = None
+        if can_continue(reader, count):
+            continued = Continued(reader, stream_ids(record, 0, 0, count))
 
         def answer(versions: list[bytes]) -> np.ndarray:
-            sums, counts = log_likelihoods(reader, BytesSource(versions), np.full(len(versions), pairs[i]))
-            return np.where(counts == own, sums, np.nan)
+            given = BytesSource(versions)
+            found = None
+            if continued is not None:
+                ids = [stream_ids(given, j, 0, count) for j in range(len(versions))]
+                found = continued(np.stack(ids))
+            if found is None or not np.isfinite(found[0]).all():
+                # Read whole what is not finite, which names the byte
+                found = log_likelihoods(reader, given, np.full(len(versions), count))
+            return np.where(found[1] == own, found[0], np.nan)
 
         return answer
 
-    return [answer_of(i) for i in range(len(source))]
+    return (answer_of(i) for i in range(len(source)))
 
 
 def _label_answers(

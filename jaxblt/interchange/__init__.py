@@ -5,14 +5,14 @@
 - `write_executables`, `read_executables`: such a program as XLA has compiled it for one kind of device.
 - `read_evo2`, `write_evo2`: checkpoints of Evo 2.
 - `read_hyena_dna`, `write_hyena_dna`: checkpoints of HyenaDNA.
-- `read_patcher`, `read_global`: parts of Hugging Face's `BltForCausalLM`.
+- `read_hf_blt`, `write_hf_blt`: Hugging Face's `BltForCausalLM`; `read_patcher` reads its entropy model alone.
 
 Checkpoints of a run that trains are in `jaxblt.training.stored.checkpoint`. Nothing here trains.
 """
 
 from jaxblt.interchange.evo2_run import read_evo2, write_evo2
 from jaxblt.interchange.executables import Executables, read_executables, write_executables
-from jaxblt.interchange.hf_blt import read_global, read_patcher
+from jaxblt.interchange.hf_blt import read_hf_blt, read_patcher, write_hf_blt
 from jaxblt.interchange.hyena_dna import read_hyena_dna, write_hyena_dna
 from jaxblt.interchange.program_file import Program, read_program, write_program
 from jaxblt.interchange.programs import make_embed_program, make_score_program
@@ -25,13 +25,14 @@ __all__ = [
     "make_score_program",
     "read_evo2",
     "read_executables",
-    "read_global",
+    "read_hf_blt",
     "read_hyena_dna",
     "read_patcher",
     "read_program",
     "read_run",
     "write_evo2",
     "write_executables",
+    "write_hf_blt",
     "write_hyena_dna",
     "write_program",
     "write_run",

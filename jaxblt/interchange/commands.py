@@ -7,13 +7,14 @@ from jaxblt.answers.embed import Pool
 from jaxblt.interchange.entry import is_torch
 from jaxblt.interchange.evo2_run import read_evo2, write_evo2
 from jaxblt.interchange.executables import write_executables
-from jaxblt.interchange.hf_blt import read_patcher, refuse_whole
+from jaxblt.interchange.hf_blt import read_hf_blt, read_patcher, write_hf_blt
 from jaxblt.interchange.hyena_dna import read_hyena_dna, write_hyena_dna
 from jaxblt.interchange.program_file import write_program
 from jaxblt.interchange.programs import PLATFORMS, Made, Platform, make_embed_program, make_score_program
 from jaxblt.interchange.runs import Dtype, read_run, write_run, write_run_folder
 from jaxblt.interchange.tensors import check_new
 from jaxblt.interchange.weight_files import read_config
+from jaxblt.patching import PatcherConfig
 from jaxblt.precision.weights import Scheme
 from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Step, Weights
@@ -22,6 +23,9 @@ from jaxblt.validation import whole
 
 if TYPE_CHECKING:
     from jaxblt.run import Run
+
+WRITERS = {"vortex": write_evo2, "hyenadna": write_hyena_dna, "blt": write_hf_blt}
+"""Writers of files for other programs, by their names."""
 
 
 def export(
@@ -40,7 +44,7 @@ def export(
     platforms: tuple[Platform, ...] | None = None,
     quantize: Scheme | None = None,
     executables: tuple[int, ...] | None = None,
-    to: Literal["vortex", "hyenadna"] | None = None,
+    to: Literal["vortex", "hyenadna", "blt"] | None = None,
 ) -> str:
     """Write a run to one file for other programs.
 
@@ -66,7 +70,7 @@ def export(
       executables: numbers of records, such as 1 8 32: compile the program for each, for the device that is here, and
         write what XLA has compiled in place of StableHLO. Such a file holds pickles: open only what you trust.
       to: write a file for this program instead: a .pt file for vortex, which runs Evo 2; safetensors for Hugging
-        Face's hyenadna.
+        Face's hyenadna and blt.
 
     Returns:
       A line that says what was written.
@@ -81,7 +85,7 @@ def export(
     if stablehlo is None:
         _refuse(given, "belongs to --stablehlo")
         run = load(run_dir, step=step, weights=weights)
-        write = write_run if to is None else {"vortex": write_evo2, "hyenadna": write_hyena_dna}[to]
+        write = write_run if to is None else WRITERS[to]
         found = write(run, out, dtype=dtype or "float32", overwrite=overwrite)
         return f"wrote {out}: {found.arrays} arrays of step {run.step}, {found.size:,} bytes"
     _refuse({"--dtype": dtype}, "belongs to safetensors: a program computes in the dtype of the run")
@@ -115,9 +119,15 @@ def _write(made: Made, out: Path, executables: tuple[int, ...] | None, *, overwr
 
 
 def import_run(
-    source: Path, /, *, out: Path, part: Literal["patcher"] | None = None, config: str | None = None
+    source: Path,
+    /,
+    *,
+    out: Path,
+    part: Literal["patcher"] | None = None,
+    config: str | None = None,
+    fp8: bool = False,
 ) -> str:
-    """Make a run folder of an exported file, a checkpoint of Evo 2, a HyenaDNA, or part of a BltForCausalLM.
+    """Make a run folder of an exported file, a checkpoint of Evo 2, a HyenaDNA, or a BltForCausalLM.
 
     Everything is checked before anything is written. The folder holds no optimiser: train from it with --init-from.
 
@@ -125,9 +135,11 @@ def import_run(
       source: safetensors file of jaxblt export; .pt file of Evo 2, whole or in parts; or the folder of a Hugging Face
         model.
       out: run folder to make; a folder that holds anything is never touched.
-      part: of a Hugging Face BLT: patcher is its entropy model.
+      part: of a Hugging Face BLT: patcher is its entropy model alone.
       config: of Evo 2, such as evo2_7b_1m; by default that of the published file of this name. With it the tensors may
         also be in a safetensors file, or in a folder of such files.
+      fp8: of Evo 2: Hyena's input projections multiply in FP8, as the 1B, 20B and 40B models were trained. Answers then
+        depend on the records that are read together.
 
     Returns:
       A line that says what was written.
@@ -135,30 +147,35 @@ def import_run(
     refuse_remote("--out", out)
     if config is not None or is_torch(source):
         _refuse({"--part": part}, "belongs to the folder of a Hugging Face BLT")
-        name, count = read_evo2(source, out, config=config)
+        name, count = read_evo2(source, out, config=config, fp8=fp8)
         return f"wrote {out}: {name}, {count} tensors of {source}; jaxblt.load({str(out)!r}) opens it"
+    _refuse({"--fp8": fp8 or None}, "belongs to a checkpoint of Evo 2")
     if source.is_dir() and read_config(source).get("model_type") == "hyenadna":
         _refuse({"--part": part}, "belongs to the folder of a Hugging Face BLT")
         count = read_hyena_dna(source, out)
         return f"wrote {out}: HyenaDNA, {count} tensors of {source}; jaxblt.load({str(out)!r}) opens it"
     if source.is_dir():
-        return _import_part(source, out, part)
+        return _import_blt(source, out, part)
     _refuse({"--part": part}, "belongs to the folder of a Hugging Face model")
     found = read_run(source, out)
     return f"wrote {out}: {found.arrays} arrays of {source}; jaxblt.load({str(out)!r}) opens it"
 
 
-def _import_part(source: Path, out: Path, part: str | None) -> str:
+def _import_blt(source: Path, out: Path, part: str | None) -> str:
     if part is None:
-        refuse_whole(source)
+        count, patcher = read_hf_blt(source, out)
+        opens = f"{count} tensors of {source}; jaxblt.load({str(out)!r}) opens it"
+        return f"wrote {out}: a released BLT, {opens}; patches of {_rule(patcher)}"
     found = read_patcher(source, name=out.name)
     write_run_folder(out, found.recipe, found.params, {}, step=0)
-    patcher = found.patcher
+    told = f"the entropy model of {source}, for entropy_run"
+    return f"wrote {out}: {told}; there its patches have {_rule(found.patcher)}"
+
+
+def _rule(patcher: PatcherConfig) -> str:
+    """Return how patches are cut, in words."""
     longest = "" if patcher.max_length is None else f", max_length {patcher.max_length}"
-    return (
-        f"wrote {out}: the entropy model of {source}, for entropy_run; there its patches have threshold "
-        f"{patcher.threshold} nats{longest}"
-    )
+    return f"threshold {patcher.threshold} nats{longest}"
 
 
 def _refuse(given: dict[str, object], why: str) -> None:

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jaxblt.interchange.torch_file import open_torch
 from jaxblt.interchange.weight_files import weight_files
 from jaxblt.training.flops import countable_device
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.state import Frozen
 
 BESIDE = 1 << 16
 """Bytes that the writer may hold at a time besides the largest array: it takes none that fills its room."""
@@ -93,10 +95,27 @@ def _floats(shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
     return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
 
 
+def read_entries(where: str, opened: Source, known: Mapping[str, Entry]) -> dict[str, Any]:
+    """Return the parameters of a part of a checkpoint as a tree, in memory and in fp32.
+
+    Raises:
+      ValueError: a tensor is not finite, or no parameter stands for it.
+    """
+    params = {}
+    for key, entry in known.items():
+        params |= _made(f"{where}: {key}", entry, opened.read(key))
+    return unflatten_dict(params, sep=".")
+
+
 def write_entries(
-    run_dir: str | os.PathLike[str], recipe: Recipe, where: str, opened: Source, known: Mapping[str, Entry]
+    run_dir: str | os.PathLike[str],
+    recipe: Recipe,
+    where: str,
+    opened: Source,
+    known: Mapping[str, Entry],
+    frozen: Mapping[str, Frozen] = MappingProxyType({}),
 ) -> None:
-    """Make a run folder of a checkpoint, tensor by tensor.
+    """Make a run folder of a checkpoint, tensor by tensor, and of trees that are frozen beside it.
 
     Each goes to a file beside the folder before the next is read, and the checkpoint is written from these files. So
     host memory is about twice the largest tensor, in fp32.
@@ -111,7 +130,7 @@ def write_entries(
             params |= _rewritten(f"{where}: {key}", entry, opened.read(key), Path(scratch))
         most = max(array.nbytes for array in params.values())
         write_run_folder(
-            run_dir, recipe, unflatten_dict(params, sep="."), {}, step=0, at_a_time=most + BESIDE
+            run_dir, recipe, unflatten_dict(params, sep="."), dict(frozen), step=0, at_a_time=most + BESIDE
         )
 
 
@@ -124,6 +143,12 @@ def _beside(run_dir: str | os.PathLike[str]) -> Path:
 
 def _rewritten(where: str, entry: Entry, tensor: np.ndarray, folder: Path) -> dict[str, Any]:
     """Return the parameters that a tensor becomes, by name, in files of their own."""
+    made = _made(where, entry, tensor)
+    return {name: _kept(folder / f"{name}.npy", array) for name, array in made.items()}
+
+
+def _made(where: str, entry: Entry, tensor: np.ndarray) -> dict[str, Any]:
+    """Return the parameters that a tensor becomes, by name."""
     tensor = tensor.astype(np.float32, copy=False)
     if not np.isfinite(tensor).all():
         raise ValueError(f"{where} holds NaN or infinity: copy the file again")
@@ -131,8 +156,7 @@ def _rewritten(where: str, entry: Entry, tensor: np.ndarray, folder: Path) -> di
         made = entry.ours(tensor)
     except ValueError as error:
         raise ValueError(f"{where} is {error}") from error
-    names = zip(entry.params, made, strict=True)
-    return {name: _kept(folder / f"{name}.npy", array) for name, array in names}
+    return dict(zip(entry.params, made, strict=True))
 
 
 def _kept(path: Path, array: np.ndarray) -> Any:

@@ -47,7 +47,11 @@ PRECISE = ("filter.log_poles", "filter.residues", "rotary_emb.inv_freq")
 
 
 def read_evo2(
-    source: str | os.PathLike[str], run_dir: str | os.PathLike[str], *, config: str | None = None
+    source: str | os.PathLike[str],
+    run_dir: str | os.PathLike[str],
+    *,
+    config: str | None = None,
+    fp8: bool = False,
 ) -> tuple[str, int]:
     """Make a run folder, which `jaxblt.load` opens, of a checkpoint of Evo 2.
 
@@ -60,6 +64,7 @@ def read_evo2(
       source: `.pt` file, whole or in parts; safetensors file; or folder of safetensors files with an index.
       run_dir: folder to make; it must not hold anything.
       config: name in `jaxblt.models.striped_hyena.EVO2`; None for the config of the published file of this name.
+      fp8: compute Hyena's input projections in FP8, see `jaxblt.models.striped_hyena.evo2`.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -72,7 +77,7 @@ def read_evo2(
     if path.name.endswith(".part0"):
         path = path.with_suffix("")
     name = _config_of(path) if config is None else config
-    model = evo2(name)
+    model = evo2(name, fp8=fp8)
     data = DataConfig(kind="fasta", seq_len=EVO2[name].max_len, batch_size=1)
     recipe = Recipe(name=path.stem, model=model, data=data, train=TrainConfig(dtype="bfloat16"))
     known = entries(model)
@@ -118,7 +123,7 @@ def write_evo2(
     """
     check_new(file, overwrite=overwrite)
     model = run.recipe.model
-    if model not in [evo2(name) for name in EVO2]:
+    if model not in [evo2(name, fp8=fp8) for name in EVO2 for fp8 in (False, True)]:
         raise ValueError(
             f"the run's model is none of Evo 2 ({', '.join(EVO2)}), which vortex loads: merge adapters first, or leave "
             "out --to"

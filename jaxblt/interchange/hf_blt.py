@@ -1,41 +1,50 @@
-"""Parts of Hugging Face's `BltForCausalLM` as configs and parameters of jaxblt.
+"""Hugging Face's `BltForCausalLM` as a run folder, its entropy model alone as one, and a run as such tensors.
 
-Definitions are those of the paper (Byte Latent Transformer, Pagnoni et al., 2412.09871) and of the configs and weights
-that transformers documents. Two parts are stacks of the same blocks as jaxblt's: the patcher, which is a `ByteLM`, and
-the global transformer over patches. What joins them differs, see `DIFFERENCES`: no `BLT` of jaxblt is the whole.
-
-Weights W [out, in] of a linear layer become kernels [in, out]. Rotary positions there turn neighbouring channels
-(2i, 2i + 1); here they turn (i, i + K/2). So the channels of queries and keys change places, which no product of the
-two sees.
+Definitions are those of the paper (Byte Latent Transformer, Pagnoni et al., 2412.09871) and of transformers, which
+follows the released weights. The model is a `ReleasedBLT`, see `jaxblt.models.released_blt`. Its entropy model, there
+a part of it, is a frozen `ByteLM` here.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
+import flax.linen as nn
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from jaxblt.data import DataConfig
-from jaxblt.interchange.tensors import Arrays, check_entries, read_header, read_tensors
-from jaxblt.interchange.weight_files import read_config, read_whole, weight_files
+from jaxblt.interchange.entry import Entry, check_source, open_source, read_entries, write_entries
+from jaxblt.interchange.hf_blt_entries import PATCHER, model_entries, patcher_entries
+from jaxblt.interchange.runs import Dtype, Exported, check_new_folder
+from jaxblt.interchange.tensors import Arrays, check_new, write_tensors
+from jaxblt.interchange.weight_files import read_config, read_whole
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.models.released_blt import PolynomialHash, ReleasedBLTConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.seals import check_finite
 from jaxblt.training.recipe import Recipe
+from jaxblt.training.state import ENTROPY, freeze
 from jaxblt.training.train_config import TrainConfig
 
-DIFFERENCES = (
-    "a patch asks its bytes with cross_attn_k vectors made of their maximum (here: with one, of its last byte)",
-    "a byte reads one patch in every layer of the decoder (here: the latest look_back patches, once)",
-    "n-grams are hashed by a polynomial in 64 bits modulo the table (here: by multipliers in 32 bits)",
-)
-"""The differences that keep a jaxblt `BLT` from computing what `BltForCausalLM` does."""
+if TYPE_CHECKING:
+    from jaxblt.run import Run
 
-KINDS = {"patcher": "patcher_config", "global_transformer": "global_config"}
-"""The configs of the parts that can be read, by part."""
+KINDS = {
+    "patcher": "patcher_config",
+    "local_encoder": "encoder_config",
+    "global_transformer": "global_config",
+    "local_decoder": "decoder_config",
+}
+"""Configs of parts, by part."""
+
+FIXED = {"patch_in_forward": True, "patching_mode": "entropy", "tie_word_embeddings": False}
+"""Settings of which one value has a counterpart, which is also the default."""
+
+GRAMS = (3, 4, 5, 6, 7, 8)
+"""Lengths of n-grams of a config that does not name them."""
 
 
 class PatcherPart(NamedTuple):
@@ -44,13 +53,6 @@ class PatcherPart(NamedTuple):
     recipe: Recipe
     params: Any
     patcher: PatcherConfig
-
-
-class StackPart(NamedTuple):
-    """A stack's config and its parameters."""
-
-    config: StackConfig
-    params: Any
 
 
 def read_patcher(folder: str | os.PathLike[str], *, name: str = "patcher") -> PatcherPart:
@@ -62,58 +64,98 @@ def read_patcher(folder: str | os.PathLike[str], *, name: str = "patcher") -> Pa
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: the folder holds another kind of model; a setting has no counterpart; or entries are missing,
-        unexpected or of another shape (all are named).
+      ValueError: the folder holds another kind of model; a setting has no counterpart; or tensors are missing,
+        unexpected, of another shape or not finite (all are named).
     """
     config = _read_config(folder)
-    part = _part(config, "patcher")
-    stack = _stack(part, "patcher")
-    vocab = read_whole(part, "vocab_size", "patcher_config")
-    model = ByteLMConfig(stack=stack, tie_head=False, vocab_size=vocab)
-    length = read_whole(part, "max_position_embeddings", "patcher_config")
-    data, train = DataConfig(seq_len=length, batch_size=1), TrainConfig(dtype="float32")
-    outer = {"embed_tokens.weight": (vocab, stack.dim), "norm.weight": (stack.dim,)}
-    outer |= {"lm_head.weight": (vocab, stack.dim)}
-    found = _read_part(folder, "model.patcher.", _layer_shapes(stack) | outer)
-    params = {
-        "embedding": {"bytes": found["embed_tokens.weight"]},
-        "stack": _stack_params(stack, found),
-        "head": {"norm": {"scale": found["norm.weight"]}, "logits": {"kernel": found["lm_head.weight"].T}},
-    }
-    recipe = Recipe(name=name, model=model, data=data, train=train)
-    return PatcherPart(recipe, params, _patcher(config))
+    model, length = _entropy_model(config)
+    recipe = Recipe(
+        name=name,
+        model=model,
+        data=DataConfig(seq_len=length, batch_size=1),
+        train=TrainConfig(dtype="float32"),
+    )
+    known = patcher_entries(model)
+    with open_source(Path(folder)) as opened:
+        own = {key: shape for key, shape in opened.shapes.items() if key.startswith(PATCHER)}
+        check_source(str(folder), own, known)
+        return PatcherPart(recipe, read_entries(str(folder), opened, known), _patcher(config))
 
 
-def read_global(folder: str | os.PathLike[str]) -> StackPart:
-    """Read the transformer over patches as the latent stack of a `BLTConfig`.
+def read_hf_blt(folder: str | os.PathLike[str], run_dir: str | os.PathLike[str]) -> tuple[int, PatcherConfig]:
+    """Make a run folder, which `jaxblt.load` opens, of a whole `BltForCausalLM`.
 
-    Vectors in and out are those of the stack.
+    Returns how many tensors became parameters, and how bytes are cut. Blocks of patches are as long as the longest
+    sequence, with a slot for each byte: no patch is refused.
 
     Args:
-      folder: as of `read_patcher`.
+      folder: with `config.json` and safetensors weights, as `save_pretrained` writes it.
+      run_dir: folder to make; it must not hold anything.
 
     Raises:
-      FileNotFoundError, ValueError: as of `read_patcher`; or patches are projected to another width before the stack.
+      FileNotFoundError: a file is missing.
+      FileExistsError: the run folder holds something.
+      ValueError: as of `read_patcher`.
     """
+    check_new_folder(Path(run_dir))
     config = _read_config(folder)
-    part = _part(config, "global_transformer")
-    if part.get("encoder_cross_output_size") is not None:
-        raise ValueError(
-            f"global_config.encoder_cross_output_size is {part['encoder_cross_output_size']}, expected null: a stack "
-            "has no projection before its first block"
-        )
-    stack = _stack(part, "global_transformer")
-    found = _read_part(folder, "model.global_transformer.", _layer_shapes(stack))
-    return StackPart(stack, _stack_params(stack, found))
-
-
-def refuse_whole(folder: str | os.PathLike[str]) -> None:
-    """Raise ValueError that says why no `BLT` is the whole model, and which part can be had."""
-    _read_config(folder)
-    raise ValueError(
-        f"{folder} holds a BltForCausalLM, which no BLTConfig describes: {'; '.join(DIFFERENCES)}. Its entropy model "
-        "can be imported: add --part patcher. Its global transformer is read by jaxblt.interchange.read_global"
+    entropy_model, _ = _entropy_model(config)
+    model = _model(config)
+    length = read_whole(_part(config, "local_encoder"), "max_position_embeddings", "encoder_config")
+    recipe = Recipe(
+        name=Path(folder).name,
+        model=model,
+        data=DataConfig(seq_len=length, batch_size=1),
+        train=TrainConfig(dtype="float32"),
+        patcher=_patcher(config, block_size=length),
+        entropy_model=entropy_model,
     )
+    known, entropy = model_entries(model), patcher_entries(entropy_model)
+    with open_source(Path(folder)) as opened:
+        check_source(str(folder), opened.shapes, known | entropy)
+        # Keep fp32: rounded to bfloat16 it would move boundaries
+        frozen = {ENTROPY: freeze(read_entries(str(folder), opened, entropy))}
+        write_entries(run_dir, recipe, str(folder), opened, known, frozen)
+    assert recipe.patcher is not None
+    return len(known) + len(entropy), recipe.patcher
+
+
+def write_hf_blt(
+    run: "Run", file: str | os.PathLike[str], *, dtype: Dtype = "float32", overwrite: bool = False
+) -> Exported:
+    """Write model and entropy model of a run as a safetensors file that Hugging Face's `BltForCausalLM` loads.
+
+    Args:
+      run: of `read_hf_blt`, or fine-tuned from one without adapters.
+      file: `model.safetensors` of a folder that holds the published `config.json`.
+      dtype: of its tensors.
+      overwrite: replace a file that is there.
+
+    Raises:
+      FileExistsError: the file is there, and is not to be overwritten.
+      FileNotFoundError: its folder is not.
+      ValueError: the run's model is no released BLT with an entropy model, or a parameter is not finite.
+    """
+    check_new(file, overwrite=overwrite)
+    model, entropy = run.recipe.model, run.recipe.entropy_model
+    if not isinstance(model, ReleasedBLTConfig) or not isinstance(entropy, ByteLMConfig):
+        raise ValueError(
+            "the run's model is no BltForCausalLM with its entropy model: merge adapters first, or leave out --to"
+        )
+    arrays = _written(run.params, model_entries(model))
+    arrays |= _written(run.frozen[ENTROPY].params, patcher_entries(entropy))
+    size = write_tensors(
+        file, {name: x.astype(np.dtype(dtype)) for name, x in arrays.items()}, {"format": "pt"}
+    )
+    return Exported(len(arrays), size)
+
+
+def _written(tree: Any, known: Mapping[str, Entry]) -> Arrays:
+    """Return the tensors of a tree of parameters."""
+    flat: dict[str, Any] = flatten_dict(nn.meta.unbox(tree), sep=".")
+    params = {name: np.asarray(x, np.float32) for name, x in flat.items()}
+    check_finite("the run", params)
+    return {name: entry.theirs(*(params[own] for own in entry.params)) for name, entry in known.items()}
 
 
 def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -124,6 +166,11 @@ def _read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"{Path(folder) / 'config.json'} has model_type {kind!r:.40}, expected 'blt' or 'hyenadna': other "
             "models are not read"
         )
+    for name, expected in FIXED.items():
+        if config.get(name, expected) != expected:
+            raise ValueError(
+                f"config.json.{name} is {config[name]!r:.40}, expected {expected!r}: no other is read"
+            )
     return config
 
 
@@ -134,35 +181,102 @@ def _part(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def _stack(part: Mapping[str, Any], name: str) -> StackConfig:
-    """Return blocks of attention and SwiGLU, as the settings of a part say.
+def _entropy_model(config: Mapping[str, Any]) -> tuple[ByteLMConfig, int]:
+    """Return the entropy model, and the longest sequence that it was made for.
 
-    The patcher's window is 512 where its settings name none, as transformers has it; the global transformer has none.
+    Its window is 512 where its settings name none, as transformers has it.
     """
-    where = KINDS[name]
-    sizes = {f: read_whole(part, f, where) for f in ("hidden_size", "num_hidden_layers", "intermediate_size")}
+    part, where = _part(config, "patcher"), KINDS["patcher"]
+    stack = _stack(part, where, window=part.get("sliding_window", 512), theta=10_000.0)
+    ids = read_whole(part, "vocab_size", where)
+    length = read_whole(part, "max_position_embeddings", where)
+    return ByteLMConfig(stack=stack, tie_head=False, vocab_size=ids), length
+
+
+def _model(config: Mapping[str, Any]) -> ReleasedBLTConfig:
+    """Return the model without its entropy model."""
+    parts = {name: _part(config, name) for name in KINDS if name != "patcher"}
+    window = config.get("local_attention_window_len", 512)
+    local = {"window": window, "theta": 500_000.0}
+    encoder, decoder = (_stack(parts[f"local_{x}"], f"{x}_config", **local) for x in ("encoder", "decoder"))
+    latent = _stack(parts["global_transformer"], "global_config", window=None, theta=500_000.0)
+    vectors = read_whole(config, "cross_attn_k", "config.json", default=2)
+    ids = read_whole(config, "vocab_size", "config.json", default=260)
+    asked = {
+        "encoder_config.cross_attn_k": vectors,
+        "decoder_config.cross_attn_k": vectors,
+        "encoder_config.vocab_size": ids,
+        "decoder_config.hidden_size_global": latent.dim,
+    }
+    for path, expected in asked.items():
+        where, field = path.split(".")
+        value = config[where].get(field, expected)
+        if value != expected:
+            raise ValueError(
+                f"{path} is {value!r:.40}, expected {expected}, as other parts of config.json have it"
+            )
+    return ReleasedBLTConfig(
+        encoder=encoder,
+        latent=latent,
+        decoder=decoder,
+        hash=_hash(config),
+        vectors=vectors,
+        reads_each_block=_flag(parts["local_decoder"], "decoder_config", default=True),
+        spare_reads=_flag(parts["local_encoder"], "encoder_config", default=False) * (encoder.num_layers - 1),
+        vocab_size=ids,
+    )
+
+
+def _flag(part: Mapping[str, Any], where: str, *, default: bool) -> bool:
+    value = part.get("cross_attn_all_layers", default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{where}.cross_attn_all_layers is {value!r:.40}, expected true or false")
+    return value
+
+
+def _hash(config: Mapping[str, Any]) -> PolynomialHash:
+    told = {"size": config.get("encoder_hash_byte_group_size") or list(GRAMS)}
+    if not isinstance(told["size"], list):
+        raise ValueError(
+            f"config.json.encoder_hash_byte_group_size is {told['size']!r:.40}, expected whole numbers"
+        )
+    prefix, where = "encoder_hash_byte_group_", "config.json"
+    return PolynomialHash(
+        sizes=tuple(told["size"]),
+        table_size=read_whole(config, f"{prefix}vocab", where, default=500_002),
+        functions=read_whole(config, f"{prefix}nb_functions", where, default=1),
+    )
+
+
+def _stack(part: Mapping[str, Any], where: str, *, window: Any, theta: float) -> StackConfig:
+    """Return unrolled blocks of attention and SwiGLU, as the settings of a part say."""
+    sizes = {f: read_whole(part, f, where) for f in ("hidden_size", "num_hidden_layers")}
+    if part.get("intermediate_size") is None:
+        part = {**part, "intermediate_size": 8 * sizes["hidden_size"] // 3}
     heads = read_whole(part, "num_attention_heads", where)
     shared = (
         heads if part.get("num_key_value_heads") is None else read_whole(part, "num_key_value_heads", where)
     )
-    for field, expected in (("hidden_act", "silu"), ("head_dim", sizes["hidden_size"] // heads)):
+    known = (("hidden_act", "silu"), ("head_dim", sizes["hidden_size"] // heads), ("dropout", 0))
+    for field, expected in known:
         if part.get(field, expected) != expected:
             raise ValueError(f"{where}.{field} is {part[field]!r:.40}, expected {expected!r}")
-    window = part.get("sliding_window", 512) if name == "patcher" else None
     attention = AttentionConfig(
         dim=sizes["hidden_size"],
         num_heads=heads,
         num_kv_heads=shared,
         window=window,
-        rope_theta=_rope_theta(part, where, 10_000.0 if name == "patcher" else 500_000.0),
+        rope_theta=_rope_theta(part, where, theta),
     )
+    name = "A" if window is None else "W"
     return StackConfig(
         dim=sizes["hidden_size"],
         num_layers=sizes["num_hidden_layers"],
-        pattern="A" if window is None else "W",
-        mixers={"A" if window is None else "W": attention},
-        mlp_dim=sizes["intermediate_size"],
+        pattern=name,
+        mixers={name: attention},
+        mlp_dim=read_whole(part, "intermediate_size", where),
         norm_epsilon=float(part.get("rms_norm_eps", 1e-5)),
+        scan=False,
     )
 
 
@@ -180,11 +294,8 @@ def _rope_theta(part: Mapping[str, Any], where: str, default: float) -> float:
     return float(told.get("rope_theta", part.get("rope_theta", default)))
 
 
-def _patcher(config: Mapping[str, Any]) -> PatcherConfig:
+def _patcher(config: Mapping[str, Any], block_size: int = 4096) -> PatcherConfig:
     """Return how the whole model cuts bytes: H_t > threshold in nats, and a longest patch."""
-    mode = config.get("patching_mode", "entropy")
-    if mode != "entropy":
-        raise ValueError(f"patching_mode is {mode!r:.40}, expected 'entropy': only it reads the patcher")
     threshold = config.get("patching_threshold")
     if not isinstance(threshold, int | float) or isinstance(threshold, bool):
         raise ValueError(
@@ -192,79 +303,8 @@ def _patcher(config: Mapping[str, Any]) -> PatcherConfig:
             "transformers takes a default of its own, or cuts by patch_size"
         )
     return PatcherConfig(
-        mode="entropy", threshold=float(threshold), max_length=config.get("max_patch_length")
+        mode="entropy",
+        threshold=float(threshold),
+        max_length=config.get("max_patch_length"),
+        block_size=block_size,
     )
-
-
-def _layer_shapes(stack: StackConfig) -> dict[str, tuple[int, ...]]:
-    """Return shapes of a part's layer weights, by the names that follow the part's."""
-    mixer = stack.mixer(stack.pattern[0])
-    assert isinstance(mixer, AttentionConfig)
-    queries, keys = mixer.num_heads * mixer.width, mixer.groups * mixer.width
-    width, hidden = stack.dim, stack.hidden
-    shapes = {
-        "input_layernorm": (width,),
-        "post_attention_layernorm": (width,),
-        "self_attn.q_proj": (queries, width),
-        "self_attn.k_proj": (keys, width),
-        "self_attn.v_proj": (keys, width),
-        "self_attn.o_proj": (width, queries),
-        "mlp.gate_proj": (hidden, width),
-        "mlp.up_proj": (hidden, width),
-        "mlp.down_proj": (width, hidden),
-    }
-    return {
-        f"layers.{i}.{name}.weight": shape for i in range(stack.num_layers) for name, shape in shapes.items()
-    }
-
-
-def _stack_params(stack: StackConfig, found: Arrays) -> dict[str, Any]:
-    """Return parameters of a scanned `Stack`: the layers' stacked [layers, ...]."""
-    mixer: Any = stack.mixer(stack.pattern[0])
-
-    def stacked(name: str, turn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        return np.stack([turn(found[f"layers.{i}.{name}.weight"]) for i in range(stack.num_layers)])
-
-    def heads(w: np.ndarray) -> np.ndarray:
-        return w.reshape(-1, mixer.width, stack.dim).transpose(2, 0, 1)
-
-    def turned(w: np.ndarray) -> np.ndarray:
-        split = heads(w)
-        return np.concatenate([split[..., ::2], split[..., 1::2]], -1)
-
-    def joined(w: np.ndarray) -> np.ndarray:
-        return w.T.reshape(-1, mixer.width, stack.dim)
-
-    kernels = {"q": turned, "k": turned, "v": heads, "out": joined}
-    block = {
-        "mixer_norm": {"scale": stacked("input_layernorm", np.asarray)},
-        "mlp_norm": {"scale": stacked("post_attention_layernorm", np.asarray)},
-        "mixer": {n: {"kernel": stacked(f"self_attn.{n[0]}_proj", turn)} for n, turn in kernels.items()},
-        "mlp": {n: {"kernel": stacked(f"mlp.{n}_proj", np.transpose)} for n in ("gate", "up", "down")},
-    }
-    return {"periods": {"block_0": block}}
-
-
-def _read_part(
-    folder: str | os.PathLike[str], prefix: str, expected: Mapping[str, tuple[int, ...]]
-) -> Arrays:
-    """Read a part's weights in fp32, by the names that follow its prefix.
-
-    Others in the files are not read.
-    """
-    where = {name: file for file in weight_files(folder) for name in read_header(file).arrays}
-    headers = {file: read_header(file).arrays for file in set(where.values())}
-    found = {n.removeprefix(prefix): headers[file][n] for n, file in where.items() if n.startswith(prefix)}
-    # Take any float, as all are widened
-    shapes = {n: jax.ShapeDtypeStruct(x.shape, np.float32) for n, x in found.items()}
-    wanted = {n: jax.ShapeDtypeStruct(shape, np.float32) for n, shape in expected.items()}
-    check_entries(
-        f"{folder} does not hold the {prefix.removeprefix('model.')[:-1]} of its config", shapes, wanted
-    )
-    arrays: Arrays = {}
-    for file in headers:
-        names = [prefix + name for name in expected if where[prefix + name] == file]
-        read = read_tensors(file, names)
-        check_finite(str(file), read)
-        arrays |= {name.removeprefix(prefix): x.astype(np.float32) for name, x in read.items()}
-    return arrays

@@ -33,7 +33,7 @@ from jaxblt.precision.weights import refuse_quantized
 from jaxblt.seals import check_seal
 from jaxblt.training.experimental.hybrid import without_weights
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.start.frozen import param_shapes
+from jaxblt.training.start.frozen import entropy_dtype, param_shapes
 from jaxblt.training.start.setup import boxed_params, make_task
 from jaxblt.training.state import ENTROPY, Frozen, freeze
 from jaxblt.training.stored.checkpoint import Checkpointer
@@ -220,7 +220,8 @@ def _frozen_shapes(told: _Text, header: Header) -> dict[str, jax.ShapeDtypeStruc
         prefix = f"{FROZEN}.{name}"
         if name == ENTROPY:
             shapes = _shapes("entropy model", lambda: param_shapes(told.recipe.entropy_model))
-            stored = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), shapes)
+            dtype = entropy_dtype([x for key, x in header.arrays.items() if key.startswith(f"{prefix}.")])
+            stored = jax.tree.map(lambda x, dtype=dtype: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
             expected |= by_name(stored, prefix)
         else:
             expected |= {key: x for key, x in header.arrays.items() if key.startswith(f"{prefix}.")}

@@ -65,6 +65,11 @@ class HashConfig:
         return len(self.sizes) * self.functions
 
     @property
+    def divisor(self) -> float:
+        """The number that the sum of rows is divided by, so that it is as large as one row."""
+        return self.num_tables**0.5
+
+    @property
     def reach(self) -> int:
         """Bytes before the current one that the longest n-gram holds."""
         return max(self.sizes) - 1
@@ -187,7 +192,7 @@ class ByteEmbedding(nn.Module):
         split = state is None and seq_axis(ids) is not None
         island = over_sequence if split else over_batch
         grams = island(partial(_sums, self.dtype), tokens.restore(hashed), shared=self.hash_table)
-        x = x + grams / jnp.asarray(self.config.hash.num_tables**0.5, self.dtype)
+        x = x + grams / jnp.asarray(self.config.hash.divisor, self.dtype)
         return x, None if state is None else (tokens.clock, history)
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:

@@ -61,24 +61,28 @@ EVO2 = MappingProxyType(
 """The released models."""
 
 
-def evo2(name: str) -> ByteLMConfig:
+def evo2(name: str, *, fp8: bool = False) -> ByteLMConfig:
     """Return the config of a released Evo 2 model, by its name in `EVO2`.
+
+    Args:
+      name: of the model.
+      fp8: Hyena's input projections multiply in FP8, as the 1B, 20B and 40B models were trained.
 
     Raises:
       ValueError: there is no such model.
     """
     if name not in EVO2:
         raise ValueError(f"there is no Evo 2 model {name!r:.60}: expected one of {', '.join(EVO2)}")
-    return striped_hyena(EVO2[name])
+    return striped_hyena(EVO2[name], fp8=fp8)
 
 
-def striped_hyena(sizes: Evo2) -> ByteLMConfig:
+def striped_hyena(sizes: Evo2, *, fp8: bool = False) -> ByteLMConfig:
     """Return the config of a StripedHyena 2; `build()` makes the module, and a `Recipe` takes it as its model.
 
     The first block's MLP is gated by gelu, and the gates of all others are linear. Blocks are unrolled: the pattern
     names each of them, so that block i of the checkpoint is `stack.period_0.block_i`.
     """
-    kind = {"dim": sizes.dim, "short_taps": 3, "out_bias": True}
+    kind = {"dim": sizes.dim, "short_taps": 3, "out_bias": True, "fp8_in": fp8}
     short = ExplicitFilter(taps=7, groups=sizes.groups, skip=False)
     attention = AttentionConfig(
         dim=sizes.dim,

@@ -3,7 +3,7 @@
 from jaxblt.precision.config import Fp8Config, Scaling
 from jaxblt.precision.formats import E4M3, E5M2, Format, quantise, scale_for
 from jaxblt.precision.loss_scale import LossScaleConfig, first_loss_scale, next_loss_scale
-from jaxblt.precision.products import Past, fp8_product
+from jaxblt.precision.products import Past, fp8_by_ratio, fp8_product
 from jaxblt.precision.sites import find_sites, first_amax, in_fp8, next_amax
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "find_sites",
     "first_amax",
     "first_loss_scale",
+    "fp8_by_ratio",
     "fp8_product",
     "in_fp8",
     "next_amax",

@@ -45,6 +45,15 @@ def scale_for(largest: Float[Array, "..."], kind: Format, margin: int = 0) -> Fl
     return jnp.where(largest > 0, scale, jnp.float32(1))
 
 
+def ratio_for(largest: Float[Array, "..."], kind: Format) -> Float[Array, "..."]:
+    """Return the format's largest number over the largest entry, as Transformer Engine scales tensors.
+
+    It is 1 where `largest` is 0, and the largest fp32 number where the ratio exceeds that.
+    """
+    ratio = jnp.float32(kind.largest) / jnp.where(largest > 0, largest, 1)
+    return jnp.where(largest > 0, jnp.minimum(ratio, jnp.finfo(jnp.float32).max), jnp.float32(1))
+
+
 def quantise(x: Float[Array, "..."], scale: Float[Array, "..."], kind: Format) -> Array:
     """Return s · x rounded to the format. What exceeds its range becomes its largest number; NaN stays NaN."""
     top = jnp.asarray(kind.largest, x.dtype)

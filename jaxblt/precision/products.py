@@ -14,6 +14,7 @@ from jaxblt.precision.formats import (
     Format,
     largest_entry,
     quantise,
+    ratio_for,
     scale_for,
 )
 from pallas_kernels.runtime import OwnGradient
@@ -37,12 +38,13 @@ class Past(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What is static of a product: letters of x, of the kernel and of y, and the margin of scales."""
+    """What is static of a product: letters of x, of the kernel and of y, and how scales are made."""
 
     x: str
     kernel: str
     y: str
     margin: int
+    by_ratio: bool = False
 
 
 def fp8_product(
@@ -66,6 +68,24 @@ def fp8_product(
       margin: powers of two that are left free.
     """
     return _product(_kind(equation, x.ndim, margin), past, x, kernel)
+
+
+def fp8_by_ratio(
+    equation: str,
+    x: Float[Array, "..."],
+    kernel: Float[Array, "..."],
+    *,
+    precision: jax.lax.PrecisionLike = None,
+    preferred_element_type: Any = None,
+) -> Float[Array, "..."]:
+    """Return x W from operands in E4M3, scaled as Transformer Engine's current scaling does; a `Product`.
+
+    The scale of an operand is 448 over its own largest entry, of all rows and positions of the call. Entries are scaled
+    and rounded in fp32, products are summed in fp32, and the scales undone there. So rows are not independent of
+    each other, nor tokens of how a sequence is split into calls. Rows need no padding: zeros change no scale.
+    """
+    del precision, preferred_element_type  # operands of 8 bits have products that fp32 holds
+    return _product(_kind(equation, x.ndim, 0)._replace(by_ratio=True), None, x, kernel)
 
 
 def _kind(equation: str, rank: int, margin: int) -> Kind:
@@ -108,8 +128,11 @@ class _Operand(NamedTuple):
     largest: Float[Array, ""]
 
 
-def _operand(x: Array, before: Float[Array, "H"] | None, form: Format, margin: int) -> _Operand:
-    largest = largest_entry(x)
+def _operand(x: Array, before: Float[Array, "H"] | None, form: Format, kind: Kind) -> _Operand:
+    largest, margin = largest_entry(x), kind.margin
+    if kind.by_ratio:
+        scale = ratio_for(largest, form)
+        return _Operand(quantise(x.astype(jnp.float32), scale, form), scale, largest)
     scale = scale_for(largest if before is None else jnp.max(before), form, margin)
     return _Operand(quantise(x, scale, form), scale, largest)
 
@@ -124,22 +147,30 @@ def _unscaled(y: Array, *operands: _Operand) -> Array:
 
 def _forward(kind: Kind, past: Past | None, x: Array, kernel: Array) -> tuple[Array, Any]:
     before = (None, None) if past is None else (past.x, past.kernel)
-    left, right = (_operand(v, h, E4M3, kind.margin) for v, h in zip((x, kernel), before, strict=True))
-    y = contract(left.value, right.value, (kind.x, kind.kernel, kind.y), x.dtype, FAST)
-    return _unscaled(y, left, right), (left, right, past)
+    left, right = (_operand(v, h, E4M3, kind) for v, h in zip((x, kernel), before, strict=True))
+    y = contract(left.value, right.value, (kind.x, kind.kernel, kind.y), _summed_in(kind, x), FAST)
+    return _unscaled(y, left, right).astype(x.dtype), (left, right, past)
 
 
 def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, Array, Array]:
     left, right, past = kept
-    own = _operand(gradient, None if past is None else past.gradient, E5M2, kind.margin)
-    dtype = gradient.dtype
+    own = _operand(gradient, None if past is None else past.gradient, E5M2, kind)
+    dtype = _summed_in(kind, gradient)
     dx = contract(own.value, right.value, (kind.y, kind.kernel, kind.x), dtype, EXACT)
     dkernel = contract(left.value, own.value, (kind.x, kind.y, kind.kernel), dtype, EXACT)
     seen = None
     if past is not None:
         found = (left.largest, right.largest, own.largest)
         seen = Past(*(jnp.zeros_like(h).at[0].set(entry) for h, entry in zip(past, found, strict=True)))
-    return seen, _unscaled(dx, own, right), _unscaled(dkernel, left, own)
+    dx, dkernel = (
+        _unscaled(*each).astype(gradient.dtype) for each in ((dx, own, right), (dkernel, left, own))
+    )
+    return seen, dx, dkernel
+
+
+def _summed_in(kind: Kind, x: Array) -> Any:
+    """Return the dtype of a product before its scales are undone: a ratio would round a narrower one again."""
+    return jnp.float32 if kind.by_ratio else x.dtype
 
 
 _product.defvjp(_forward, _backward)

@@ -37,7 +37,7 @@ class Frozen:
     """A tree of parameters that steps read and never train.
 
     Attributes:
-      params: in the dtypes that it is stored in; bfloat16 for an entropy model.
+      params: in the dtypes that it is stored in; bfloat16 for an entropy model that was trained here.
       content_hash: of `params`, see `content_hash`: the name of its folder, and how a run knows its tree again.
     """
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxblt.answers import continued
 from jaxblt.cli import answers as commands
 from jaxblt.data import LabelledDataConfig
 from jaxblt.data.vocab import OFFSET
@@ -67,6 +68,33 @@ def test_likelihoods_of_all_substitutions_are_those_of_mutants_alone(reader):
         reader.mutagenesis(RECORDS, alphabet="ACGX")
     with pytest.raises(ValueError, match="label = 'a' is of runs on classes, and this one predicts bytes"):
         reader.mutagenesis(RECORDS, label="a")
+
+
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_substitutions")
+def test_the_bytes_before_a_substitution_are_read_once(monkeypatch):
+    """Effects of a record of 300 bases are those of mutants alone, and two thirds of the bytes are read."""
+    run = make_run(BYTES, data={"kind": "fasta", "soft_mask": "upper", "scored": "ACGT", "seq_len": 512})
+    record = (
+        np.random.default_rng(0).choice(list(b"ACGTN"), 300, p=[0.24] * 4 + [0.04]).astype(np.uint8).tobytes()
+    )
+    sizes, read = [], continued._nats
+
+    def count(task, params, frozen, ids, targets, segment_ids, state):
+        sizes.append(int(segment_ids.sum()))
+        return read(task, params, frozen, ids, targets, segment_ids, state)
+
+    monkeypatch.setattr(continued, "_nats", count)
+    (effects,) = run.mutagenesis([record], batch_size=8).effects
+    each = [mutant for mutant in mutants(record, "ACGT") if mutant[0] % 37 == 5 or mutant[0] in (0, 299)]
+    alone = run.score([record, *(m for *_, m in each)]).log_likelihood
+    for (t, a, _), nats in zip(each, alone[1:], strict=True):
+        if record[t : t + 1] == b"N":
+            assert np.isnan(effects[t, a])
+        else:
+            np.testing.assert_allclose(effects[t, a], nats - alone[0], rtol=1e-5, atol=1e-4)
+    whole = sum(4 - (b in b"ACGT") for b in record) * len(record)
+    # Of four groups of 256 mutants the first reads 300 bases each, and the last 45
+    assert 0.6 < sum(sizes) / whole < 0.7
 
 
 def log_odds(probabilities, c):

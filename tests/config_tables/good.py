@@ -88,6 +88,7 @@ from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
 from jaxblt.models.position_layers import PositionLayerConfig
 from jaxblt.models.positions import PositionConfig
+from jaxblt.models.released_blt import PolynomialHash, ReleasedBLTConfig
 from jaxblt.models.word_features import WordsConfig
 from jaxblt.parallel.experimental import Schedule
 from jaxblt.parallel.layout import SequenceLayout
@@ -166,6 +167,8 @@ GOOD: dict[type, dict[str, Any]] = {
     Sampling: {},
     Decoder: {"model": BYTES},
     HashConfig: {},
+    PolynomialHash: {},
+    ReleasedBLTConfig: {},
     EmbeddingConfig: {},
     PositionConfig: {},
     StackConfig: {},

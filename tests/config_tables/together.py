@@ -33,6 +33,7 @@ from jaxblt.models import (
 )
 from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
 from jaxblt.models.positions import PositionConfig
+from jaxblt.models.released_blt import ReleasedBLTConfig
 from jaxblt.models.word_features import WordsConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.patching.learned import BoundaryConfig
@@ -156,6 +157,18 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             {"router": BoundaryConfig(), "features_enter": "output", "bridge_pattern": "dilated"},
             "bridge_pattern",
         ),
+    ),
+    ReleasedBLTConfig: (
+        (
+            {"encoder": StackConfig(dim=256, num_layers=1, pattern="W")},
+            "expected one attention and scan=False",
+        ),
+        (
+            {"decoder": StackConfig(dim=256, num_layers=2, pattern="WA", scan=False)},
+            "bytes read patches between",
+        ),
+        ({"encoder": StackConfig(dim=64, num_layers=1, pattern="W", scan=False)}, "share the bytes' width"),
+        ({"latent": StackConfig(pattern="A", causal=False)}, "ReleasedBLTConfig.latent has causal=False"),
     ),
     WordsConfig: (
         (

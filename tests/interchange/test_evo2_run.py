@@ -72,6 +72,18 @@ def run(run_dir):
     return jaxblt.load(run_dir, dtype="float32")
 
 
+def test_projections_of_an_import_may_be_in_fp8(tmp_path):
+    """They answer otherwise than in bfloat16, and no further off than their rounding."""
+    file = save(tmp_path / "tiny.pt", TENSORS)
+    main(["import", str(file), "--config", "tiny", "--out", str(tmp_path / "plain")])
+    main(["import", str(file), "--config", "tiny", "--fp8", "--out", str(tmp_path / "fp8")])
+    plain, fp8 = (jaxblt.load(tmp_path / name) for name in ("plain", "fp8"))
+    assert fp8.recipe.model == evo2("tiny", fp8=True) != plain.recipe.model
+    scores = [r.score([record(40)], per_byte=True, batch_size=1).per_byte for r in (plain, fp8)]
+    own, other = (nats[0] for nats in scores if nats is not None)
+    assert 1e-4 < worst(other, own) < 0.25
+
+
 def record(length: int) -> bytes:
     return weights.draw_bytes(length)[1:].astype(np.uint8).tobytes()
 

@@ -12,7 +12,7 @@ from jaxblt.cli.main import main
 from tests.interchange.test_hyena_dna import TENSORS, write
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "import-export.md"
-FIXTURE = Path(__file__).parent / "hf_blt"
+FIXTURE = Path(__file__).parent / "hf_blt" / "each"
 
 
 @pytest.mark.slow(days=28, group="pages and gates of benchmarks")
@@ -22,6 +22,7 @@ def test_commands_and_examples_run(files, tmp_path, monkeypatch, capsys):
     shutil.copytree(FIXTURE, tmp_path / "blt")
     write(tmp_path / "hyenadna", TENSORS)
     (tmp_path / "records.fa").write_text(">a\nACGTTGCAAC\n")
+    (tmp_path / "books.txt").write_text("Call me Ishmael.")
     namespace = {"jaxblt": jaxblt}
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert [kind for kind, _ in blocks] == [
@@ -33,7 +34,7 @@ def test_commands_and_examples_run(files, tmp_path, monkeypatch, capsys):
         "",
         "python",
         "",
-        "python",
+        "",
         "",
     ]
     for kind, text in blocks:
@@ -45,14 +46,14 @@ def test_commands_and_examples_run(files, tmp_path, monkeypatch, capsys):
                 assert program == "jaxblt"
                 main(words)
     made = {"mine.safetensors", "half.safetensors", "score.bin", "score.xla", "runs", "scores.tsv"}
-    made |= {"model.safetensors"}
+    made |= {"model.safetensors", "books.txt", "books.tsv", "blt.safetensors"}
     assert {path.name for path in tmp_path.iterdir()} == made | {
         "blt",
         "hyenadna",
         "records.fa",
         "records.fa.fai",
     }
-    runs = {"mine", "again", "half", "blt_entropy", "hyenadna"}
+    runs = {"mine", "again", "half", "blt", "blt_entropy", "hyenadna"}
     assert {path.name for path in (tmp_path / "runs").iterdir()} == runs
     assert "wrote score.bin: score of records of up to 511 bytes, for cpu, cuda, " in capsys.readouterr().out
     assert namespace["answers"]["nats"].shape == (2, 512)

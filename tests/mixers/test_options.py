@@ -65,6 +65,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "block": (2, 8),
     "in_bias": (True, False),
     "out_bias": (True,),
+    "fp8_in": (True,),
     "implementation": ("reference",),
     "order": (3, 2),
     "short_taps": (2,),

@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxblt.precision import E4M3, E5M2, Past, fp8_product, quantise, scale_for
+from jaxblt.precision import E4M3, E5M2, Past, fp8_by_ratio, fp8_product, quantise, scale_for
 
 EQUATION = "btd,dhk->bthk"
 ROUNDING = {"y": 2 * 2.0**-4, "dx": 2.0**-4 + 2.0**-3, "dkernel": 2.0**-4 + 2.0**-3}
@@ -57,6 +58,35 @@ def test_a_product_is_that_of_the_rounded_operands():
     wanted = np.einsum(EQUATION, *parts)
     found = np.asarray(fp8_product(EQUATION, x, kernel), np.float64)
     assert np.max(np.abs(found - wanted)) <= 2.0**-8 * np.max(np.abs(wanted))
+
+
+def by_ratio(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """Quantise both by 448 over the largest entry, multiply, and undo the scales, in NumPy."""
+    top = np.float32(448)
+    scales = [top / np.abs(a).max() for a in (x, kernel)]
+    parts = [
+        np.clip(a * s, -top, top).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        for a, s in zip((x, kernel), scales, strict=True)
+    ]
+    inverse = np.float32(1) / scales[0] / scales[1]
+    return np.einsum("btd,de->bet", *parts).astype(np.float32) * inverse
+
+
+def test_products_by_ratio_are_bit_for_bit_those_of_numpy():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 8, 32)).astype(ml_dtypes.bfloat16)
+    # One term a sum, so that no order of adding matters; and dense sums, in fp32
+    single = np.eye(32)[rng.permutation(32)] * rng.lognormal(0, 3, 32)
+    kernels = [a.astype(ml_dtypes.bfloat16) for a in (single, rng.standard_normal((32, 32)))]
+    product = jax.jit(lambda x, kernel: fp8_by_ratio("btd,de->bet", x, kernel))
+    wide = [a.astype(np.float32) for a in (x, *kernels)]
+    wanted = [by_ratio(wide[0], kernel) for kernel in wide[1:]]
+    one, dense = (np.asarray(product(jnp.asarray(x), jnp.asarray(kernel))) for kernel in kernels)
+    np.testing.assert_array_equal(one, wanted[0].astype(ml_dtypes.bfloat16))
+    np.testing.assert_allclose(dense.astype(np.float32), wanted[1], rtol=2.0**-8, atol=1e-6)
+    # Zeros that fill rows up to a multiple of 16 change no bit
+    padded = np.asarray(product(jnp.asarray(np.pad(x, ((0, 0), (0, 8), (0, 0)))), jnp.asarray(kernels[1])))
+    np.testing.assert_array_equal(padded[..., :8], dense)
 
 
 @pytest.mark.parametrize("equation", ["...d,de->...e", "btd,de->bet", "bet,ed->btd"])

@@ -8,7 +8,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.layers import Linear, named
+from jaxblt.layers import Linear, multiply, named
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import ShortHistory
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
@@ -21,6 +21,7 @@ from jaxblt.mixers.hyena.finite_filter import (
     init_filter_state,
 )
 from jaxblt.mixers.hyena.modal_filter import ModalConv
+from jaxblt.precision.products import fp8_by_ratio
 from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels import modal_conv
@@ -40,6 +41,8 @@ class HyenaConfig:
       filter: of the long convolutions; modal for long contexts.
       in_bias: the input projections have a bias, and so has each channel of the short convolution.
       out_bias: the output projection has a bias.
+      fp8_in: the input projections multiply in E4M3 with scales of each call (see `jaxblt.precision.fp8_by_ratio`), as
+        models that were trained so are served. Answers then depend on the rows that are read together.
       causal: a token sees itself and what came before; otherwise its whole document.
       packed: rows may hold several documents. False promises one a row (holes and tail padding allowed): then
         the convolutions need no resets.
@@ -56,6 +59,7 @@ class HyenaConfig:
     filter: Filter = ModalFilter()
     in_bias: bool = False
     out_bias: bool = False
+    fp8_in: bool = False
     causal: bool = True
     packed: bool = True
     segment_alignment: int = 1
@@ -166,7 +170,9 @@ class Hyena(nn.Module):
         """Return the output and the next state (None in training); positions play no part."""
         config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
         bias = nn.initializers.zeros if config.in_bias else None
-        project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, bias=bias, name="in")
+        product = fp8_by_ratio if config.fp8_in else multiply
+        options: dict[str, Any] = {"bias": bias, "product": product, "name": "in"}
+        project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, **options)
         sizes, names = {"d": config.dim}, ("channels", "embed")
         bias = nn.initializers.zeros if config.out_bias else None
         project_out = Linear("bct,cd->btd", sizes, names, self.dtype, bias=bias, name="out")

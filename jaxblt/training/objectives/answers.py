@@ -4,6 +4,7 @@ from typing import Any
 
 from jaxblt.models.blt import BLTConfig
 from jaxblt.models.byte_lm import ByteLMConfig
+from jaxblt.models.released_blt import ReleasedBLTConfig
 
 
 def check_answers(recipe: Any, fitting: str = "LabellerConfig") -> None:
@@ -17,7 +18,7 @@ def check_answers(recipe: Any, fitting: str = "LabellerConfig") -> None:
       ValueError: it is a language model.
     """
     objective, model = type(recipe.objective).__name__, recipe.model
-    if isinstance(model, ByteLMConfig | BLTConfig):
+    if isinstance(model, ByteLMConfig | BLTConfig | ReleasedBLTConfig):
         raise ValueError(
             f"objective {objective} asks for labels, and model {type(model).__name__} answers with bytes: use a "
             f"{fitting}, or NextByte"

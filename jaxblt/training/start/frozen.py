@@ -1,7 +1,7 @@
 """The frozen trees of a run: an entropy model taken from the run that trained it, the patcher calibrated for it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -94,12 +94,18 @@ def _asked(recipe: Recipe, name: str, mesh: Mesh | None, stored: Any) -> Any:
         config = recipe.entropy_model
         held = from_stored(stored)
         found = fitting_shapes(lambda: _boxed(config), lambda params: _pass(config, params), held)
-        found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16), found)
+        dtype = entropy_dtype(jax.tree.leaves(stored))
+        found = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), found)
         shapes = shapes_as_stored(found, held)
     if mesh is None:
         return shapes
     shardings = place_frozen(name, shapes, partial(boxed_params, make_task(recipe), recipe), mesh)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+
+
+def entropy_dtype(stored: Sequence[Any]) -> Any:
+    """Return the dtype of an entropy model's arrays: bfloat16, or float32 if all are stored so."""
+    return jnp.float32 if all(x.dtype == jnp.float32 for x in stored) else jnp.bfloat16
 
 
 def _row() -> jax.Array:

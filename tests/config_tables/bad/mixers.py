@@ -89,6 +89,7 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "filter": (None, "modal", ExplicitFilter(groups=3)),
         "in_bias": (1,),
         "out_bias": (1,),
+        "fp8_in": (1,),
         "implementation": ("cudnn",),
     },
     GatedRecurrenceConfig: {"dim": (0, 2.5), "causal": (False, 1), "cell": ("lstm",)},

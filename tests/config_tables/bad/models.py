@@ -19,6 +19,7 @@ from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
 from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
 from jaxblt.models.position_layers import PositionLayerConfig
 from jaxblt.models.positions import PositionConfig
+from jaxblt.models.released_blt import PolynomialHash, ReleasedBLTConfig
 from jaxblt.models.word_features import WordsConfig
 from tests.config_tables.bad.numbers import NAN
 
@@ -27,6 +28,20 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "sizes": ((), (1,), (3.5,), [3], (10**6,)),
         "table_size": (0, 2.5, 10**9),
         "functions": (0, 10**6),
+    },
+    PolynomialHash: {
+        "sizes": ((), (1,), (3.5,), [3], (65,)),
+        "table_size": (0, 2.5, 2**21 + 1),
+        "functions": (0, 10**6),
+    },
+    ReleasedBLTConfig: {
+        "vectors": (0, 65, 2.5),
+        "spare_reads": (-1, 1025, 2.5),
+        "reads_each_block": (1,),
+        "vocab_size": (10, 1025),
+        "encoder": (None,),
+        "latent": (None,),
+        "hash": (None, 3),
     },
     EmbeddingConfig: {"dim": (0, 2.5), "vocab_size": (100,)},
     PositionConfig: {"offset_periods": ((0,), (2.5,)), "periods": ((-3,), 8)},
