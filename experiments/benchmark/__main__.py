@@ -20,7 +20,7 @@ ROOMS = {
         "serving",
         "stack",
     ),
-    "boundaries": ("boundary_books", "planted_boundaries"),
+    "boundaries": ("boundary_books", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
