@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxblt.data.batch import Batch
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig, HyenaConfig, ModalFilter
-from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, LevelConfig, StackConfig
+from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.models.bridge import visible_patches
 from jaxblt.models.positions import document_positions
 from jaxblt.parallel import batch_sharding, make_mesh
@@ -76,12 +76,6 @@ MODELS = {
     ),
 }
 
-MODELS["blt_levels"] = dataclasses.replace(
-    MODELS["blt_learned"],
-    router=BoundaryConfig(),
-    level=LevelConfig(encoder=MODELS["blt"].latent, decoder=MODELS["blt"].latent),
-)
-
 
 def segment_ids() -> np.ndarray:
     """Documents start at block edges; one row has padding between and behind."""
@@ -103,11 +97,10 @@ def batch() -> Batch:
 
 @functools.cache
 def task(name: str) -> tuple[Task, Any]:
-    learned = name in ("blt_learned", "blt_levels")
-    patcher = LEARNED if learned else PATCHER if "blt" in name else None
+    patcher = LEARNED if name == "blt_learned" else PATCHER if "blt" in name else None
     model, rows = MODELS[name].build(patcher=patcher), batch()
     params = drawn(model, rows.inputs)["params"]
-    if learned:
+    if name == "blt_learned":
         params["router"] |= {"theta": jnp.full(1, 0.4), "log_tau": jnp.full(1, -1.0)}
     return Task(model), jax.device_get(params)
 
@@ -131,8 +124,6 @@ KEEP = optax.trace(decay=0.0)
         ("blt_learned", 2, 2),
         ("blt_learned", 1, 4),
         ("blt_learned", 1, 8),
-        ("blt_levels", 2, 2),
-        ("blt_levels", 1, 4),
     ],
 )
 def test_a_train_step_equals_that_of_one_device(name: str, data: int, seq: int) -> None:
