@@ -18,6 +18,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "books": books.blt,
     "books_32k": books.blt_32k,
     "books_learned": books.learned,
+    "books_levels": books.learned_levels,
     "books_pulse": books.pulse,
     "books_transformer": books.transformer,
     "books_hyena": books.hyena,

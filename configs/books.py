@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from jaxblt.data.config import DataConfig
 from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, HyenaConfig, ImplicitFilter, ModalFilter
-from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
+from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, LevelConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.training.optimisers.adamw import AdamWConfig
@@ -137,6 +137,26 @@ def learned() -> Recipe:
         optimizer=replace(base.optimizer, warmup_steps=400),
         train=replace(base.train, max_overflow=0.9),
     )
+
+
+def with_level(model: BLTConfig) -> BLTConfig:
+    """Return a model of `learned` with patches grouped in twos: two of the latent layers go to the level.
+
+    The level's encoder has no dropout, as the model's own.
+    """
+    latent = model.latent
+    ends = [
+        replace(_window(latent.dim, 1, dropout), pattern=("hyena",), mixers={"hyena": latent.mixers["hyena"]})
+        for dropout in (0.0, latent.dropout)
+    ]
+    level = LevelConfig(encoder=ends[0], decoder=ends[1])
+    return replace(model, latent=replace(latent, num_layers=latent.num_layers - 2), level=level)
+
+
+def learned_levels() -> Recipe:
+    """Return `books_learned` with a second level: the latent stack runs over groups of two patches."""
+    base = learned()
+    return replace(base, name="books_levels", model=with_level(base.model))
 
 
 def pulse() -> Recipe:

@@ -78,6 +78,21 @@ def device_events(data: Trace) -> Iterator[tuple[str, str, float, float]]:
 
     On a GPU these are kernels and copies on its streams; on CPU, XLA's operations.
     """
+    for device, event in _events(data):
+        yield device, event.name, event.start_ns, event.start_ns + event.duration_ns
+
+
+def device_instructions(data: Trace) -> Iterator[tuple[str, float]]:
+    """Yield (instruction, nanoseconds) of all that ran on a device.
+
+    The instruction is that of the compiled program; of what belongs to none it is the event's name.
+    """
+    for _, event in _events(data):
+        yield _instruction(event) or event.name, event.duration_ns
+
+
+def _events(data: Trace) -> Iterator[tuple[str, Any]]:
+    """Yield (device, event) of all that ran on a device."""
     planes = list(data.planes)
     gpus = [plane for plane in planes if plane.name.startswith("/device:GPU")]
     for plane in gpus or [plane for plane in planes if plane.name == "/host:CPU"]:
@@ -85,14 +100,15 @@ def device_events(data: Trace) -> Iterator[tuple[str, str, float, float]]:
             if gpus and not line.name.startswith("Stream"):
                 continue
             for event in line.events:
-                if gpus or _is_xla_operation(event):
-                    yield plane.name, event.name, event.start_ns, event.start_ns + event.duration_ns
+                if gpus or _instruction(event) is not None:
+                    yield plane.name, event
 
 
-def _is_xla_operation(event: Any) -> bool:
+def _instruction(event: Any) -> str | None:
+    """Return the instruction of XLA's program that an event ran, or None."""
     with warnings.catch_warnings():  # the first look at `stats` warns of its type's missing __module__
         warnings.simplefilter("ignore", DeprecationWarning)
-        return any(name == "hlo_op" for name, _ in event.stats)
+        return next((str(value) for name, value in event.stats if name == "hlo_op"), None)
 
 
 def _device_times(data: Trace, count: int) -> list[DeviceTime]:

@@ -50,7 +50,7 @@ from pallas_kernels._measure import (
 from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels._ranges import Range, check_documents, check_values, checked_ops, has_checked_ops
 from pallas_kernels._statistics import Summary, median_interval, ratio_interval
-from pallas_kernels._trace import device_events, read_trace
+from pallas_kernels._trace import device_events, device_instructions, read_trace
 
 __all__ = [
     "MIN_TRIALS",
@@ -77,6 +77,7 @@ __all__ = [
     "count_below",
     "current_device",
     "device_events",
+    "device_instructions",
     "explain",
     "forward_backward",
     "has_checked_ops",

@@ -7,6 +7,7 @@ from jaxblt.models.classifier import ByteClassifier, ByteClassifierConfig
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, HashConfig
 from jaxblt.models.label_head import LabelHead, LabelHeadConfig
 from jaxblt.models.labeller import Labeller, LabellerConfig
+from jaxblt.models.level import LevelConfig
 from jaxblt.models.position_layers import PositionLayerConfig, with_positions
 from jaxblt.models.positions import PositionConfig, SegmentAwarePosition
 from jaxblt.models.protocol import LanguageModel, ModelConfig
@@ -43,6 +44,7 @@ __all__ = [
     "Labeller",
     "LabellerConfig",
     "LanguageModel",
+    "LevelConfig",
     "ModelConfig",
     "PositionConfig",
     "PositionLayerConfig",

@@ -33,8 +33,9 @@ from jaxblt.models.bridge_patterns import patches_around
 from jaxblt.models.bridge_turns import in_turns
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.embeddings import ByteEmbedding
+from jaxblt.models.level import Level, LevelState, last_slots
 from jaxblt.models.positions import Places, SegmentAwarePosition, document_positions, places
-from jaxblt.models.stack import Stack, StackConfig
+from jaxblt.models.stack import Stack, StackConfig, StackState
 from jaxblt.models.unmerge import LatestPatch, keep_bytes, smooth
 from jaxblt.patching import PatcherConfig, make_patches, read_entropies
 from jaxblt.patching.learned import Router, confidence
@@ -42,8 +43,8 @@ from jaxblt.patching.patches import Patches, check_patches
 from jaxblt.patching.stream import prefill_patcher, step_patcher, stream_patcher
 from jaxblt.show import show
 
-ROUTER = "router"
-"""The submodule that scores boundaries, by its name in parameters and metrics."""
+ROUTER, LEVEL = "router", "level"
+"""The submodules that score boundaries of bytes and group patches, by their names in parameters and metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +95,10 @@ class BLT(nn.Module):
         self.embedding = ByteEmbedding(config.embedding, dtype)
         self.position = SegmentAwarePosition(config.positions, config.encoder.dim, dtype)
         self.encoder = Stack(config.encoder, dtype)
-        self.up = BytesToPatches(config.latent.dim, config.encoder.dim, config.bridge_heads, dtype)
+        self.up = BytesToPatches(config.slot_dim, config.encoder.dim, config.bridge_heads, dtype)
         self.latent = Stack(config.latent, dtype)
+        if config.level is not None:
+            self.level = Level(config.level, self.latent, dtype)
         gathers = config.router is not None and config.router.unmerge == "gather"
         if config.router is not None:
             target = None if self.patcher is None else self.patcher.target
@@ -214,6 +217,24 @@ class BLT(nn.Module):
         positions = document_positions(ids, segment_ids)
         return self.router(h, ids, segment_ids=segment_ids, positions=positions, entropies=entropies)[:2]
 
+    def route_slots(
+        self, ids: Int[Array, "B T"], *, segment_ids: Any = None, entropies: Any = None
+    ) -> tuple[Float[Array, "B S K"], Bool[Array, "B S"]]:
+        """Return the scores of the level's router, and the slots that count: no holes, and no block's first."""
+        positions = document_positions(ids, segment_ids)
+
+        def cut(scores: Any) -> tuple[Patches, Places]:
+            own = make_patches(self._rule(), ids, segment_ids=segment_ids, entropies=scores)
+            return own, places(own, positions, causal=True)
+
+        options = {"segment_ids": segment_ids, "positions": positions, "entropies": entropies}
+        h, patches, _, _ = self._encode(ids, cut, **options)
+        x = self._slots(to_blocks(h, patches), None, patches, patches.segment_ids)
+        slots = patches.segment_ids.reshape(len(ids), -1)
+        inside = jnp.arange(slots.shape[1], dtype=jnp.int32)[None] % patches.capacity > 0
+        scores = self.level.route(x.reshape(*slots.shape, -1), segment_ids=slots)
+        return scores, (slots > 0) & inside
+
     def _encode[T](
         self,
         ids: Int[Array, "B T"],
@@ -275,15 +296,28 @@ class BLT(nn.Module):
         Returns patch vectors, and states by name.
         """
         own = {name: getattr(state, name, None) for name in ("latent", "smoothed")}
-        arrays = (last_bytes(blocks, patches), blocks if keys is None else keys, patches.patch_ids, slots > 0)
-        pooled = BytesToPatches.read_bytes if keys is None else BytesToPatches.read
-        x = in_turns(pooled, self.up, arrays, chunk=self.config.bridge_chunk)
+        x = self._slots(blocks, keys, patches, slots)
         flat, ids = x.reshape(x.shape[0], -1, x.shape[-1]), slots.reshape(x.shape[0], -1)
-        z, own["latent"] = self.latent(flat, segment_ids=ids, state=own["latent"])
+        ends = last_slots(patches, slots).reshape(ids.shape)
+        z, own["latent"] = self._over_slots(flat, ids, ends, patches.capacity, own["latent"])
         if p is not None:
             at_end = last_bytes(to_blocks(p[..., None], patches), patches)
             z, own["smoothed"] = smooth(z, at_end.reshape(ids.shape), ids, own["smoothed"])
         return z.reshape(x.shape), own
+
+    def _slots(self, blocks: Any, keys: Any, patches: Patches, slots: Any) -> Float[Array, "B N P D"]:
+        """Return patch vectors of bytes in blocks, given their keys or None."""
+        arrays = (last_bytes(blocks, patches), blocks if keys is None else keys, patches.patch_ids, slots > 0)
+        pooled = BytesToPatches.read_bytes if keys is None else BytesToPatches.read
+        return in_turns(pooled, self.up, arrays, chunk=self.config.bridge_chunk)
+
+    def _over_slots(
+        self, x: Any, ids: Any, last: Any, slots: int, state: Any
+    ) -> tuple[Float[Array, "B T D"], StackState | LevelState | None]:
+        """Run the latent stack on slots, through the level if there is one."""
+        if self.config.level is None:
+            return self.latent(x, segment_ids=ids, state=state)
+        return self.level(x, segment_ids=ids, ends=last, slots=slots, state=state)
 
     def _read_patches(
         self,
@@ -411,7 +445,9 @@ class BLT(nn.Module):
         last = jnp.take_along_axis(h, ends[..., None], 1)[:, None]
         x = self.up.read(last, *lay_bytes(state, cut, keys), real[:, None])[:, 0]
         slots = jnp.where(real, segment_ids[:, :1], 0)
-        z, own["latent"] = self.latent(x, segment_ids=slots, state=state.latent)
+        edge = (cut.num_bytes > 0) & (state.in_block + cut.num_bytes == state.block_size)
+        last = edge[:, None] & (jnp.arange(x.shape[1], dtype=jnp.int32)[None] == cut.total[:, None] - 1)
+        z, own["latent"] = self._over_slots(x, slots, last, state.capacity, state.latent)
         if p is not None:
             z, own["smoothed"] = smooth(z, jnp.take_along_axis(p, ends, 1), slots, state.smoothed)
         seen = (
@@ -502,7 +538,8 @@ class BLT(nn.Module):
         keys = (state.keys[:, None], state.values[:, None])
         slots, smoothed = jnp.where(ends, segments[:, None], 0), state.smoothed
         x = self.up.read(h[:, None], keys, outside, ends[:, None])
-        z, latent = self.latent(x[:, 0], segment_ids=slots, state=state.latent)
+        last = ends & (state.in_block[:, None] + 1 == state.block_size)
+        z, latent = self._over_slots(x[:, 0], slots, last, state.capacity, state.latent)
         if p is not None:
             z, smoothed = smooth(z, p, slots, smoothed)
         recent = jnp.concatenate([state.recent[:, 1:], z.astype(state.recent.dtype)], 1)
@@ -516,6 +553,7 @@ class BLT(nn.Module):
 
     def _skip(self, state: BLTState, holes: Int[Array, "B P"]) -> BLTState:
         """Move the latent stack over the unused slots at a block's end."""
-        nothing = jnp.zeros((*holes.shape, self.config.latent.dim), self.dtype)
-        _, latent = self.latent(nothing, segment_ids=holes, state=state.latent)
+        nothing = jnp.zeros((*holes.shape, self.config.slot_dim), self.dtype)
+        nowhere = jnp.zeros(holes.shape, bool)
+        _, latent = self._over_slots(nothing, holes, nowhere, state.capacity, state.latent)
         return state.replace(latent=latent)

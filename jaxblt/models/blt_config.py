@@ -7,6 +7,7 @@ from typing import Any, Literal
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.models.bridge_patterns import Pattern, read_distances
 from jaxblt.models.embeddings import EmbeddingConfig, HashConfig, check_vocab_size
+from jaxblt.models.level import LevelConfig
 from jaxblt.models.positions import PositionConfig
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import StackConfig
@@ -23,7 +24,7 @@ class BLTOptions(ABC):
 
     Attributes:
       encoder: stack over bytes that sees a window; its width is the bytes'.
-      latent: stack over patches, where most of the work is done; its width is the patches'.
+      latent: stack over patches, where most of the work is done; its width is the patches' unless there is a level.
       decoder: stack over bytes that turns patch vectors into byte predictions; as wide as the encoder.
       hash: n-gram tables added to the byte embedding, or None.
       positions: the sinusoids of a byte's place in patch and document.
@@ -37,6 +38,7 @@ class BLTOptions(ABC):
       features_enter: where the sinusoids of `positions` are added, at the encoder's input or at its output. With
         "output" the encoder knows nothing of patches, so that they can be cut by what it finds.
       router: scores boundaries for a patcher of mode "learned"; None for another.
+      level: groups patches again, so that the latent stack runs over groups; None for patches alone.
       tie_head: read logits off the byte embedding.
       vocab_size: ids.
     """
@@ -52,6 +54,7 @@ class BLTOptions(ABC):
     look_back: int = 4
     features_enter: Literal["input", "output"] = "input"
     router: BoundaryConfig | None = None
+    level: LevelConfig | None = None
     tie_head: bool = True
     vocab_size: int = VOCAB_SIZE
 
@@ -77,6 +80,10 @@ class BLTOptions(ABC):
                 f"encoder.dim = {self.encoder.dim} does not divide among bridge_heads = {self.bridge_heads}"
             )
         self._check_router()
+        if self.level is not None and not self.causal:
+            raise ValueError(
+                "a level cuts by slots up to its own, and the stacks see the future: use causal ones"
+            )
 
     def _check_router(self) -> None:
         """Check that a router reads nothing of patches or of the future, and that the un-merge reads its options."""
@@ -99,6 +106,11 @@ class BLTOptions(ABC):
         """True if position t sees nothing after t."""
         return self.latent.causal
 
+    @property
+    def slot_dim(self) -> int:
+        """Width of the patches."""
+        return self.latent.dim if self.level is None else self.level.encoder.dim
+
     @abstractmethod
     def build(self, *, dtype: Any, patcher: PatcherConfig | None, name: str | None) -> Any:
         """Build the module."""
@@ -115,7 +127,12 @@ class BLTOptions(ABC):
 
     def in_rows(self, of_bytes: RowLayout, of_slots: RowLayout) -> "BLTOptions":
         """Return the config for rows in which documents lie as said: in bytes, and in latent slots."""
-        return dataclasses.replace(promise(self, of_bytes), latent=promise(self.latent, of_slots))
+        if self.level is None:
+            return dataclasses.replace(promise(self, of_bytes), latent=promise(self.latent, of_slots))
+        # Groups promise nothing of where documents start: their number in a block is not known here
+        of_groups = RowLayout(packed=of_slots.packed)
+        parts = {"latent": promise(self.latent, of_groups), "level": promise(self.level, of_slots)}
+        return dataclasses.replace(promise(self, of_bytes), **parts)
 
     def check_patcher(self, patcher: PatcherConfig) -> None:
         """Raise ValueError if only one of patcher and router is of learned boundaries, or only one of entropies."""

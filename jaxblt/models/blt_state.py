@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers.driver.base import rows
 from jaxblt.models.embeddings import EmbeddingConfig, check_embedding_state, init_embedding_state
+from jaxblt.models.level import LevelConfig, LevelState, init_level_state
 from jaxblt.models.positions import Places
 from jaxblt.models.stack import StackConfig, StackState, init_stack_state
 from jaxblt.patching import PatcherConfig, PatcherState, init_patcher
@@ -44,6 +45,12 @@ class PatchedConfig(Protocol):
     @property
     def router(self) -> BoundaryConfig | None: ...
 
+    @property
+    def level(self) -> LevelConfig | None: ...
+
+    @property
+    def slot_dim(self) -> int: ...
+
 
 class BLTState(flax.struct.PyTreeNode):
     """Streaming state of `BLT.step`; every row advances on its own.
@@ -52,7 +59,7 @@ class BLTState(flax.struct.PyTreeNode):
       position: bytes of the document so far.
       last_segment: which document; 0 before the first.
       patcher: where the rule that closes patches stands.
-      embedding, encoder, latent, decoder: states of those parts.
+      embedding, encoder, latent, decoder: states of those parts; in a model with a level `latent` is the level's.
       keys, values: of the bytes of the open patch, for the moment it closes.
       offset: bytes of the open patch so far.
       previous: length of the patch before it in the document, 0 for none.
@@ -70,7 +77,7 @@ class BLTState(flax.struct.PyTreeNode):
     patcher: PatcherState
     embedding: Any
     encoder: StackState
-    latent: StackState
+    latent: StackState | LevelState
     decoder: StackState
     keys: Float[Array, "B S C"]
     values: Float[Array, "B S C"]
@@ -133,18 +140,24 @@ def init_blt_state(
     router = smoothed = None
     if config.router is not None:
         router = init_router(config.router, batch_size, dim=config.encoder.dim, dtype=dtype)
-        smoothed = jnp.zeros((batch_size, config.latent.dim), jnp.float32)
+        smoothed = jnp.zeros((batch_size, config.slot_dim), jnp.float32)
+    over_slots = {"blocks": blocks, "slots": patcher.slots, "dtype": dtype}
+    latent = (
+        init_stack_state(config.latent, batch_size, capacity=blocks * patcher.slots, dtype=dtype)
+        if config.level is None
+        else init_level_state(config.level, config.latent, batch_size, **over_slots)
+    )
     open_patch = (batch_size, patcher.block_size, config.encoder.dim)
     return BLTState(
         **zeros,
         patcher=init_patcher(patcher, batch_size),
         embedding=init_embedding_state(config.embedding, batch_size),
         encoder=init_stack_state(config.encoder, batch_size, **byte_rows),
-        latent=init_stack_state(config.latent, batch_size, capacity=blocks * patcher.slots, dtype=dtype),
+        latent=latent,
         decoder=init_stack_state(config.decoder, batch_size, **byte_rows),
         keys=jnp.zeros(open_patch, dtype),
         values=jnp.zeros(open_patch, dtype),
-        recent=jnp.zeros((batch_size, config.look_back, config.latent.dim), dtype),
+        recent=jnp.zeros((batch_size, config.look_back, config.slot_dim), dtype),
         recent_valid=jnp.zeros((batch_size, config.look_back), bool),
         router=router,
         smoothed=smoothed,

@@ -29,14 +29,14 @@ def to_row(x: Shaped[Array, "B N S *C"], h: Float[Array, "B T D"]) -> Shaped[Arr
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, : h.shape[1]]
 
 
-def _over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shared: Any = ()) -> Array:
+def over_blocks(fn: Callable[[Any, Any], Array], heads: Any, blocked: Any, shared: Any = ()) -> Array:
     """Call `fn((heads, blocked), shared)` on each device's own rows, heads and blocks.
 
     Rows are split in blocks under a `seq` axis only. A single block, which a step of decoding has, is whole on all
     devices of the sequence.
     """
     arrays, by_head = (heads, blocked), (True, False)
-    if seq_axis(heads) is None or jax.tree.leaves(heads)[0].shape[1] == 1:
+    if seq_axis(arrays) is None or jax.tree.leaves(arrays)[0].shape[1] == 1:
         return over_batch(fn, arrays, shared, heads=by_head)
     return over_sequence(lambda own, _, shared: fn(own, shared), arrays, (), shared, heads=by_head)
 
@@ -103,15 +103,18 @@ class BytesToPatches(nn.Module):
           real: False for holes, whose vector is zero.
         """
         q, k, v = (split_heads(x, self.heads) for x in (self.query(self.norm(last)), *keys))
-        pooled = _over_blocks(lambda args, _: pool(*args[0], *args[1]), (q, k, v), (patch_ids,))
+        pooled = over_blocks(lambda args, _: pool(*args[0], *args[1]), (q, k, v), (patch_ids,))
         patches = self.up(last + self.out(pooled.reshape(*pooled.shape[:-2], -1)))
         return patches * real[..., None].astype(patches.dtype)
 
 
 def last_bytes(h: Float[Array, "B N S C"], patches: Patches) -> Float[Array, "B N P C"]:
     """Return the vector of each patch's last byte; zero for holes."""
-    end = jnp.where(patches.lengths > 0, patches.starts + patches.lengths - 1, patches.block_size)
-    return jnp.take_along_axis(h, end[..., None], 2, mode="fill", fill_value=0)
+    # Give holes an index each: with unique ones the gradient is stores, where it would be atomic sums
+    beyond = patches.block_size + jnp.arange(patches.capacity, dtype=jnp.int32)
+    end = jnp.where(patches.lengths > 0, patches.starts + patches.lengths - 1, beyond)
+    take = lambda x, at: x.at[at].get(mode="fill", fill_value=0, unique_indices=True)  # noqa: E731
+    return jax.vmap(jax.vmap(take))(h, end)
 
 
 class PatchesToBytes(nn.Module):
@@ -161,7 +164,7 @@ class PatchesToBytes(nn.Module):
             (q, k, v), (latest, valid) = batched
             return lookup(q, k, v, latest, valid, bias, look_back=count, distances=self.distances)
 
-        found = _over_blocks(read, (q, k, v), (latest, valid), bias)
+        found = over_blocks(read, (q, k, v), (latest, valid), bias)
         return dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")(found.reshape(*h.shape))
 
 

@@ -59,3 +59,34 @@ def patches_around(
     valid = there & (documents > 0) & (documents == jnp.abs(patches.segment_ids[..., :1]))
     latest = jnp.where(patches.patch_ids == patches.capacity, -1, patches.patch_ids + reach)
     return keys.reshape(batch, blocks, width, dim), latest, valid
+
+
+def count_tiles(
+    latest: Int[np.ndarray, "N S"],
+    valid: Bool[np.ndarray, "N K"],
+    distances: tuple[int, ...],
+    *,
+    tile: int = 64,
+) -> tuple[int, int]:
+    """Count the squares of bytes by patches that a bridge reads, and those that a dense one would read.
+
+    The difference is what a pattern skips. A dense bridge reads all patches of the document up to a byte's latest one,
+    and as far ahead as the pattern reads.
+
+    Args:
+      latest: the index of each byte's latest patch among the K keys of its block; negative for none.
+      valid: False for keys of another document and for holes.
+      distances: of `read_distances`.
+      tile: bytes and patches of a square.
+    """
+    away = latest[..., None] - np.arange(valid.shape[-1])[None, None]
+    there = valid[:, None] & (latest[..., None] >= 0)
+    counts = [_tiles(there & seen, tile) for seen in (np.isin(away, distances), away >= min(0, *distances))]
+    return counts[0], counts[1]
+
+
+def _tiles(seen: Bool[np.ndarray, "N S K"], tile: int) -> int:
+    """Count the squares that hold a pair."""
+    pads = [(0, -size % tile) for size in seen.shape[1:]]
+    seen = np.pad(seen, ((0, 0), *pads))
+    return int(seen.reshape(len(seen), seen.shape[1] // tile, tile, -1, tile).any((2, 4)).sum())

@@ -8,7 +8,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.layers import Linear, dense
 from jaxblt.mixers.linear.recurrence import Recurrence
+from jaxblt.models.bridge import over_blocks
 from jaxblt.patching.learned.router import identity, read_document
+from pallas_kernels.patch_attention import take_latest
 
 LEAST_P = 1e-4
 """How near p may come to 0 and to 1 in the smoothing."""
@@ -57,8 +59,7 @@ class LatestPatch(nn.Module):
         """Return what each byte gets of its latest patch."""
         z = dense(h.shape[-1], axes=("latent", "embed"), dtype=self.dtype, name="up")(keys)
         z = jnp.where(valid[..., None], z, jnp.zeros((), z.dtype))
-        place = jnp.where(latest < 0, keys.shape[2], latest)
-        return jnp.take_along_axis(z, place[..., None], 2, mode="fill", fill_value=0)
+        return over_blocks(lambda own, _: take_latest(*own[1]), (), (z, latest))
 
 
 def keep_bytes(dtype: Any, width: int) -> Linear:

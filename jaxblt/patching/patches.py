@@ -53,7 +53,12 @@ class Patches:
 
 
 def from_closed(
-    closed: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], *, block_size: int, capacity: int
+    closed: Bool[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    *,
+    block_size: int,
+    capacity: int,
+    last: Bool[Array, "B T"] | None = None,
 ) -> Patches:
     """Group bytes into patches, given after which bytes a patch closes.
 
@@ -67,6 +72,8 @@ def from_closed(
       segment_ids: documents, 0 for padding.
       block_size: bytes in a block (S).
       capacity: slots in a block (P).
+      last: True where nothing of the block follows, so that a patch may end there in whatever slot; None for the
+        block's last index alone.
 
     Raises:
       ValueError: a block cannot hold one patch, or more slots than bytes were asked for.
@@ -85,6 +92,8 @@ def from_closed(
     rank = jnp.cumsum(starts, -1, dtype=jnp.int32)
     patch_ids = jnp.where(valid, jnp.minimum(rank, capacity) - 1, capacity)
     next_ok = jnp.concatenate([(rank[..., :-1] < capacity), jnp.ones_like(valid[..., :1])], -1)
+    if last is not None:
+        next_ok |= to_blocks(last, block_size)
     overflow = jnp.sum(wanted & ~next_ok, -1, dtype=jnp.int32)
     return Patches(
         patch_ids=patch_ids,

@@ -7,6 +7,7 @@ from jaxblt.profiling.comparison import Comparison, compare
 from jaxblt.profiling.cost import cost_per_thousand
 from jaxblt.profiling.memory import MemoryProfile, profile_memory
 from jaxblt.profiling.monitor import Monitor, WindowReport
+from jaxblt.profiling.scopes import scope_totals
 from jaxblt.profiling.timer import PartTime, Timer
 from jaxblt.profiling.trace import OpTotal, op_totals, trace
 from pallas_kernels.runtime import (
@@ -53,6 +54,7 @@ __all__ = [
     "op_totals",
     "profile_memory",
     "ratio_interval",
+    "scope_totals",
     "this_machine",
     "trace",
 ]

@@ -29,6 +29,7 @@ from jaxblt.models import (
     ByteLMConfig,
     LabelHeadConfig,
     LabellerConfig,
+    LevelConfig,
     StackConfig,
 )
 from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
@@ -147,7 +148,22 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             "parts must be different scores, at least one, got ()",
         ),
     ),
+    LevelConfig: (
+        ({"encoder": StackConfig(dim=64, pattern="W")}, "share the slots' width, got 64 and 384"),
+        (
+            {"decoder": StackConfig(dim=384, pattern="W", causal=False)},
+            "a level cuts by slots up to its own, in order: use causal stacks",
+        ),
+        (
+            {"router": BoundaryConfig(unmerge="attention")},
+            "a level's router takes strategy='content_similarity' and unmerge='gather'",
+        ),
+    ),
     BLTConfig: (
+        (
+            {"level": LevelConfig(), **BOTH_WAYS},
+            "a level cuts by slots up to its own, and the stacks see the future",
+        ),
         ({"router": BoundaryConfig()}, "set features_enter='output', got 'input'"),
         (
             {"router": BoundaryConfig(), "features_enter": "output", **BOTH_WAYS},

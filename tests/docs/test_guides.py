@@ -113,8 +113,9 @@ def test_sources_md_makes_rows(capsys):
 def test_boundaries_md_scores_cuts(capsys):
     for text in blocks(GUIDES / "boundaries.md", "python"):
         exec(compile(text, "boundaries.md", "exec"), {})
-    told, same, late = capsys.readouterr().out.splitlines()
+    told, level, same, late = capsys.readouterr().out.splitlines()
     assert told == "content_similarity learned 4.5"
+    assert level == "1024 2.0"
     assert same == "1.0"
     exact, near = map(float, late.split())
     assert exact < 0.1 < 0.9 < near

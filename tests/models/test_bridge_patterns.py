@@ -10,7 +10,7 @@ import pytest
 
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
 from jaxblt.models import BLTConfig, StackConfig
-from jaxblt.models.bridge_patterns import patches_around, read_distances
+from jaxblt.models.bridge_patterns import count_tiles, patches_around, read_distances
 from jaxblt.patching import PatcherConfig
 from jaxblt.patching.patches import from_closed
 from pallas_kernels.attention import presets
@@ -36,6 +36,28 @@ def test_masks_are_those_of_the_definition():
         if presets.local_global().sees(np.int32(1000), np.int32(1000 - d)) and (1000 - d) % 64
     ]
     assert set(near) <= set(read_distances("local_global", 100, causal=False) or ())
+
+
+def test_skipped_tiles_are_counted():
+    """Bytes in patches of two, 512 of which fill a block: a band and every 64th, and what a loop counts."""
+    latest, valid = np.repeat(np.arange(512), 2)[None] - 1, np.ones((1, 512), bool)
+    valid[0, 500:] = False
+    for pattern in ("dilated", "local_global"):
+        distances = read_distances(pattern, 300, causal=True)
+        seen = {
+            (byte // 64, (patch - d) // 64)
+            for byte, patch in enumerate(latest[0])
+            for d in distances
+            if patch >= 0 and 0 <= patch - d < 500
+        }
+        dense = {
+            (byte // 64, key // 64)
+            for byte, patch in enumerate(latest[0])
+            for key in range(min(patch + 1, 500))
+        }
+        found = count_tiles(latest, valid, distances)
+        assert found == (len(seen), len(dense))
+        assert found[0] < found[1]
 
 
 def test_patches_ahead_equal_a_loop():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
@@ -232,6 +233,27 @@ def test_every_scorer_and_gate_has_a_gradient(model) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(parts):
         assert np.isfinite(leaf).all(), path
         assert np.abs(leaf).max() > 0, path
+
+
+def test_no_gradient_adds_bytes_to_a_patch_by_atomics() -> None:
+    """A GPU's atomic sums of many bytes into one row are slow."""
+    config = dataclasses.replace(config_of(BoundaryConfig()), hash=None)
+    module = config.build(patcher=dataclasses.replace(PATCHER, reads_entropies=False))
+    ids = jnp.asarray(sample()[0])
+    params = jax.eval_shape(module.init, jax.random.key(0), ids)
+    program = jax.make_jaxpr(jax.grad(lambda params: jnp.sum(module.apply(params, ids)[0])))(params)
+    sums = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name == "scatter-add"]
+    atomic = [eqn.invars[2].aval.shape[:-1] for eqn in sums if not eqn.params["unique_indices"]]
+    assert atomic  # of the few patches before each block
+    assert all(np.prod(rows) < ids.size / 2 for rows in atomic), atomic
+
+
+def equations(jaxpr):
+    """All equations, those of inner programs too."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from equations(inner)
 
 
 def test_bytes_pass_the_gather_from_the_first_step_on() -> None:

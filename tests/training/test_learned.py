@@ -10,7 +10,7 @@ import pytest
 import jaxblt
 from jaxblt.cli.main import main
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
-from jaxblt.models import BLTConfig, StackConfig
+from jaxblt.models import BLTConfig, LevelConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.training.health import TrainingFailed, check_health
@@ -76,6 +76,20 @@ def test_a_run_is_calibrated_trained_split_read_back_and_drawn(tmp_path, capsys)
     ):
         with pytest.raises(ValueError, match=message):
             main([*words, *options])
+
+
+@pytest.mark.filterwarnings("ignore::jaxblt.patching.overflow.PatchOverflowWarning")
+@pytest.mark.slow(days=28, group="runs of learned boundaries")
+def test_a_run_of_two_levels_is_calibrated_trained_and_read_back(tmp_path) -> None:
+    own = recipe(BoundaryConfig(), steps=6, log_every=1, eval_every=0)
+    level = LevelConfig(encoder=own.model.encoder, decoder=own.model.decoder, slots_per_group=2.0)
+    own = replace(own, model=replace(own.model, level=level))
+    fit(own, tmp_path, source=Letters(), devices=jax.devices()[:1])
+    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    first = next(json.loads(line) for line in lines if "level/router/cut_rate" in line)
+    assert first["router/cut_rate"] == pytest.approx(1 / TARGET, abs=0.06)
+    assert first["level/router/cut_rate"] == pytest.approx(1 / 2, abs=0.25)
+    assert jaxblt.load(tmp_path).recipe.model == own.model
 
 
 def test_a_rate_that_strays_ends_the_run_with_the_figure() -> None:

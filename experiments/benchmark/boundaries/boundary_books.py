@@ -1,7 +1,7 @@
 """Learned patches beside entropy and static ones: python -m experiments.benchmark boundary_books DIR --out FILE."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from experiments.benchmark.boundaries.side_by_side import Trained
     from jaxblt.training.recipe import Recipe
 
-Arm = Literal["learned", "learned_attention", "entropy", "static"]
-"""How patches are cut; `learned_attention` lets a byte read several patches, as models with other patches do."""
+Arm = Literal["learned", "learned_levels", "learned_attention", "entropy", "static"]
+"""How patches are cut; `learned_levels` groups them again, `learned_attention` lets a byte read several of them."""
 WARMUP = 400
 """Steps over which the learning rate of learned arms rises, as in `books_learned`; a fifth of all at the most."""
 SHOWN = 400
@@ -59,7 +59,7 @@ def boundary_books(
     from jaxblt.training.loop import fit
 
     if not arms:
-        raise ValueError("--arms names no arm, choose of learned, learned_attention, entropy, static")
+        raise ValueError(f"--arms names no arm, choose of {', '.join(get_args(Arm))}")
     for option, value in {
         "seeds": seeds,
         "steps": steps,
@@ -96,6 +96,7 @@ def arm_of(base: "Recipe", arm: Arm) -> "Recipe":
     """Return the recipe with patches cut this way."""
     from jaxblt.patching import PatcherConfig
     from jaxblt.patching.learned import BoundaryConfig
+    from jaxblt.recipes.books import with_level
 
     assert base.patcher is not None
     block, target = base.patcher.block_size, base.bytes_per_patch
@@ -108,6 +109,8 @@ def arm_of(base: "Recipe", arm: Arm) -> "Recipe":
     router = BoundaryConfig(unmerge="attention" if arm == "learned_attention" else "gather")
     encoder = replace(base.model.encoder, dropout=0.0)
     model = replace(base.model, encoder=encoder, router=router, features_enter="output", tie_head=False)
+    if arm == "learned_levels":
+        model = with_level(model)
     warmup = min(WARMUP, base.train.steps // 5)
     return replace(
         base,

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxblt.data.dataset import Dataset
-from jaxblt.models.blt import ROUTER
+from jaxblt.models.blt import LEVEL, ROUTER
 from jaxblt.parallel.rules import replicated
 from jaxblt.patching.learned import calibrate_router, seed_motifs
 from jaxblt.training.packing import promise_rows
@@ -20,9 +20,10 @@ from jaxblt.training.state import Frozen
 def with_boundaries(
     recipe: Recipe, params: Any, taken: Any, frozen: Mapping[str, Frozen], data: Dataset, mesh: Mesh
 ) -> Any:
-    """Return the parameters before step 0, with a router that cuts at the rate of `recipe.bytes_per_patch`.
+    """Return the parameters before step 0, with routers that cut at their targets' rates.
 
-    A router that another run has trained stays as it is.
+    The target of bytes is `recipe.bytes_per_patch`, that of a level its own. A router that another run has trained
+    stays as it is.
 
     Args:
       recipe: with nothing left open.
@@ -32,26 +33,47 @@ def with_boundaries(
       data: rows to sample.
       mesh: of all devices.
     """
-    config, drawn = router_of(recipe.model), params.get(ROUTER)
-    if config is None or drawn is None or ROUTER in taken or config.plain:
+    base = getattr(recipe.model, "base", recipe.model)
+    config: Any = router_of(base)
+    level: Any = getattr(base, "level", None)
+    of_bytes = _draws(config, ROUTER, params, taken)
+    of_slots = level is not None and _draws(level.router, LEVEL, params, taken)
+    if not (of_bytes or of_slots):
         return params
-    assert recipe.bytes_per_patch is not None  # the recipe saw to it
-    model: Any = promise_rows(getattr(recipe.model, "base", recipe.model), recipe.data, recipe.patcher)
+    model: Any = promise_rows(base, recipe.data, recipe.patcher)
     model = model.build(dtype=recipe.train.compute_dtype, patcher=recipe.patcher)
-    ids, segments, entropies = sample(sample_batches(data, recipe), recipe, mesh, frozen)
-    own = seed_motifs(config, drawn, np.asarray(ids), np.asarray(segments))
-    params = {**params, ROUTER: own}
+    given = sample(sample_batches(data, recipe), recipe, mesh, frozen)
 
-    def score(params: Any, ids: Any, segments: Any, entropies: Any) -> jax.Array:
-        options = {"segment_ids": segments, "entropies": entropies}
-        return model.apply({"params": params}, ids, **options, method="route")[1]
+    def scored(params: Any, method: str) -> Any:
+        def score(params: Any, ids: Any, segments: Any, entropies: Any) -> Any:
+            options = {"segment_ids": segments, "entropies": entropies}
+            return model.apply({"params": params}, ids, **options, method=method)
 
-    # Hand the sample over: as constants of the program, XLA would compute their embedding while it compiles
-    scored = jax.jit(score, out_shardings=replicated(mesh))(params, ids, segments, entropies)
-    scores = np.asarray(scored)
-    found = calibrate_router(config, own, scores, here=_inside(segments), target=recipe.bytes_per_patch)
-    placed = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), found, drawn)
-    return {**params, ROUTER: placed}
+        # Hand the sample over: as constants of the program, XLA would compute their embedding while it compiles
+        return jax.tree.map(np.asarray, jax.jit(score, out_shardings=replicated(mesh))(params, *given))
+
+    if of_bytes:
+        assert recipe.bytes_per_patch is not None  # the recipe saw to it
+        drawn = params[ROUTER]
+        own = seed_motifs(config, drawn, np.asarray(given[0]), np.asarray(given[1]))
+        scores = scored({**params, ROUTER: own}, "route")[1]
+        own = calibrate_router(config, own, scores, here=_inside(given[1]), target=recipe.bytes_per_patch)
+        params = {**params, ROUTER: _placed(own, drawn)}
+    if of_slots and level is not None:
+        scores, here = scored(params, "route_slots")
+        drawn, target = params[LEVEL][ROUTER], level.slots_per_group
+        own = calibrate_router(level.router, drawn, scores, here=here, target=target)
+        params = {**params, LEVEL: {**params[LEVEL], ROUTER: _placed(own, drawn)}}
+    return params
+
+
+def _draws(config: Any, name: str, params: Any, taken: Any) -> bool:
+    """Return whether the router of a part of the model was drawn, and has a theta to calibrate."""
+    return config is not None and name in params and name not in taken and not config.plain
+
+
+def _placed(found: Any, drawn: Any) -> Any:
+    return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), found, drawn)
 
 
 def _inside(segments: jax.Array) -> np.ndarray:

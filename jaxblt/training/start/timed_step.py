@@ -1,6 +1,6 @@
 """A recipe's train step, ready to be timed, and its time and memory by remat."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from jaxblt.data import Batch
     from jaxblt.training.start.setup import Setup
-    from jaxblt.training.state import TrainState
+    from jaxblt.training.state import Frozen, TrainState
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,27 @@ class Ready:
         return recipe_step(self.setup)
 
 
-def prepare(recipe: Recipe, mesh: "Mesh", source: DocumentSource | None = None) -> Ready:
-    """Resolve the recipe on the first batches of its data and draw its parameters; call it with the mesh set."""
+def prepare(
+    recipe: Recipe,
+    mesh: "Mesh",
+    source: DocumentSource | None = None,
+    frozen: "Mapping[str, Frozen] | None" = None,
+) -> Ready:
+    """Resolve the recipe on the first batches of its data and draw its parameters; call it with the mesh set.
+
+    Routers are calibrated. A `frozen` entropy model takes the place of that of `entropy_run`.
+    """
+    from jaxblt.training.start.boundaries import with_boundaries
     from jaxblt.training.start.frozen import resolve
     from jaxblt.training.start.setup import init_state, make_setup, open_data, to_devices
 
     data = open_data(recipe, mesh, source=source)
-    recipe, frozen = resolve(recipe, data, mesh)
+    recipe, frozen = resolve(recipe, data, mesh, frozen)
     setup = make_setup(recipe, mesh, frozen)
     batch = to_devices(data.batch(0), mesh, recipe.data.batch_size, setup.layout)
-    return Ready(setup, init_state(setup, frozen), batch)
+    state = init_state(setup, frozen)
+    params = with_boundaries(recipe, state.params, {}, frozen, data, mesh)
+    return Ready(setup, replace(state, params=params), batch)
 
 
 def time_steps(

@@ -44,6 +44,7 @@ NAMES = {
     "mesh": "jaxblt.parallel.mesh:MeshConfig",
     "patcher": "jaxblt.patching.config:PatcherConfig",
     "boundaries": "jaxblt.patching.learned.config:BoundaryConfig",
+    "level": "jaxblt.models.level:LevelConfig",
     "blt": "jaxblt.models.blt:BLTConfig",
     "released_blt": "jaxblt.models.released_blt.model:ReleasedBLTConfig",
     "byte_classifier": "jaxblt.models.classifier:ByteClassifierConfig",

@@ -11,6 +11,7 @@ from jaxblt.models import (
     ByteLMConfig,
     LabelHeadConfig,
     LabellerConfig,
+    LevelConfig,
     StackConfig,
     TaskHead,
     TaskHeadsConfig,
@@ -91,6 +92,13 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "encoder": (None,),
         "hash": (3,),
         "router": (3,),
+        "level": (3,),
+    },
+    LevelConfig: {
+        "encoder": (None, 3),
+        "decoder": (None, 3),
+        "router": (None, 3),
+        "slots_per_group": (1.0, 0.5, NAN),
     },
     WordsConfig: {
         "letters": ("rna",),

@@ -20,10 +20,11 @@ def test_arms_differ_in_their_patches():
     base = replace(recipes.get("books"), bytes_per_patch=5.0, entropy_run="runs/entropy")
     arms = {
         name: boundary_books.arm_of(base, name)
-        for name in ("learned", "learned_attention", "entropy", "static")
+        for name in ("learned", "learned_levels", "learned_attention", "entropy", "static")
     }
     assert {name: arm.patcher.mode for name, arm in arms.items()} == {
         "learned": "learned",
+        "learned_levels": "learned",
         "learned_attention": "learned",
         "entropy": "entropy",
         "static": "static",
@@ -31,6 +32,9 @@ def test_arms_differ_in_their_patches():
     assert arms["learned"].patcher.target == 5.0
     # Dropped units would make neighbouring bytes differ in training alone
     assert [arms[name].model.encoder.dropout for name in ("learned", "entropy")] == [0.0, 0.3]
+    models = [arms[name].model for name in ("learned", "learned_levels")]
+    assert [model.latent.num_layers for model in models] == [8, 6]
+    assert (models[0].level, models[1].level.slots_per_group) == (None, 2.0)
     assert arms["learned_attention"].model.router.unmerge == "attention"
     assert (arms["static"].patcher.patch_size, arms["entropy"].entropy_run) == (5, "runs/entropy")
     assert all(arm.entropy_run is None for name, arm in arms.items() if name != "entropy")

@@ -1,0 +1,277 @@
+"""A second level of learned patches: slots of the first are grouped again, for the latent stack to run over groups."""
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxblt.layers import dense
+from jaxblt.mixers.driver.base import rows
+from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
+from jaxblt.models.bridge import last_bytes, to_blocks, to_row, visible_patches
+from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
+from jaxblt.models.unmerge import LatestPatch, keep_bytes, smooth
+from jaxblt.parallel.layout import CONTIGUOUS
+from jaxblt.patching.learned import BoundaryConfig, Router, RouterState, confidence, init_router
+from jaxblt.patching.patches import Patches, from_closed
+from jaxblt.patching.rules import MIDDLE
+from jaxblt.show import show
+from jaxblt.side_outputs import sow_metric
+from jaxblt.validation import check_bounds, check_fields
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LevelConfig:
+    """A level between the patches of a byte-patched model and its latent stack (H-Net, 2507.07955, sec. 2.3).
+
+    Slots, the patch vectors of a block and its holes, are to this level what bytes are to the model. A group of slots
+    is represented by its last one, which holds what the causal encoder read before. A group ends where the router says,
+    at a block's first slot and at the last one that its block fills.
+
+    Attributes:
+      encoder: stack over slots, which finds what the router compares; its width is that of the slots.
+      decoder: stack over slots behind the latent stack; as wide.
+      router: scores boundaries by content alone, and comes back by "gather".
+      slots_per_group: mean number of slots in a group that the ratio loss leads to.
+
+    Raises:
+      ValueError: an option is out of range, or stacks and router do not fit.
+    """
+
+    encoder: StackConfig = StackConfig(dim=384, num_layers=1, pattern="W")
+    decoder: StackConfig = StackConfig(dim=384, num_layers=1, pattern="W")
+    router: BoundaryConfig = BoundaryConfig()
+    slots_per_group: float = 2.0
+
+    __repr__ = show
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_bounds(self, "slots_per_group", above=1, why=": a router is led to it")
+        if self.encoder.dim != self.decoder.dim:
+            raise ValueError(
+                f"the level's encoder and decoder share the slots' width, got {self.encoder.dim} and "
+                f"{self.decoder.dim}"
+            )
+        if not all(x.causal and x.layout == CONTIGUOUS for x in (self.encoder, self.decoder)):
+            raise ValueError(
+                "a level cuts by slots up to its own, in order: use causal stacks in layout 'contiguous'"
+            )
+        if (self.router.strategy, self.router.unmerge) != ("content_similarity", "gather"):
+            raise ValueError(
+                "slots have neither letters nor entropies: a level's router takes strategy='content_similarity' and "
+                f"unmerge='gather', got {self.router.strategy!r} and {self.router.unmerge!r}"
+            )
+
+    def groups(self, slots: int) -> int:
+        """Return the groups that a block of so many slots has room for."""
+        return min(math.ceil(slots / self.slots_per_group), slots)
+
+
+class LevelState(flax.struct.PyTreeNode):
+    """What a level remembers of each row's document.
+
+    Attributes:
+      encoder, decoder, latent: states of the stacks.
+      router: the last slot, as the router compares it.
+      smoothed: the latest group's vector, fp32.
+      document: its number; 0 before the first.
+      in_block: slots of the block so far, holes too.
+      used: groups of the block that have ended.
+      slots: of a block.
+    """
+
+    encoder: StackState
+    decoder: StackState
+    latent: StackState
+    router: RouterState
+    smoothed: Float[Array, "B D"]
+    document: Int[Array, "B"]
+    in_block: Int[Array, "B"]
+    used: Int[Array, "B"]
+    slots: int = flax.struct.field(pytree_node=False)
+
+    __repr__ = show
+
+
+def init_level_state(
+    config: LevelConfig, latent: StackConfig, batch_size: int, *, blocks: int, slots: int, dtype: Any
+) -> LevelState:
+    """Return the state before the first slot, for documents of so many blocks of so many slots."""
+    own = {"capacity": blocks * slots, "dtype": dtype}
+    zeros = [jnp.zeros((batch_size,), jnp.int32) for _ in range(3)]
+    return LevelState(
+        init_stack_state(config.encoder, batch_size, **own),
+        init_stack_state(config.decoder, batch_size, **own),
+        init_stack_state(latent, batch_size, capacity=blocks * config.groups(slots), dtype=dtype),
+        init_router(config.router, batch_size, dim=config.encoder.dim, dtype=dtype),
+        jnp.zeros((batch_size, latent.dim), jnp.float32),
+        *zeros,
+        slots=slots,
+    )
+
+
+def last_slots(patches: Patches, segment_ids: Int[Array, "B N P"]) -> Bool[Array, "B N P"]:
+    """Mark the last slot that a block fills, of blocks whose last byte has come."""
+    live = segment_ids > 0
+    after = jnp.pad(live[..., 1:], ((0, 0), (0, 0), (0, 1)))
+    return live & ~after & (patches.patch_ids[..., -1:] < patches.capacity)
+
+
+class Level(nn.Module):
+    """y = decoder(c_t U z_latest(t) + W h_t), where h = encoder(x) and z = latent(groups of h).
+
+    c is the router's confidence and z is smoothed by its p, as of the model's own patches (see `BoundaryConfig`). With
+    a state, any split of a row's slots into calls gives the same outputs. Slots are then read one after another.
+
+    Attributes:
+      config: of the level.
+      latent: the stack over groups, which the model owns.
+    """
+
+    config: LevelConfig
+    latent: Stack
+    dtype: Any = jnp.float32
+
+    def setup(self) -> None:
+        config, dtype = self.config, self.dtype
+        self.encoder = Stack(config.encoder, dtype)
+        self.router = Router(config.router, 1, config.slots_per_group, dtype)
+        self.up = dense(self.latent.config.dim, axes=("embed", "latent"), dtype=dtype, name="up")
+        self.down = LatestPatch(dtype)
+        self.keep = keep_bytes(dtype, config.encoder.dim)
+        self.decoder = Stack(config.decoder, dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        segment_ids: Int[Array, "B T"],
+        ends: Bool[Array, "B T"],
+        slots: int,
+        state: LevelState | None = None,
+    ) -> tuple[Float[Array, "B T D"], LevelState | None]:
+        """Return slots behind the level, and the state (None without one).
+
+        Args:
+          x: slots, block after block.
+          segment_ids: documents; -s for holes, 0 for slots that a call with a state leaves out.
+          ends: the last slot that its block fills, of blocks that are full.
+          slots: of a block.
+          state: before the call.
+        """
+        if state is not None:
+            return self._stream(x, segment_ids, ends, state)
+        h, p = self._score(x, segment_ids, slots)
+        cut = (p > MIDDLE) | ends
+        groups = from_closed(
+            cut, segment_ids, block_size=slots, capacity=self.config.groups(slots), last=ends
+        )
+        refused, wanted = jnp.sum(groups.overflow), jnp.sum(cut & (segment_ids > 0), dtype=jnp.float32)
+        sow_metric(self, "overflow", refused.astype(jnp.float32) / jnp.maximum(wanted, 1.0))
+        at_end = [last_bytes(to_blocks(part, groups), groups) for part in (h, p[..., None])]
+        flat = [part.reshape(len(x), -1, part.shape[-1]) for part in at_end]
+        ids = groups.segment_ids.reshape(len(x), -1)
+        z, _ = self.latent(self.up(flat[0]), segment_ids=ids)
+        z, _ = smooth(z, flat[1][..., 0], ids)
+        seen = visible_patches(z.reshape(*groups.segment_ids.shape, -1), groups, look_back=1, causal=True)
+        read = to_row(self.down(to_blocks(h, groups), *seen), h)
+        y = self._merge(h, read, p, to_row(groups.closed, h))
+        return self.decoder(y, segment_ids=segment_ids)[0], None
+
+    def route(self, x: Float[Array, "B T D"], *, segment_ids: Int[Array, "B T"]) -> Float[Array, "B T K"]:
+        """Return the scores of slots."""
+        h, _ = self.encoder(x, segment_ids=segment_ids)
+        return self._router(h, segment_ids, None)[1]
+
+    def _router(self, h: Any, segment_ids: Any, state: Any) -> tuple[Any, Any, Any]:
+        nothing = jnp.zeros(segment_ids.shape, jnp.int32)
+        return self.router(h, nothing, segment_ids=segment_ids, positions=nothing, state=state)
+
+    def _score(
+        self, x: Any, segment_ids: Any, slots: int
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T"]]:
+        """Return slots behind the encoder, and p: 1 at a block's first slot, whatever lies before it."""
+        h, _ = self.encoder(x, segment_ids=segment_ids)
+        p = self._router(h, segment_ids, None)[0]
+        first = jnp.arange(x.shape[1], dtype=jnp.int32) % slots == 0
+        return h, jnp.where(first[None], 1.0, p)
+
+    def _merge(self, h: Any, read: Any, p: Any, closed: Any) -> Float[Array, "B T D"]:
+        return self.keep(h) + confidence(p, closed)[..., None].astype(h.dtype) * read
+
+    def _stream(
+        self, x: Any, segment_ids: Any, ends: Any, state: LevelState
+    ) -> tuple[Float[Array, "B T D"], LevelState]:
+        """Read slots one after another."""
+        if x.shape[1] == 1:
+            state, y = self._slot(state, (x[:, 0], segment_ids[:, 0], ends[:, 0]))
+            return y[:, None], state
+        scanned = nn.scan(
+            Level._slot,
+            variable_broadcast=("params", PREPARED),
+            split_rngs={"params": False},
+            in_axes=1,
+            out_axes=1,
+        )
+        state, y = scanned(self, state, (x, segment_ids, ends))
+        return y, state
+
+    def _slot(
+        self, state: LevelState, slot: tuple[Float[Array, "B D"], Int[Array, "B"], Bool[Array, "B"]]
+    ) -> tuple[LevelState, Float[Array, "B D"]]:
+        """Read a slot, a hole or nothing in each row."""
+        x, segment, last = slot
+        room, here, live = self.config.groups(state.slots), segment != 0, segment > 0
+        state = _begin(state, segment)
+        ids = segment[:, None]
+        h, encoder = self.encoder(x[:, None], segment_ids=ids, state=state.encoder)
+        p, _, router = self._router(h, jnp.maximum(ids, 0), state.router)
+        p = jnp.where(state.in_block == 0, 1.0, p[:, 0])[:, None]
+        closed = live & (last | ((p[:, 0] > MIDDLE) & (state.used + 1 < room)))
+        kept = lambda new, old: jnp.where(rows(live, new), new, old)  # noqa: E731
+        state = state.replace(encoder=encoder, router=jax.tree.map(kept, router, state.router))
+        state = nn.cond(jnp.any(closed), Level._end, lambda _, state, *__: state, self, state, h, p, closed)
+        nowhere = jnp.zeros((len(x), 1, 1), jnp.int32)
+        seen = state.smoothed[:, None, None].astype(self.dtype)
+        read = self.down(h[:, None], seen, nowhere, jnp.ones(seen.shape[:-1], bool))[:, 0]
+        y, decoder = self.decoder(
+            self._merge(h, read, p, closed[:, None]), segment_ids=ids, state=state.decoder
+        )
+        in_block = state.in_block + here.astype(jnp.int32)
+        used, full = state.used + closed.astype(jnp.int32), here & (in_block == state.slots)
+        unused = full[:, None] & (jnp.arange(room, dtype=jnp.int32)[None] < (room - used)[:, None])
+        holes = jnp.where(unused, -state.document[:, None], 0)
+        state = state.replace(
+            decoder=decoder, in_block=jnp.where(full, 0, in_block), used=jnp.where(full, 0, used)
+        )
+        state = nn.cond(jnp.any(unused), Level._skip, lambda _, state, *__: state, self, state, holes)
+        return state, y[:, 0]
+
+    def _end(self, state: LevelState, h: Any, p: Any, closed: Any) -> LevelState:
+        """Feed the latent stack one group, in the rows whose group ended."""
+        ids = jnp.where(closed, state.document, 0)[:, None]
+        z, latent = self.latent(self.up(h), segment_ids=ids, state=state.latent)
+        return state.replace(latent=latent, smoothed=smooth(z, p, ids, state.smoothed)[1])
+
+    def _skip(self, state: LevelState, holes: Int[Array, "B G"]) -> LevelState:
+        """Move the latent stack over the groups that a block left unused."""
+        nothing = jnp.zeros((*holes.shape, self.latent.config.dim), self.dtype)
+        return state.replace(latent=self.latent(nothing, segment_ids=holes, state=state.latent)[1])
+
+
+def _begin(state: LevelState, segment: Int[Array, "B"]) -> LevelState:
+    """Return the state with nothing of an earlier document, in rows that start another."""
+    document = jnp.where(segment != 0, jnp.abs(segment), state.document)
+    fresh = document != state.document
+    keep = lambda x: jnp.where(rows(fresh, x), jnp.zeros((), x.dtype), x)  # noqa: E731
+    return state.replace(
+        document=document,
+        router=jax.tree.map(keep, state.router),
+        **{name: keep(getattr(state, name)) for name in ("smoothed", "in_block", "used")},
+    )
