@@ -35,7 +35,7 @@ ROOMS = {
         "sequence_plan",
         "split_step",
     ),
-    "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
+    "precision": ("fp8_loss", "fp8_products", "fp8_step", "half_precision", "quantized_decode"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
     "peers": ("evo2", "fla_slots", "flex_attention", "titans_pytorch", "torch_fft_conv", "torch_lora"),
     "trained_runs": ("baselines", "boxed_run", "context", "reading_frames", "record"),
