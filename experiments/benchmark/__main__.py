@@ -12,6 +12,7 @@ ROOMS = {
     "operations": ("attention_parts", "counters", "kernels", "sparse_attention", "streamed_filter"),
     "models": (
         "cpu_table",
+        "dispatch",
         "drafted_bytes",
         "entropy",
         "generation",

@@ -18,6 +18,7 @@ ON_CPU = (
     "baselines",
     "boxed_run",
     "cpu_table",
+    "dispatch",
     "half_precision",
     "index_search",
     "length_generalisation",
