@@ -3,11 +3,12 @@
 import pytest
 
 from experiments.benchmark.precision import half_precision as module
-from experiments.benchmark.precision.half_precision import half_precision, in_dtype
+from experiments.benchmark.precision.half_precision import Settings, half_precision
 
 
 def test_dtypes_share_seeds_and_rows_and_fp16_has_a_moving_scale() -> None:
-    whole, half = (in_dtype("demo_entropy", dtype, 40, 1, 2, 20) for dtype in ("float32", "float16"))
+    settings = Settings(steps=40, eval_batches=2)
+    whole, half = (settings.recipe(dtype, seed=1) for dtype in ("float32", "float16"))
     assert (half.data, half.model, half.optimizer) == (whole.data, whole.model, whole.optimizer)
     assert (half.train.seed, half.train.dtype, half.train.loss_scale.every) == (1, "float16", 20)
     assert (half.train.eval_every, half.train.eval_batches, half.data.seed) == (40, 2, 1)
