@@ -30,6 +30,7 @@ ON_CPU = (
     "promoter_baselines",
     "reading_frames",
     "router_levels",
+    "scaling_on_cpu",
     "sequence_plan",
     "state_counts",
     "streamed_filter",
