@@ -22,7 +22,7 @@ ROOMS = {
         "stack",
     ),
     "boundaries": ("boundary_books", "planted_boundaries"),
-    "memory": ("babilong", "gap_recall", "memory_books", "memory_context", "titan_speed"),
+    "memory": ("babilong", "gap_recall", "measured_memory", "memory_books", "memory_context", "titan_speed"),
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
     "tasks": ("length_generalisation", "pixels", "progressive", "recall", "state_counts", "tasks"),

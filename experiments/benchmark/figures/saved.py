@@ -23,6 +23,7 @@ ON_CPU = (
     "index_search",
     "length_generalisation",
     "level_pareto",
+    "measured_memory",
     "memory_context",
     "overlap",
     "progressive",
