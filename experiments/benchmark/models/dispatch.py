@@ -8,10 +8,11 @@ TURNS = 16
 
 
 def dispatch(
-    out: str, dim: int = 16, num_layers: int = 2, length: int = 16, width: int = 512, trials: int = 50
+    out: str, dim: int = 16, num_layers: int = 2, length: int = 16, width: int = 256, trials: int = 50
 ) -> dict[str, Any]:
-    """Time a train step op by op, jitted, compiled ahead of time, given its state's memory, and scanned.
+    """Take the processor time of a train step by how it is called.
 
+    It runs op by op, jitted, compiled ahead of time, with its state's memory donated, and several steps in one scan.
     Two models are timed. Of the small one a step computes next to nothing, so that its call is mostly dispatch: what
     a call takes longer than a step of a scan, in which the host does nothing. Only this one runs op by op. Of the wide
     one a step that keeps its state writes parameters and optimiser slots to new memory, as many bytes as `new_bytes`.
@@ -50,12 +51,12 @@ def of_model(dim: int, num_layers: int, length: int, trials: int, *, by_op: bool
         ready = prepare(small_recipe(dim, num_layers, length), mesh)
         called, compiled = programs(ready.step(), ready.state, ready.batch)
         cases = [Case(name, stepping(call, ready.state, ready.batch)) for name, call in called.items()]
-        taken = measure_all(cases, trials=trials, method="host")
+        taken = measure_all(cases, trials=trials, method="processor")
         seconds = {name: timed(one) for name, one in zip(called, taken, strict=True)}
         if by_op:
             step = stepping(ready.step().__wrapped__, ready.state, ready.batch)
             with jax.disable_jit():
-                seconds["op by op"] = timed(measure(step, warmup=1, method="host"))
+                seconds["op by op"] = timed(measure(step, warmup=1, method="processor"))
     scanned = {
         name: value / TURNS
         for name, value in seconds.pop("scanned").items()
