@@ -18,6 +18,7 @@ from experiments.benchmark.models.block_programs import (
 if TYPE_CHECKING:
     from jaxblt.profiling import Case
 
+LENGTHS = tuple(2**n for n in range(11, 21))
 LONG = 16_384
 """Tokens from which exponents are fitted on a GPU: below, constant costs hide them."""
 
@@ -25,23 +26,12 @@ LONG = 16_384
 def scaling(
     out: str,
     mixers: tuple[str, ...] = ("D", "G", "2", "H", "T32", "T64", "T128", "T256", "A"),
-    lengths: tuple[int, ...] = (
-        2048,
-        4096,
-        8192,
-        16_384,
-        32_768,
-        65_536,
-        131_072,
-        262_144,
-        524_288,
-        1_048_576,
-    ),
+    lengths: tuple[int, ...] = LENGTHS,
     dim: int = 1024,
     attention_up_to: int = 65_536,
     trials: int = 20,
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
-    method: Literal["profiler", "calls"] | None = None,
+    method: Literal["profiler", "calls", "processor"] | None = None,
     remat: bool = False,
     together: bool = False,
     fit_from: int = LONG,
@@ -63,7 +53,7 @@ def scaling(
       trials: timed calls of each, at least 20.
       dtype: of the computation. MFU is only of bfloat16.
       method: "calls" takes the wall clock, for programs of more kernels than the profiler counts, such as edges in long
-        rows; None for what suits the device.
+        rows; "processor" the processor time, on a CPU that others use too; None for what suits the device.
       remat: plan the memory with rematerialisation, too: half as many programs again to compile.
       together: compile all lengths before the first is timed, side by side. Nothing is written meanwhile.
       fit_from: tokens from which exponents are fitted.
