@@ -1,7 +1,7 @@
 """Measured memory of train steps by context on a CPU: python -m experiments.benchmark measured_memory --out FILE.
 
 The compiler's plan is what it lays out beyond a step's arguments. What is measured is by how much the process grows
-from before the step's call to its peak, as the kernel counts resident bytes.
+from before the step's call to its peak, as the kernel counts resident bytes (Linux).
 """
 
 import json
@@ -14,16 +14,13 @@ from typing import Any
 
 from experiments.benchmark.memory.memory_context import Name, check_lengths
 
-RETURNED = 65_536
-"""Bytes from which the allocator gives freed memory back to the kernel at once, so that the next step grows anew."""
-
 
 def measured_memory(
     out: str,
     models: tuple[Name, ...] = ("attention", "mag", "window", "slots"),
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096),
     dim: int = 128,
-    num_layers: int = 2,
+    num_layers: int = 1,
     window: int = 64,
     chunk_size: int = 64,
 ) -> dict[str, Any]:
@@ -67,7 +64,7 @@ def measured_steps(**options: Any) -> list[dict[str, int]]:
     """
     done = subprocess.run(
         [sys.executable, "-m", "experiments.benchmark.memory.measured_steps", json.dumps(options)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "MALLOC_MMAP_THRESHOLD_": str(RETURNED)},
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
     )
