@@ -1,7 +1,7 @@
 """Measured memory of train steps by context on a CPU: python -m experiments.benchmark measured_memory --out FILE.
 
 The compiler's plan is what it lays out beyond a step's arguments. What is measured is by how much the process grows
-from before the step's call to its peak, as the kernel counts resident bytes (Linux).
+from before a step's call to its peak, as the kernel counts resident bytes (Linux): the most of three steps.
 """
 
 import json
@@ -56,7 +56,7 @@ def measured_memory(
     return found
 
 
-def measured_steps(**options: Any) -> list[dict[str, int]]:
+def measured_steps(**options: Any) -> list[dict[str, Any]]:
     """Return what `measured_steps` finds of one model, in a process of its own.
 
     Raises:
@@ -73,7 +73,7 @@ def measured_steps(**options: Any) -> list[dict[str, int]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def summary(steps: Sequence[dict[str, int]]) -> dict[str, Any]:
+def summary(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the steps with measured bytes over planned ones, and exponents of what each step in length adds."""
     from experiments.benchmark.figures.exponents import exponent
 

@@ -15,7 +15,7 @@ def steps(power: float) -> list[dict[str, int]]:
     """Return steps that are planned to grow by that power, and measured to take a tenth more."""
     sizes = [10**6 + int(n**power) for n in LENGTHS]
     return [
-        {"tokens": n, "arguments": 7, "planned": size, "measured": size + size // 10, "resident_peak": 9}
+        {"tokens": n, "arguments": 7, "planned": size, "measured": size + size // 10}
         for n, size in zip(LENGTHS, sizes, strict=True)
     ]
 
