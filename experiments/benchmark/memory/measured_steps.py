@@ -19,7 +19,6 @@ from jaxblt.profiling import profile_memory
 from jaxblt.profiling.plan import step_memory
 from jaxblt.training.start.timed_step import prepare
 
-
 STEPS = 3
 """Steps that are measured at each length."""
 
