@@ -15,6 +15,10 @@ from typing import Any
 from experiments.benchmark.memory.memory_context import Name, check_lengths
 
 
+RETURNED = 65_536
+"""Bytes from which the allocator gives freed memory back at once; else it keeps up to 32 MB, which steps then reuse."""
+
+
 def measured_memory(
     out: str,
     models: tuple[Name, ...] = ("attention", "mag", "window", "slots"),
@@ -64,7 +68,7 @@ def measured_steps(**options: Any) -> list[dict[str, Any]]:
     """
     done = subprocess.run(
         [sys.executable, "-m", "experiments.benchmark.memory.measured_steps", json.dumps(options)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "MALLOC_MMAP_THRESHOLD_": str(RETURNED)},
         capture_output=True,
         text=True,
     )
