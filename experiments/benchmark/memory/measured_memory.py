@@ -14,7 +14,6 @@ from typing import Any
 
 from experiments.benchmark.memory.memory_context import Name, check_lengths
 
-
 RETURNED = 65_536
 """Bytes from which the allocator gives freed memory back at once; else it keeps up to 32 MB, which steps then reuse."""
 
