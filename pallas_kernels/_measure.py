@@ -6,7 +6,7 @@
     limits = measure_ceilings()                # a big matmul and a big copy on this device, now
     share = limits.floor(flops=..., bytes_moved=...) / result.summary.median
 
-Four ways to get one trial's seconds (`Method`):
+Five ways to get one trial's seconds (`Method`):
 
 - "profiler" (default on a GPU): the union of the intervals in which the device ran something for that call,
   read from the profiler's trace: without dispatch (about 55 us a jitted call) and without gaps between
@@ -22,6 +22,7 @@ Four ways to get one trial's seconds (`Method`):
   run over several devices or are compiled already. Exchanges and the gaps between kernels count, dispatch does not
   where the devices are slower than the host. A call longer than 0.3 s is a trial by itself.
 - "host": wall clock around the call and its completion, for functions that are not JAX programs.
+- "processor": processor time of all threads of this process instead, on a CPU that others use too.
 
 Benchmarks that share a device take turns at it where `JAXBLT_BENCH_LOCK` names a file (`pallas_kernels._alone`).
 """
@@ -73,8 +74,10 @@ __all__ = [
     "this_machine",
 ]
 
-Method = Literal["profiler", "slope", "calls", "host"]
-"""The way seconds are taken: the profiler's device time, or the wall clock of chained, repeated or single calls."""
+Method = Literal["profiler", "slope", "calls", "host", "processor"]
+"""The way seconds are taken: the profiler's device time, the wall clock of chained, repeated or single calls, or the
+processor time of single calls.
+"""
 MIN_TRIALS = 20
 _SLOPE_SECONDS = (0.01, 0.05, 0.25)
 _LONG_SECONDS = 0.3
@@ -166,8 +169,8 @@ def measure(
 ) -> Measurement:
     """Time `fn(*args)` in `trials` calls, after `warmup` calls that are not counted.
 
-    `fn` is jitted (unless method is "calls" or "host") and its outputs are materialised. The module's text has the
-    methods.
+    `fn` is jitted (unless method is "calls", "host" or "processor") and its outputs are materialised. The module's text
+    has the methods.
 
     Raises:
       ValueError: fewer than 20 trials; or a slope asked of a function without array arguments.
@@ -235,8 +238,9 @@ def _alternate(cases: Sequence[Case], rounds: int, warmup: int, method: Method) 
         seconds = _slopes(cases, [repeat(case) for case in cases], order, warmup)
         return [_Samples(seconds[own]) for own in turns]
     calls = [_warm_call(case, warmup, jitted=method == "profiler") for case in cases]
-    if method == "host":
-        seconds = np.array([_wall(calls[i]) for i in order])
+    if method in ("host", "processor"):
+        clock = time.perf_counter if method == "host" else time.process_time
+        seconds = np.array([_wall(calls[i], clock=clock) for i in order])
         return [_Samples(seconds[own]) for own in turns]
     times = profile_calls([calls[i] for i in order])
     busy, span = np.array([t.busy for t in times]), np.array([t.span for t in times])
@@ -254,10 +258,11 @@ def _warm_call(case: Case, warmup: int, *, jitted: bool) -> Callable[[], None]:
     return call
 
 
-def _wall(call: Callable[..., None], *args: Any) -> float:
-    start = time.perf_counter()
+def _wall(call: Callable[..., None], *args: Any, clock: Callable[[], float] | None = None) -> float:
+    clock = clock or time.perf_counter
+    start = clock()
     call(*args)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _slopes(

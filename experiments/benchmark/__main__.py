@@ -10,14 +10,14 @@ from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
     "operations": ("kernels", "sparse_attention"),
-    "models": ("drafted_bytes", "scaling", "serving"),
+    "models": ("dispatch", "drafted_bytes", "scaling", "serving"),
     "boundaries": ("boundary_books", "boundary_step", "planted_boundaries"),
-    "memory": ("babilong", "gap_recall", "memory_context"),
+    "memory": ("babilong", "gap_recall", "measured_memory", "memory_context"),
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
     "tasks": ("pixels", "progressive", "recall", "state_counts", "tasks"),
     "splitting": ("overlap", "ring", "sequence_parallel", "sequence_plan", "split_step"),
-    "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
+    "precision": ("fp8_loss", "fp8_products", "fp8_step", "half_precision", "quantized_decode"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
     "peers": ("evo2",),
     "trained_runs": ("baselines", "boxed_run", "context", "distillation", "pruning", "record"),

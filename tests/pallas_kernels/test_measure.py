@@ -63,6 +63,13 @@ def test_each_trial_is_a_call(clock: Clock) -> None:
     assert clock.now == pytest.approx(21 * 0.005)
 
 
+def test_processor_time_is_that_of_another_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "process_time", lambda: clock.now / 4, raising=False)
+    result = measure(clock.sleep, 0.004, method="processor", warmup=1)
+    assert result.seconds == pytest.approx([0.001] * 20)
+    assert result.method == "processor"
+
+
 def test_comparison_finds_a_known_ratio(clock: Clock) -> None:
     slow, fast = Case("slow", clock.sleep, (0.04,)), Case("fast", clock.sleep, (0.01,))
     result = compare(slow, fast, method="host", warmup=1)

@@ -17,9 +17,12 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 ON_CPU = (
     "baselines",
     "boxed_run",
+    "dispatch",
     "distillation",
+    "half_precision",
     "index_search",
     "level_pareto",
+    "measured_memory",
     "memory_context",
     "overlap",
     "progressive",
@@ -27,6 +30,7 @@ ON_CPU = (
     "promoter_baselines",
     "pruning",
     "router_levels",
+    "scaling_on_cpu",
     "sequence_plan",
     "state_counts",
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig
+    from jaxblt.training import Recipe
 
 Name = Literal["attention", "window", "mag", "mal", "mac", "slots"]
 LENGTHS = tuple(2048 * 2**i for i in range(10))
@@ -142,21 +143,27 @@ def of_steps(config: "ByteLMConfig", lengths: Sequence[int], device: Any) -> dic
 
 def step_bytes(config: "ByteLMConfig", length: int, device: Any) -> dict[str, int]:
     """Return what the compiler of that device plans for a train step on one row."""
-    from jaxblt.data import DataConfig
     from jaxblt.parallel.mesh import MeshConfig
-    from jaxblt.training import Recipe, TrainConfig
-    from jaxblt.training.start.compile_ahead import plan_step, with_remat
+    from jaxblt.training.start.compile_ahead import plan_step
 
-    recipe = Recipe(
-        name="memory_context",
-        model=with_remat(config, "full"),
-        data=DataConfig(sample="book", seq_len=length, batch_size=1),
-        train=TrainConfig(dtype="bfloat16"),
-    )
-    planned = plan_step(recipe, MeshConfig(data=1).build([device]))
+    planned = plan_step(step_recipe(config, length, "bfloat16"), MeshConfig(data=1).build([device]))
     arguments = sum(planned.arguments.values())
     parts = {"arguments": arguments, "temporaries": planned.temporaries, "results": planned.results}
     return parts | {"total": planned.total}
+
+
+def step_recipe(config: "ByteLMConfig", length: int, dtype: Literal["bfloat16", "float32"]) -> "Recipe":
+    """Return a recipe of one row with full remat."""
+    from jaxblt.data import DataConfig
+    from jaxblt.training import Recipe, TrainConfig
+    from jaxblt.training.start.compile_ahead import with_remat
+
+    return Recipe(
+        name="memory_context",
+        model=with_remat(config, "full"),
+        data=DataConfig(sample="book", seq_len=length, batch_size=1),
+        train=TrainConfig(dtype=dtype),
+    )
 
 
 def target(gpu: str | None) -> Any:

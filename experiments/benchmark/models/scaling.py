@@ -18,34 +18,25 @@ from experiments.benchmark.models.block_programs import (
 if TYPE_CHECKING:
     from jaxblt.profiling import Case
 
+LENGTHS = tuple(2**n for n in range(11, 21))
 LONG = 16_384
-"""Tokens from which the exponent is fitted: below, constant costs hide it."""
+"""Tokens from which exponents are fitted on a GPU: below, constant costs hide them."""
 
 
 def scaling(
     out: str,
     mixers: tuple[str, ...] = ("D", "G", "2", "H", "T32", "T64", "T128", "T256", "A"),
-    lengths: tuple[int, ...] = (
-        2048,
-        4096,
-        8192,
-        16_384,
-        32_768,
-        65_536,
-        131_072,
-        262_144,
-        524_288,
-        1_048_576,
-    ),
+    lengths: tuple[int, ...] = LENGTHS,
     dim: int = 1024,
     attention_up_to: int = 65_536,
     trials: int = 20,
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
-    method: Literal["profiler", "calls"] | None = None,
+    method: Literal["profiler", "calls", "processor"] | None = None,
     remat: bool = False,
     together: bool = False,
+    fit_from: int = LONG,
 ) -> dict[str, Any]:
-    """Time a block of each mixer with its MLP on one row, and plans its memory.
+    """Time a block of each mixer with its MLP on one row, and plan its memory.
 
     Programs of one length are compiled side by side, and timed in turns. One that runs out of memory in a call before
     that is not timed: None. Of each mixer it tells the exponent of time in length, and the length from which it is
@@ -62,9 +53,10 @@ def scaling(
       trials: timed calls of each, at least 20.
       dtype: of the computation. MFU is only of bfloat16.
       method: "calls" takes the wall clock, for programs of more kernels than the profiler counts, such as edges in long
-        rows; None for what suits the device.
+        rows; "processor" the processor time, on a CPU that others use too; None for what suits the device.
       remat: plan the memory with rematerialisation, too: half as many programs again to compile.
       together: compile all lengths before the first is timed, side by side. Nothing is written meanwhile.
+      fit_from: tokens from which exponents are fitted.
 
     Raises:
       ValueError: lengths do not rise, a mixer is unknown or named twice, or there is nothing to time, or too seldom.
@@ -99,15 +91,22 @@ def scaling(
         for length, blocks in ready.items():
             for name, found in at_length(blocks, drawn, length, setting).items():
                 figures["blocks"][name].append({"tokens": length, **found})
-            save("scaling", out, figures | summary(figures["blocks"]))
-    return figures | summary(figures["blocks"])
+            save(recorded_name(), out, figures | summary(figures["blocks"], fit_from))
+    return figures | summary(figures["blocks"], fit_from)
 
 
-def summary(blocks: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return exponents, and where blocks pass attention's."""
+def recorded_name() -> str:
+    """Return what the record calls this benchmark; figures of a CPU never stand for those of a GPU."""
+    import jax
+
+    return "scaling_on_cpu" if jax.default_backend() == "cpu" else "scaling"
+
+
+def summary(blocks: dict[str, list[dict[str, Any]]], first: int) -> dict[str, Any]:
+    """Return exponents from a length on, and where blocks pass attention's."""
     attention = blocks.get("A")
     return {
-        "growth": {name: growth(found) for name, found in blocks.items()},
+        "growth": {name: growth(found, first) for name, found in blocks.items()},
         "crossover": {
             name: crossing(found, attention)
             for name, found in blocks.items()
@@ -172,13 +171,13 @@ def fits(case: "Case") -> bool:
     return "out_of_memory" not in run_if_it_fits(call)
 
 
-def growth(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the exponent of each pass's time."""
+def growth(found: Sequence[dict[str, Any]], first: int = LONG) -> dict[str, Any]:
+    """Return the exponent of each pass's time from a length on."""
     from experiments.benchmark.figures.exponents import exponent
 
     def of(p: str) -> dict[str, Any] | None:
         timed = [(at["tokens"], at[p]["median"]) for at in found if at[p]]
-        return exponent([n for n, _ in timed], [seconds for _, seconds in timed], first=LONG)
+        return exponent([n for n, _ in timed], [seconds for _, seconds in timed], first=first)
 
     return {p: of(p) for p in PASSES}
 

@@ -86,6 +86,7 @@ def test_a_pass_that_does_not_fit_is_left_out() -> None:
     found = scaling.growth([timed(n, 1.0) for n in lengths])
     assert [found[p]["value"] for p in block_programs.PASSES] == [pytest.approx(1)] * 2
     assert scaling.growth([timed(n, 1.0) for n in lengths[1:]])["forward+backward"] is None
+    assert scaling.growth([timed(n // 32, 2.0) for n in lengths], 512)["forward"]["value"] == pytest.approx(2)
     crossed = scaling.crossing([timed(n, 1.0) for n in lengths], [timed(n, 1.1) for n in lengths])
     assert {end for ends in crossed.values() for end in ends.values()} == {float(lengths[0])}
 
@@ -168,7 +169,7 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     shape: Any = {"mixers": ("R", "A"), "lengths": (16, 32), "dim": 32, "attention_up_to": 16}
     scaling.scaling(str(out), **shape, together=True, remat=True)
     found = json.loads(out.read_text())
-    assert found["dtype"] == "bfloat16"
+    assert (found["benchmark"], found["dtype"]) == ("scaling_on_cpu", "bfloat16")
     assert [at["tokens"] for at in found["blocks"]["R"]] == [16, 32]
     assert [at["tokens"] for at in found["blocks"]["A"]] == [16]
     for at in found["blocks"]["R"]:
