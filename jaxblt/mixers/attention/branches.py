@@ -28,10 +28,10 @@ from jaxblt.parallel.attention.by_time import Seen, document_times
 from jaxblt.parallel.attention.merge import ring_pass
 from jaxblt.parallel.attention.plan import Plan
 from jaxblt.parallel.sequence import SeqAxis
-from pallas_kernels._compat import count_below
 from pallas_kernels.attention import Chosen, Partial, attention, attention_with_lse, masks, merge_partials
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.rules import Interval
+from pallas_kernels.runtime import count_below
 
 SAMPLED = 16
 """Queries of a device's row for which dense attention is computed, beside what is chosen."""
