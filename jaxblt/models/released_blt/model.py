@@ -109,6 +109,15 @@ class ReleasedBLTConfig:
         """None: boundaries are not learned."""
 
     @property
+    def level(self) -> None:
+        """None: patches are not grouped again."""
+
+    @property
+    def slot_dim(self) -> int:
+        """Width of the patches."""
+        return self.latent.dim
+
+    @property
     def embedding(self) -> EmbeddingConfig:
         """The config of the byte embedding."""
         return EmbeddingConfig(dim=self.encoder.dim, hash=self.hash, vocab_size=self.vocab_size)
