@@ -211,11 +211,14 @@ def networks(base: str | Path, data: "LabelledDataConfig", *, steps: int) -> dic
     from jaxblt.training.flops import count_params
 
     found, run = tuned(base, data, steps=steps), jaxblt.load(base)
-    rates = {name: replace(found.optimizer, learning_rate=RATES[name]) for name in ("bytes", "cnn")}
-    alone = replace(found, name="bytes", init_from=None, fresh=(), optimizer=rates["bytes"])
+    optimizer = replace(found.optimizer, learning_rate=RATES["bytes"])
+    alone = replace(found, name="bytes", init_from=None, fresh=(), optimizer=optimizer)
     size = equal_size(count_params(run.params)[1] + word_parameters(found), len(data.classes))
     cnn = replace(size, causal=found.model.causal)
-    plain = replace(alone, name="cnn", model=cnn, optimizer=rates["cnn"])
+    # A CNN has no regression on words, whose rate is none.
+    plain = replace(
+        alone, name="cnn", model=cnn, optimizer=replace(optimizer, learning_rate=RATES["cnn"], rates=())
+    )
     return {"finetuned": found, "bytes": alone, "cnn": plain}
 
 

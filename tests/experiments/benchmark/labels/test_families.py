@@ -93,6 +93,10 @@ def test_networks_go_the_way_of_their_base(tmp_path: Path) -> None:
     made = networks(tmp_path / "base", data_of(tmp_path / "t.csv", 0, 8, group_share=SHARE), steps=10)
     assert list(made) == ["finetuned", "bytes", "cnn"]
     assert [recipe.model.causal for recipe in made.values()] == [True] * 3
+    words = [
+        [pattern for pattern, _ in recipe.optimizer.rates if "words" in pattern] for recipe in made.values()
+    ]
+    assert words == [["label_head/*words/outputs/*"], ["label_head/*words/outputs/*"], []]
 
 
 @pytest.mark.slow(days=28, group="scripts leave their figures")
