@@ -26,7 +26,7 @@ SPAN = 5
 
 
 class Span(NamedTuple):
-    """Positions of blocks: of each block the least, the most, and all of them in a last axis."""
+    """Positions of blocks: of each block the least, the most, and all of them in a last axis, or None if not listed."""
 
     least: Any
     most: Any
@@ -34,15 +34,25 @@ class Span(NamedTuple):
 
 
 class Box(NamedTuple):
-    """Blocks of queries [..., n, 1] that meet blocks of keys [..., 1, m], on numpy or on JAX arrays."""
+    """Blocks of queries [..., n, 1] that meet blocks of keys [..., 1, m], on numpy or on JAX arrays.
+
+    `apart` is the least and the most distance of pairs that count, where not all pairs of positions do.
+    """
 
     q: Span
     k: Span
+    apart: tuple[Any, Any] | None = None
 
     @property
     def distance(self) -> tuple[Any, Any]:
         """Return the least and the most that a query's position exceeds a key's by."""
-        return self.q.least - self.k.most, self.q.most - self.k.least
+        return self.apart or (self.q.least - self.k.most, self.q.most - self.k.least)
+
+    def over(self, size: int) -> "Box":
+        """Return the box of the numbers of blocks of `size` positions."""
+        q, k = (Span(*(None if x is None else x // size for x in span)) for span in (self.q, self.k))
+        # Round both ways: positions 5 apart in blocks of 4 lie in blocks that are 1 or 2 apart.
+        return Box(q, k, self.apart and (self.apart[0] // size, -(-self.apart[1] // size)))
 
 
 class Bounds(NamedTuple):
@@ -270,7 +280,7 @@ class RandomBlocks(Rule):
         return _any(draw == earlier for draw in draws)
 
     def bounds(self, box: Box) -> Bounds:
-        (q, q_last), (k, k_last) = ((x // self.block for x in span[:2]) for span in box)
+        (q, q_last, _), (k, k_last, _), _ = box.over(self.block)
         rows = q[..., None, None] + self._looked_at(q, q_last)[..., None]
         columns = k[..., None, None] + self._looked_at(k, k_last)[..., None, :]
         inside = (rows <= q_last[..., None, None]) & (columns <= k_last[..., None, None])
@@ -312,8 +322,8 @@ class PrefixLM(Rule):
 class Custom(Rule):
     """A function of your own: `fn(q, k)` of two integer arrays that broadcast gives booleans, elementwise.
 
-    Blocks are told by trying `fn` on strips of one block of queries and all keys. Keep one function object: another
-    one, such as a lambda written anew, compiles anew.
+    Blocks are told by trying `fn` on strips of one block of queries and all keys. Where no tokens are listed, every
+    block counts as partial. Keep one function object: another one, such as a lambda written anew, compiles anew.
 
     Raises:
       ValueError: `fn` does not give one boolean for each pair, or what it gives depends on other pairs.
@@ -336,6 +346,9 @@ class Custom(Rule):
         return self.fn(q, k) & (q == q) & (k == k)
 
     def bounds(self, box: Box) -> Bounds:
+        if box.q.tokens is None:
+            some = box.q.least == box.q.least
+            return Bounds(some, ~some)
         if isinstance(box.q.tokens, np.ndarray):
             with jax.ensure_compile_time_eval():
                 return Bounds(*(np.asarray(x) for x in self._by_strips(box)))
@@ -375,7 +388,7 @@ class ByBlock(Rule):
         return self.rule.sees(q // self.size, k // self.size)
 
     def bounds(self, box: Box) -> Bounds:
-        return self.rule.bounds(Box(*(Span(*(x // self.size for x in span)) for span in box)))
+        return self.rule.bounds(box.over(self.size))
 
 
 class _Joined(Rule):

@@ -2,10 +2,13 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxblt.parallel.attention.hops import Exchange
 from jaxblt.parallel.attention.merge import ring_pass
 from jaxblt.parallel.attention.plan import Plan
 from jaxblt.parallel.sequence import SeqAxis, whole_rows
@@ -61,11 +64,38 @@ def partial_by_time(
 
 
 def ring_by_time(
-    plan: Plan, q: Float[Array, "B T H K"], own: Seen, slopes: Float[Array, "H"] | None
+    plan: Plan,
+    q: Float[Array, "B T H K"],
+    own: Seen,
+    slopes: Float[Array, "H"] | None,
+    exchange: Exchange | None = None,
 ) -> Partial:
-    """Return attention of this device's tokens to those of all devices; keys and values pass all of them."""
+    """Return attention of this device's tokens to those of all devices; keys and values pass all of them.
+
+    With an `exchange` only those keys travel that the plan's rule may show to some device.
+    """
+
+    def visit(merged: Partial, held: Seen) -> Partial:
+        return merge_partials(merged, attend(held))
 
     def attend(held: Seen) -> Partial:
         return partial_by_time(plan, q, own.ids, own.times, held, slopes)
 
-    return ring_pass(lambda merged, held: merge_partials(merged, attend(held)), attend(own), own)
+    if exchange is None:
+        return ring_pass(visit, attend(own), own)
+    merged = ring_pass(visit, attend(own), own, exchange.hops)
+    return visit(merged, _gather_starts(plan, own, exchange)) if exchange.first else merged
+
+
+def _gather_starts(plan: Plan, own: Seen, exchange: Exchange) -> Seen:
+    """Return the first tokens of the document that leaves each device's stretch, of devices that no hop visits."""
+    axis, length = plan.devices, own.times.shape[1]
+    # Count back from the end of the stretch: a document that a later device sees goes on there.
+    start = jnp.clip(length - 1 - own.times[:, -1], 0, length - exchange.first)
+    cut = jax.vmap(lambda x, start: lax.dynamic_slice_in_dim(x, start, exchange.first))
+    starts = jax.tree.map(lambda x: lax.all_gather(cut(x, start), axis.name, axis=1, tiled=True), own)
+    owner = np.arange(axis.size * exchange.first) // exchange.first
+    hop = (lax.axis_index(axis.name) - owner) % axis.size
+    visited = jnp.asarray(np.isin(np.arange(axis.size), (0, *exchange.hops)))[hop]
+    # Count no key twice: hops have shown all keys of the devices that they visit.
+    return starts._replace(ids=jnp.where(visited, 0, starts.ids))

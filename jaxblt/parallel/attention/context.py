@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.parallel.attention.all_to_all import attend_by_heads
 from jaxblt.parallel.attention.by_time import Seen, ring_by_time
+from jaxblt.parallel.attention.hops import plan_exchange
 from jaxblt.parallel.attention.packed_ring import packed_ring_attention
 from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, Plan, plan_call
 from jaxblt.parallel.attention.ring import ring_attention
@@ -144,8 +145,9 @@ def _attend(plan: Plan, sequenced: Any, _: Any, slopes: Array | None) -> Float[A
         mask = mask if times is None else mask & masks.positions(times, times)
         return attention(q, k, v, mask, alibi_slopes=slopes, **plan.options)
     if plan.route == "by_time":
+        exchange = plan_exchange(plan, q.shape[1], packed=ids is not None)
         ids = jnp.ones_like(times) if ids is None else ids
-        return ring_by_time(plan, q, Seen(k, v, ids, times), slopes).o.astype(q.dtype)
+        return ring_by_time(plan, q, Seen(k, v, ids, times), slopes, exchange).o.astype(q.dtype)
     if plan.route == "all_to_all":
         return attend_by_heads(plan, q, Keys(k, v, ids), slopes)
     if plan.route == "all_gather":

@@ -1,6 +1,6 @@
 """Attention to keys that several devices hold, as partial attention merged by log-sum-exp in fp32; inside islands."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +24,31 @@ def merge_devices(partial: Partial) -> Float[Array, "B T H K"]:
     return o / total.swapaxes(1, 2)[..., None]
 
 
-def ring_pass[C, H](visit: Callable[[C, H], C], carry: C, held: H) -> C:
-    """Return each device's `carry` after `visit(carry, held)` with all others' `held`, nearest before it first."""
+def ring_pass[C, H](visit: Callable[[C, H], C], carry: C, held: H, hops: tuple[int, ...] | None = None) -> C:
+    """Return each device's `carry` after `visit(carry, held)` with others' `held`, nearest before it first.
+
+    Args:
+      visit, carry, held: of each device.
+      hops: the distances r at which device i visits what device i - r holds, rising; None for all.
+    """
     n = lax.axis_size(SEQ_AXIS)
 
-    def hop(_: Array, both: tuple[C, H]) -> tuple[C, H]:
+    def hop(by: int, both: tuple[C, H]) -> tuple[C, H]:
         carry, held = both
-        held = jax.tree.map(lambda x: lax.ppermute(x, SEQ_AXIS, [(i, (i + 1) % n) for i in range(n)]), held)
+        held = jax.tree.map(lambda x: lax.ppermute(x, SEQ_AXIS, [(i, (i + by) % n) for i in range(n)]), held)
         return visit(carry, held), held
 
-    return lax.fori_loop(1, n, hop, (carry, held))[0]
+    for first, last in _runs(range(1, n) if hops is None else hops):
+        both = carry, held
+        if first > 1:
+            both, first = hop(first, both), first + 1
+        if first <= last:
+            both = lax.fori_loop(first, last + 1, lambda _, both: hop(1, both), both)
+        carry = both[0]
+    return carry
+
+
+def _runs(hops: Sequence[int]) -> list[tuple[int, int]]:
+    """Return first and last of each run of consecutive numbers."""
+    firsts = [r for r in hops if r - 1 not in hops]
+    return list(zip(firsts, [r for r in hops if r + 1 not in hops], strict=True))

@@ -168,7 +168,8 @@ class Plan:
         "halo": a window's keys come from the neighbours.
         "ring": keys pass all devices; partial results merge.
         "by_time": a ring pass that compares times instead of indices, for rules, and for a cache's calls with ALiBi or
-          a window beyond a device's stretch. Its gradient keeps the keys of all steps.
+          a window beyond a device's stretch. Steps at which a rule shows no key are left out (see `hops`), but not
+          beside a cache. Its gradient keeps the keys of all steps taken.
       cache: how the tokens meet a cache.
         "joined": whole tokens, one call over the cache and them.
         "behind": tokens lie behind the cache of a window in the order of time, so that blocks out of it are skipped.
