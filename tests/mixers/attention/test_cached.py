@@ -179,7 +179,7 @@ def test_a_row_is_the_same_bit_for_bit_however_long_others_are(tokens: int) -> N
     module = config.build()
     x = jax.random.normal(jax.random.key(0), (2, tokens, 8))
     params = jax.jit(module.init)(jax.random.key(0), x)
-    call = jax.jit(lambda state, ids: module.apply(params, x, segment_ids=ids, state=state)[0][0])
+    call: Any = jax.jit(lambda state, ids: module.apply(params, x, segment_ids=ids, state=state)[0][0])
     for time in range(9):
         rows = [
             call(long_state(config, [time, other], 38), np.ones((2, tokens), np.int32)) for other in (0, 31)
