@@ -3,10 +3,12 @@
 A cache that bounds its documents lies in equal runs of slots on the devices of the sequence; the ring of a window is
 whole on all of them. Many more tokens than it has slots, not split, are put behind what it holds, in the order of
 time, so that blocks of scores out of the window are not visited. Where a mask would be too large for an array, the
-call's own tokens and the cache are two calls of partial attention, by lengths instead of positions. A few tokens are
-whole on all devices too: each device attends to its own slots, and the results merge by log-sum-exp. The stretches of
-many tokens attend to each other as in training (a ring pass, or a halo if there is a window) and then to what the cache
-held before, which is skipped as long as it held nothing.
+call's own tokens and the cache are two calls of partial attention, by lengths instead of positions. A few tokens read
+a long cache in a loop over stretches of slots, which skips those that no row has filled.
+
+A few tokens are whole on all devices of the sequence too: each device attends to its own slots, and the results merge
+by log-sum-exp. The stretches of many tokens attend to each other as in training (a ring pass, or a halo if there is a
+window) and then to what the cache held before, which is skipped as long as it held nothing.
 """
 
 from functools import partial
@@ -22,7 +24,7 @@ from jaxblt.mixers.attention.kv_cache import Cache, Entries, Meeting, emptied, p
 from jaxblt.parallel.attention.by_time import Seen, partial_by_time, ring_by_time, time_mask
 from jaxblt.parallel.attention.context import on_devices
 from jaxblt.parallel.attention.merge import merge_devices, ring_pass
-from jaxblt.parallel.attention.plan import Plan
+from jaxblt.parallel.attention.plan import STRETCH, Plan
 from jaxblt.parallel.attention.ring import partial_in_layout
 from jaxblt.parallel.attention.tiles import Keys
 from jaxblt.parallel.attention.window import partial_band_attention
@@ -59,9 +61,9 @@ def attend_cached(
     """
     if plan.cache == "visited":
         return _visited(plan, q, met, slopes)
-    attend = {"joined": _joined, "behind": _behind, "apart": _apart, "shared": _shared}[plan.cache]
+    ways = {"joined": _joined, "behind": _behind, "apart": _apart, "filled": _filled, "shared": _shared}
     cache, *rows = met
-    return on_devices(plan, partial(attend, plan), cache, (q, *rows), slopes, outputs=(False, True))
+    return on_devices(plan, partial(ways[plan.cache], plan), cache, (q, *rows), slopes, outputs=(False, True))
 
 
 def _joined(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
@@ -102,6 +104,43 @@ def _apart(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cac
     mask = masks.query_lengths(going_on) & masks.key_lengths(content.lengths)
     merged = partial_attention(q, k, v, mask, accumulator=own, **plan.options)
     return merged.o.astype(q.dtype), put(emptied(cache, fresh), new)
+
+
+def _filled(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+    """Attend to the cache as far as it is filled; of one token, after it was written."""
+    q, new, fresh, _ = rows
+    if q.shape[1] == 1:
+        after = put(emptied(cache, fresh), new)
+        return _by_stretches(plan, q, after, new, slopes), after
+    o = _by_stretches(plan, q, cache, new, slopes)
+    # Keep the write behind the read: without the barrier XLA copies the whole cache for the read.
+    cache, o = lax.optimization_barrier((cache, o))
+    return o, put(emptied(cache, fresh), new)
+
+
+def _by_stretches(plan: Plan, q: Array, held: Cache, new: Entries, slopes: Any) -> Float[Array, "B T H K"]:
+    """Attend to one stretch of slots after another, up to the last that the longest row has filled.
+
+    A token of time t lies in slot t, so no token sees a slot beyond its own time. A stretch that shows a row nothing
+    changes no bit of its output: what a row gets does not depend on how long other rows are. Under `jax.vmap` the
+    condition becomes a selection, and all stretches are read.
+    """
+    slots = held.times.shape[1]
+    begin = STRETCH + slots % STRETCH
+    filled = jnp.max(jnp.where(new.ids > 0, new.times + 1, 0))
+
+    def attend(first: Any, size: int, ids: Int[Array, "B T"]) -> Partial:
+        part = Cache(*(lax.dynamic_slice_in_dim(x, first, size, 1) for x in held))
+        near = near_keys(plan, q, part, part, new, ids)
+        return Partial(*attention_with_lse(q, *near, alibi_slopes=slopes, scale=plan.scale))
+
+    def visit(merged: Partial, first: Int[Array, ""]) -> tuple[Partial, None]:
+        further = lambda: merge_partials(merged, attend(first, STRETCH, jnp.zeros_like(new.ids)))  # noqa: E731
+        return lax.cond(first < filled, further, lambda: merged), None
+
+    firsts = jnp.arange(begin, slots, STRETCH, dtype=jnp.int32)
+    merged, _ = lax.scan(visit, attend(0, begin, new.ids), firsts)
+    return merged.o.astype(q.dtype)
 
 
 def _in_order(ring: Seen, now: Int[Array, "B"]) -> tuple[Array, Array, Int[Array, "B C"]]:

@@ -26,7 +26,7 @@ Implementation = Literal["reference", "xla", "cudnn"] | None
 """Which attention runs on a device; None picks the best that the device and the shapes allow."""
 Route = Literal["whole", "by_time", "all_to_all", "all_gather", "halo", "ring"]
 """How the keys of a call come to its queries; see `Plan`."""
-CacheUse = Literal["none", "visited", "shared", "behind", "apart", "joined"]
+CacheUse = Literal["none", "visited", "shared", "behind", "apart", "filled", "joined"]
 """How the tokens of a call meet a cache; see `Plan`."""
 
 SHORT = 8192
@@ -36,6 +36,15 @@ H200s, forward and backward: all-to-all 1.5 ms, a ring with its swaps 2.5 ms at 
 MANY_WINDOWS = 4
 """Windows of tokens in a call from which they are put behind the cache of a window. Its slots are queries too then:
 where a kernel takes the mask as an array and visits all of it, a call has at most 1.25 times the scores."""
+
+STRETCH = 512
+"""Slots of a long cache that few tokens visit at a time, as far as they are filled."""
+
+MANY_STRETCHES = 8
+"""Stretches of a cache from which it is read so. A full cache of fewer is read faster by one call on a CPU."""
+
+FEW = 64
+"""The most tokens of a call that visits a cache by stretches: each stretch costs as many hidden keys more."""
 
 
 class CacheShape(NamedTuple):
@@ -138,6 +147,17 @@ class Call:
             return False
         return self.length > 1 and self.length * (self.cache.slots + self.length) > LARGEST_MASK
 
+    @property
+    def skips_empty(self) -> bool:
+        """True if few tokens meet a long cache that is to be read as far as it is filled.
+
+        Leave GPUs out: there a kernel reads the whole cache at once, and each condition of a loop waits for the host.
+        """
+        if not self.bounded or self.asked.rule is not None or self.asked.implementation not in (None, "xla"):
+            return False
+        long = self.cache is not None and self.cache.slots >= MANY_STRETCHES * STRETCH
+        return long and self.length <= FEW and current_device().platform != "gpu"
+
     def divides(self, layout: SequenceLayout) -> bool:
         """Check whether rows divide into the stretches of a layout."""
         parts = 2 if layout == ZIGZAG else 1
@@ -172,6 +192,7 @@ class Plan:
           beside a cache. Its gradient keeps the keys of all steps taken.
       cache: how the tokens meet a cache.
         "joined": whole tokens, one call over the cache and them.
+        "filled": a few whole tokens, partial attention to stretches of the cache, as far as it is filled.
         "behind": tokens lie behind the cache of a window in the order of time, so that blocks out of it are skipped.
         "apart": whole tokens, partial attention to them and then to the cache, by lengths instead of a mask.
         "shared": whole tokens, each device attends to its own slots.
@@ -263,6 +284,7 @@ def plan_call(call: Call) -> Plan:
         (split, "visited"),
         (call.axis is not None and call.bounded, "shared"),
         (call.fills_windows, "behind"),
+        (call.skips_empty, "filled"),
         (call.fills_masks, "apart"),
         (True, "joined"),
     )

@@ -1,8 +1,9 @@
-"""Calls of many tokens, more than a window's ring has slots or with a long cache: what they see, and what runs it."""
+"""Calls of many tokens, or of few with a long cache: what they see, what runs it, and what they read."""
 
+import dataclasses
 import re
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.mixers import AttentionConfig, init_state
+from jaxblt.mixers.attention.kv_cache import AttentionState
 from jaxblt.parallel import make_mesh
 from pallas_kernels._dispatch import compiling_for
 from pallas_kernels.attention import blocks, xla
@@ -20,6 +22,7 @@ WINDOW = 5
 FIRST, MANY, LAST = 7, 21, 6
 LENGTH = FIRST + MANY + LAST
 CAPACITY = 64
+STRETCH = 3
 
 
 def ids(seed: int) -> np.ndarray:
@@ -113,6 +116,100 @@ def test_one_token_writes_no_cache_anew(options: Any, monkeypatch: pytest.Monkey
     made = [line for line in text.splitlines() if line.endswith(cache) and "return" not in line]
     assert "@__cudnn$fmha" in text
     assert len(made) == 2, made
+
+
+@pytest.fixture
+def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("jaxblt.mixers.attention.cached", "jaxblt.parallel.attention.plan"):
+        monkeypatch.setattr(f"{room}.STRETCH", STRETCH)
+
+
+@pytest.mark.slow(days=2)
+@pytest.mark.usefixtures("short_stretches")
+@pytest.mark.parametrize(
+    ("position", "dtype", "axes"), [("rope", jnp.float32, ()), ("alibi", jnp.bfloat16, ("data",))]
+)
+def test_few_tokens_see_by_stretches_what_the_whole_cache_shows(
+    position: Any, dtype: Any, axes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In unequal rows of several documents, one by one and in calls that cross stretches; beyond the capacity too."""
+    config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, position=position)
+    module = config.build(dtype=dtype)
+    x = np.random.default_rng(0).standard_normal((4, LENGTH, 8)).astype(np.float32)
+    params = jax.jit(module.init)(jax.random.key(0), x)
+    state = init_state(config, 4, capacity=32, dtype=dtype)
+    mesh = make_mesh(**{"data": 1} | dict.fromkeys(axes, 2), devices=jax.devices()[: 2 ** len(axes)])
+
+    def program() -> Any:
+        return jax.jit(lambda x, ids, state: module.apply(params, x, segment_ids=ids, state=state))
+
+    def fed(call: Any, rows: np.ndarray, ends: list[int]) -> np.ndarray:
+        held, outputs = state, []
+        for begin, end in zip([0, *ends], ends, strict=False):
+            here = slice(begin, end)
+            y, held = call(x[:, here], rows[:, here], held)
+            outputs.append(y)
+        return np.concatenate(outputs, 1)
+
+    documents, one_by_one = [ids(0), ids(1), np.ones((4, LENGTH), np.int32)], list(range(1, LENGTH + 1))
+    with monkeypatch.context() as whole:
+        whole.setattr("jaxblt.parallel.attention.plan.FEW", 0)
+        plain = program()
+        expected = [fed(plain, rows, one_by_one) for rows in documents]
+    call = program()
+    with jax.set_mesh(mesh):
+        for rows, outputs in zip(documents, expected, strict=True):
+            y = fed(call, rows, [*one_by_one[:10], 15, 20, 25, 30, *one_by_one[30:]])
+            assert_close(y, outputs, dtype, n=LENGTH)
+
+
+def long_state(config: AttentionConfig, times: list[int], capacity: int) -> AttentionState:
+    """Return rows that stand at these times, of drawn keys and values."""
+    state, now = init_state(config, len(times), capacity=capacity), jnp.asarray(times, jnp.int32)
+    slots = jnp.arange(state.times.shape[1], dtype=jnp.int32)[None]
+    k, v = (jax.random.normal(jax.random.key(seed), state.k.shape) for seed in (1, 2))
+    clock = dataclasses.replace(state.clock, time=now, position=now, last_segment=jnp.ones_like(now))
+    return dataclasses.replace(state, clock=clock, k=k, v=v, times=jnp.where(slots < now[:, None], slots, -1))
+
+
+@pytest.mark.usefixtures("short_stretches")
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_row_is_the_same_bit_for_bit_however_long_others_are(tokens: int) -> None:
+    config = AttentionConfig(dim=8, num_heads=2)
+    module = config.build()
+    x = jax.random.normal(jax.random.key(0), (2, tokens, 8))
+    params = jax.jit(module.init)(jax.random.key(0), x)
+    call: Any = jax.jit(lambda state, ids: module.apply(params, x, segment_ids=ids, state=state)[0][0])
+    for time in range(9):
+        rows = [
+            call(long_state(config, [time, other], 38), np.ones((2, tokens), np.int32)) for other in (0, 31)
+        ]
+        idle = call(long_state(config, [time, 31], 38), np.repeat([[1], [0]], tokens, 1).astype(np.int32))
+        for row in (rows[1], idle):
+            np.testing.assert_array_equal(row, rows[0])
+    assert call._cache_size() == 1
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_a_few_tokens_copy_no_cache_and_read_what_is_filled(tokens: int) -> None:
+    """Calls in a loop, the state given away; slots beyond the filled ones are never read."""
+    config = AttentionConfig(dim=16, num_heads=2)
+    module = config.build()
+    x = jax.random.normal(jax.random.key(0), (3, 2, tokens, 16))
+    params = jax.jit(module.init)(jax.random.key(0), x[0])
+
+    def step(state: AttentionState, x: jax.Array) -> tuple[AttentionState, Any]:
+        y, after = module.apply(params, x, state=state)
+        return cast(AttentionState, after), y
+
+    state = long_state(config, [3, 700], 16_384)
+    compiled = jax.jit(lambda state: jax.lax.scan(step, state, x), donate_argnums=0).lower(state).compile()
+    memory: Any = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes < state.k.nbytes / 4
+    broken = dataclasses.replace(state, v=state.v.at[:, 2048:].set(jnp.nan))
+    _, expected = compiled(jax.tree.map(jnp.copy, state))
+    np.testing.assert_array_equal(compiled(jax.tree.map(jnp.copy, broken))[1], expected)
+    assert np.isfinite(expected).all()
 
 
 def lowered_for_h200(
