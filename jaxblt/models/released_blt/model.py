@@ -99,7 +99,7 @@ class ReleasedBLTConfig:
         for mixer in map(self.latent.mixer, self.latent.pattern):
             if not _sees_all(mixer):
                 raise ValueError(
-                    f"ReleasedBLTConfig.latent has {mixer!r:.120}, expected attention to all patches before it, without "
+                    f"ReleasedBLTConfig.latent has {mixer!r:.120}, expected attention to all patches before, without "
                     "window, rule and ALiBi: set pattern='A'"
                 )
 
