@@ -49,6 +49,19 @@ def test_a_copy_of_a_training_record_has_its_number(tmp_path):
         number_baselines(LabelledDataConfig(paths=(str(path),), split="column"))
 
 
+def test_rows_of_other_lengths_keep_their_own_numbers(tmp_path):
+    """Buckets bring records in another order than files do."""
+    rng, rows = np.random.default_rng(1), []
+    for i in range(100):
+        letters = "".join(rng.choice(list("ACGT"), 20 + 30 * (i // 5 % 2), p=rng.dirichlet([2, 2, 2, 2])))
+        share = sum(c in "GC" for c in letters) / len(letters)
+        rows.append(f"{letters},{share},{('train', 'train', 'train', 'validation', 'test')[i % 5]}")
+    path = tmp_path / "lengths.csv"
+    path.write_text("\n".join(["sequence,label,split", *rows]) + "\n", encoding="utf-8")
+    options = {"target": "number", "split": "column", "seq_len": 64, "batch_size": 16, "buckets": (32,)}
+    assert number_baselines(LabelledDataConfig(paths=(str(path),), **options))["words"]["spearman"] > 0.8
+
+
 def test_figures_by_hand():
     found = score_numbers(np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 4.0]))
     assert found["rmse"] == pytest.approx((1 / 3) ** 0.5)
