@@ -134,7 +134,8 @@ def write_hf_blt(
     Raises:
       FileExistsError: the file is there, and is not to be overwritten.
       FileNotFoundError: its folder is not.
-      ValueError: the run's model is no released BLT with an entropy model, or a parameter is not finite.
+      ValueError: the run's model is no released BLT with an entropy model, it has other parameters, or one is not
+        finite.
     """
     check_new(file, overwrite=overwrite)
     model, entropy = run.recipe.model, run.recipe.entropy_model
@@ -155,6 +156,12 @@ def _written(tree: Any, known: Mapping[str, Entry]) -> Arrays:
     flat: dict[str, Any] = flatten_dict(nn.meta.unbox(tree), sep=".")
     params = {name: np.asarray(x, np.float32) for name, x in flat.items()}
     check_finite("the run", params)
+    known_here = {name for entry in known.values() for name in entry.params}
+    if unlike := sorted(params.keys() ^ known_here):
+        raise ValueError(
+            f"BltForCausalLM has no counterpart of the run's {unlike[0]}, or the run lacks it: export a run of "
+            "read_hf_blt, or leave out --to"
+        )
     return {name: entry.theirs(*(params[own] for own in entry.params)) for name, entry in known.items()}
 
 
