@@ -282,7 +282,7 @@ def _stack(part: Mapping[str, Any], where: str, *, window: Any, theta: float) ->
         pattern=name,
         mixers={name: attention},
         mlp_dim=read_whole(part, "intermediate_size", where),
-        norm_epsilon=float(part.get("rms_norm_eps", 1e-5)),
+        norm_epsilon=_number(part, "rms_norm_eps", where, 1e-5),
         scan=False,
     )
 
@@ -293,12 +293,21 @@ def _rope_theta(part: Mapping[str, Any], where: str, default: float) -> float:
     Raises ValueError for scaled positions.
     """
     told = part.get("rope_parameters") or part.get("rope_scaling") or {}
+    if not isinstance(told, dict):
+        raise ValueError(f"{where} has rope_parameters {told!r:.40}, expected settings by name")
     kind = told.get("rope_type", told.get("type", "default"))
     if kind != "default":
         raise ValueError(
             f"{where} has rope_type {kind!r}, expected 'default': positions are not rescaled here"
         )
-    return float(told.get("rope_theta", part.get("rope_theta", default)))
+    return _number(told if "rope_theta" in told else part, "rope_theta", where, default)
+
+
+def _number(settings: Mapping[str, Any], field: str, where: str, default: float) -> float:
+    value = settings.get(field, default)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{where}.{field} is {value!r:.40}, expected a number")
+    return float(value)
 
 
 def _patcher(config: Mapping[str, Any], block_size: int = 4096) -> PatcherConfig:

@@ -166,6 +166,8 @@ NORM = "model.patcher.norm.weight"
         ({"num_key_value_heads": 2}, r"layers.0.self_attn.k_proj.weight is \(8, 16\), expected \(16, 16\)"),
         ({"hidden_act": "gelu"}, "patcher_config.hidden_act is 'gelu', expected 'silu'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn', expected 'default'"),
+        ({"rope_parameters": "yarn"}, "has rope_parameters 'yarn', expected settings by name"),
+        ({"rms_norm_eps": None}, "patcher_config.rms_norm_eps is None, expected a number"),
         ({"spoil": NORM}, f"{NORM} holds NaN or infinity"),
         ({"hidden_size": "16"}, "patcher_config.hidden_size is '16', expected a whole number"),
         ({"part": "", "patching_threshold": None}, "patching_threshold None, expected a number of nats"),
