@@ -103,7 +103,7 @@ def read_hf_blt(folder: str | os.PathLike[str], run_dir: str | os.PathLike[str])
     model = _model(config)
     length = read_whole(_part(config, "local_encoder"), "max_position_embeddings", "encoder_config")
     recipe = Recipe(
-        name=Path(folder).name,
+        name=Path(folder).resolve().name,
         model=model,
         data=DataConfig(seq_len=length, batch_size=1),
         train=TrainConfig(dtype="float32"),

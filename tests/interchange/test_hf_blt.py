@@ -206,6 +206,12 @@ def test_what_does_not_fit_a_whole_model_is_named_and_nothing_is_written(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+def test_the_folder_may_be_the_one_that_one_stands_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(copied(tmp_path / "a", drop="lm_head.weight"))
+    with pytest.raises(ValueError, match=r"missing lm_head\.weight"):
+        read_hf_blt(".", tmp_path / "run")
+
+
 def test_a_parameter_without_a_counterpart_is_not_left_out_in_silence(tmp_path):
     part = read_patcher(EACH)
     params = {
