@@ -26,7 +26,7 @@ def number_baselines(data: LabelledDataConfig) -> dict[str, dict[str, float]]:
     which reads them starts as.
 
     Raises:
-      ValueError: the data are no numbers of records.
+      ValueError: the data are no numbers of records, or have no validation records.
     """
     if data.tasks or data.target != "number":
         raise ValueError(
@@ -36,6 +36,11 @@ def number_baselines(data: LabelledDataConfig) -> dict[str, dict[str, float]]:
         name: ([record.sequence for record in records], np.array(read_targets(data, records), np.float64))
         for name, records in read_parts(data).items()
     }
+    if not parts["validation"][0]:
+        raise ValueError(
+            "validation picks the settings of number baselines, and data has no validation record: change the split, "
+            "or leave baselines out (--no-baselines)"
+        )
     y = parts["test"][1]
     mean = np.full(len(y), parts["train"][1].mean())
     found = {"mean": (mean, y), "nearest": (_nearest(parts), y), "words": _words(data)}

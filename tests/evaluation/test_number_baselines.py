@@ -47,6 +47,9 @@ def test_a_copy_of_a_training_record_has_its_number(tmp_path):
     assert number_baselines(data)["nearest"] == pytest.approx({"rmse": 0, "pearson": 1, "spearman": 1})
     with pytest.raises(ValueError, match=r"data.target is 'class': use label_baselines"):
         number_baselines(LabelledDataConfig(paths=(str(path),), split="column"))
+    path.write_text("\n".join(["sequence,label,split", *rows, *copies[1::2]]) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="data has no validation record: change the split"):
+        number_baselines(data)
 
 
 def test_rows_of_other_lengths_keep_their_own_numbers(tmp_path):
