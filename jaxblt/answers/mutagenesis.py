@@ -25,8 +25,8 @@ from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.show import show
 from jaxblt.training.objectives.objectives import Regress
 
-AT_ONCE = 256
-"""Mutants that are held in memory together."""
+AT_ONCE = 255
+"""Mutants that are read together, beside the record: 256 rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +83,8 @@ def mutagenesis(
 
     Each mutant is read as a record of its own, as `score` and `classify` read it. A model of bytes that predicts the
     next one goes on from its state where mutants depart from the record, so that for long records half the bytes are
-    read.
-    Records of at most 127 bytes, those longer than a window, models with patches and rows on a mesh are read whole.
+    read. Records of at most 128 bytes, those longer than a window, models with patches and rows on a mesh are read
+    whole.
 
     Args:
       run: trained to predict the next byte, or fine-tuned on one class or number of each record.
@@ -131,13 +131,15 @@ Answer = Callable[[list[bytes]], np.ndarray]
 
 def _effects(record: bytes, alphabet: str, answer: Answer) -> np.ndarray:
     """Return Float64[L, A]; an answer of NaN is of a record and mutants that cannot be compared."""
-    effects, own = np.zeros((len(record), len(alphabet))), answer([record])[0]
+    effects = np.zeros((len(record), len(alphabet)))
     places = [
         (t, a) for t in range(len(record)) for a, letter in enumerate(alphabet) if ord(letter) != record[t]
     ]
     for group in batched(places, AT_ONCE):
         mutants = [record[:t] + alphabet[a].encode() + record[t + 1 :] for t, a in group]
-        effects[tuple(zip(*group, strict=True))] = answer(mutants) - own
+        # Read the record anew beside its mutants: sums of another call, or from another byte, are rounded otherwise
+        found = answer([record, *mutants])
+        effects[tuple(zip(*group, strict=True))] = found[1:] - found[0]
     return effects
 
 

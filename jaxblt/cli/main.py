@@ -49,7 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("jaxblt.interchange.commands:export", "write a run to one file for other programs"),
     "import": (
         "jaxblt.interchange.commands:import_run",
-        "make a run folder of such a file, or of a Hugging Face model's part",
+        "make a run folder of such a file, or of a Hugging Face model",
     ),
     "new": ("jaxblt.cli.new:new", "write a recipe file of your own to start from"),
     "data": ("jaxblt.cli.data:main", "fetch the data of the built-in recipes"),

@@ -26,7 +26,7 @@ def number_baselines(data: LabelledDataConfig) -> dict[str, dict[str, float]]:
     which reads them starts as.
 
     Raises:
-      ValueError: the data are no numbers of records.
+      ValueError: the data are no numbers of records, or have no validation records.
     """
     if data.tasks or data.target != "number":
         raise ValueError(
@@ -36,10 +36,15 @@ def number_baselines(data: LabelledDataConfig) -> dict[str, dict[str, float]]:
         name: ([record.sequence for record in records], np.array(read_targets(data, records), np.float64))
         for name, records in read_parts(data).items()
     }
+    if not parts["validation"][0]:
+        raise ValueError(
+            "validation picks the settings of number baselines, and data has no validation record: change the split, "
+            "or leave baselines out (--no-baselines)"
+        )
     y = parts["test"][1]
     mean = np.full(len(y), parts["train"][1].mean())
-    found = {"mean": mean, "nearest": _nearest(parts), "words": _words(data)}
-    return {name: score_numbers(answers, y) for name, answers in found.items()}
+    found = {"mean": (mean, y), "nearest": (_nearest(parts), y), "words": _words(data)}
+    return {name: score_numbers(*each) for name, each in found.items()}
 
 
 def score_numbers(answers: np.ndarray, y: np.ndarray) -> dict[str, float]:
@@ -70,10 +75,12 @@ def _of_most(rows: Any, train: Any, y: np.ndarray) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _words(data: LabelledDataConfig) -> np.ndarray:
+def _words(data: LabelledDataConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Return the regression's numbers of test records, and their own, both in the order of the buckets."""
     words = words_of(data) or words_of(data, 1)
     assert words is not None
     center, scale = number_statistics(data)
     _, parts = read_words(data, words, ("train", "validation", "test"), center=center, scale=scale)
     fitted = choose_features(parts["train"], parts["validation"], words, 1)
-    return (parts["test"].x @ fitted.kernel + fitted.bias)[:, 0] * scale + center
+    test = parts["test"]
+    return (test.x @ fitted.kernel + fitted.bias)[:, 0] * scale + center, test.y * scale + center

@@ -103,7 +103,7 @@ def read_hf_blt(folder: str | os.PathLike[str], run_dir: str | os.PathLike[str])
     model = _model(config)
     length = read_whole(_part(config, "local_encoder"), "max_position_embeddings", "encoder_config")
     recipe = Recipe(
-        name=Path(folder).name,
+        name=Path(folder).resolve().name,
         model=model,
         data=DataConfig(seq_len=length, batch_size=1),
         train=TrainConfig(dtype="float32"),
@@ -134,7 +134,8 @@ def write_hf_blt(
     Raises:
       FileExistsError: the file is there, and is not to be overwritten.
       FileNotFoundError: its folder is not.
-      ValueError: the run's model is no released BLT with an entropy model, or a parameter is not finite.
+      ValueError: the run's model is no released BLT with an entropy model, it has other parameters, or one is not
+        finite.
     """
     check_new(file, overwrite=overwrite)
     model, entropy = run.recipe.model, run.recipe.entropy_model
@@ -155,6 +156,12 @@ def _written(tree: Any, known: Mapping[str, Entry]) -> Arrays:
     flat: dict[str, Any] = flatten_dict(nn.meta.unbox(tree), sep=".")
     params = {name: np.asarray(x, np.float32) for name, x in flat.items()}
     check_finite("the run", params)
+    known_here = {name for entry in known.values() for name in entry.params}
+    if unlike := sorted(params.keys() ^ known_here):
+        raise ValueError(
+            f"BltForCausalLM has no counterpart of the run's {unlike[0]}, or the run lacks it: export a run of "
+            "read_hf_blt, or leave out --to"
+        )
     return {name: entry.theirs(*(params[own] for own in entry.params)) for name, entry in known.items()}
 
 
@@ -275,7 +282,7 @@ def _stack(part: Mapping[str, Any], where: str, *, window: Any, theta: float) ->
         pattern=name,
         mixers={name: attention},
         mlp_dim=read_whole(part, "intermediate_size", where),
-        norm_epsilon=float(part.get("rms_norm_eps", 1e-5)),
+        norm_epsilon=_number(part, "rms_norm_eps", where, 1e-5),
         scan=False,
     )
 
@@ -286,12 +293,21 @@ def _rope_theta(part: Mapping[str, Any], where: str, default: float) -> float:
     Raises ValueError for scaled positions.
     """
     told = part.get("rope_parameters") or part.get("rope_scaling") or {}
+    if not isinstance(told, dict):
+        raise ValueError(f"{where} has rope_parameters {told!r:.40}, expected settings by name")
     kind = told.get("rope_type", told.get("type", "default"))
     if kind != "default":
         raise ValueError(
             f"{where} has rope_type {kind!r}, expected 'default': positions are not rescaled here"
         )
-    return float(told.get("rope_theta", part.get("rope_theta", default)))
+    return _number(told if "rope_theta" in told else part, "rope_theta", where, default)
+
+
+def _number(settings: Mapping[str, Any], field: str, where: str, default: float) -> float:
+    value = settings.get(field, default)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError(f"{where}.{field} is {value!r:.40}, expected a number")
+    return float(value)
 
 
 def _patcher(config: Mapping[str, Any], block_size: int = 4096) -> PatcherConfig:

@@ -226,7 +226,9 @@ def read_hyena_dna(folder: str | os.PathLike[str], run_dir: str | os.PathLike[st
     sizes = _sizes(config)
     model = hyena_dna(sizes)
     data = DataConfig(kind="fasta", soft_mask="upper", seq_len=sizes.max_len, batch_size=1)
-    recipe = Recipe(name=Path(folder).name, model=model, data=data, train=TrainConfig(dtype="float32"))
+    recipe = Recipe(
+        name=Path(folder).resolve().name, model=model, data=data, train=TrainConfig(dtype="float32")
+    )
     known = entries(model, rows=_rows(config))
     with open_source(Path(folder)) as opened:
         found = _without_copies(str(folder), opened, tied=config.get("tie_word_embeddings", True))

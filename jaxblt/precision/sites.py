@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-from jaxblt.layers import FP8, Linear, read_equation
+from jaxblt.layers import FP8, Linear, multiply, read_equation
 from jaxblt.precision.config import Fp8Config
 from jaxblt.precision.products import ROLES, Past, fp8_product
 
@@ -22,8 +22,12 @@ _AMAX = "amax"
 
 
 def runs_in_fp8(layer: Linear, x: Any, config: Fp8Config) -> bool:
-    """Return whether a `Linear` runs in FP8: in bfloat16 throughout, of sides that divide by 16, and not kept out."""
-    if jnp.dtype(layer.dtype) != jnp.bfloat16 or layer.accumulate is not None:
+    """Return whether a `Linear` runs in FP8: in bfloat16 throughout, of sides that divide by 16, and not kept out.
+
+    One with a product of its own keeps that.
+    """
+    own = layer.accumulate is not None or layer.product is not multiply
+    if jnp.dtype(layer.dtype) != jnp.bfloat16 or own:
         return False
     letters = read_equation(layer.equation)
     if set(letters.new) & set(letters.given):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxblt.answers import continued
+from jaxblt.answers.mutagenesis import _effects
 from jaxblt.cli import answers as commands
 from jaxblt.data import LabelledDataConfig
 from jaxblt.data.vocab import OFFSET
@@ -70,6 +71,19 @@ def test_likelihoods_of_all_substitutions_are_those_of_mutants_alone(reader):
         reader.mutagenesis(RECORDS, label="a")
 
 
+def test_a_record_is_compared_with_mutants_of_its_own_call():
+    """Sums of another call begin at another byte, and are rounded otherwise."""
+    calls = []
+
+    def answer(versions):
+        calls.append(len(versions))
+        return np.array([version.count(b"G") + 100.0 * len(calls) for version in versions])
+
+    found = _effects(b"GAT" * 40, "ACGT", answer)
+    np.testing.assert_array_equal(found, [[-1, -1, 0, -1], [0, 0, 1, 0], [0, 0, 1, 0]] * 40)
+    assert calls == [256, 106]
+
+
 @pytest.mark.slow(days=28, group="costly", turn="answers/test_substitutions")
 def test_the_bytes_before_a_substitution_are_read_once(monkeypatch):
     """Effects of a record of 300 bases are those of mutants alone, and two thirds of the bytes are read."""
@@ -93,7 +107,7 @@ def test_the_bytes_before_a_substitution_are_read_once(monkeypatch):
         else:
             np.testing.assert_allclose(effects[t, a], nats - alone[0], rtol=1e-5, atol=1e-4)
     whole = sum(4 - (b in b"ACGT") for b in record) * len(record)
-    # Of four groups of 256 mutants the first reads 300 bases each, and the last 45
+    # Of four groups of 255 mutants the first reads 300 bases each, and the last 45
     assert 0.6 < sum(sizes) / whole < 0.7
 
 

@@ -185,6 +185,8 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
         ),
         ({"encoder": StackConfig(dim=64, num_layers=1, pattern="W", scan=False)}, "share the bytes' width"),
         ({"latent": StackConfig(pattern="A", causal=False)}, "ReleasedBLTConfig.latent has causal=False"),
+        ({"latent": StackConfig(pattern="AH")}, "ReleasedBLTConfig.latent has HyenaConfig"),
+        ({"latent": StackConfig(pattern="W")}, "ReleasedBLTConfig.latent has AttentionConfig"),
     ),
     WordsConfig: (
         (

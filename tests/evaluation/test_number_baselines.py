@@ -47,6 +47,22 @@ def test_a_copy_of_a_training_record_has_its_number(tmp_path):
     assert number_baselines(data)["nearest"] == pytest.approx({"rmse": 0, "pearson": 1, "spearman": 1})
     with pytest.raises(ValueError, match=r"data.target is 'class': use label_baselines"):
         number_baselines(LabelledDataConfig(paths=(str(path),), split="column"))
+    path.write_text("\n".join(["sequence,label,split", *rows, *copies[1::2]]) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="data has no validation record: change the split"):
+        number_baselines(data)
+
+
+def test_rows_of_other_lengths_keep_their_own_numbers(tmp_path):
+    """Buckets bring records in another order than files do."""
+    rng, rows = np.random.default_rng(1), []
+    for i in range(100):
+        letters = "".join(rng.choice(list("ACGT"), 20 + 30 * (i // 5 % 2), p=rng.dirichlet([2, 2, 2, 2])))
+        share = sum(c in "GC" for c in letters) / len(letters)
+        rows.append(f"{letters},{share},{('train', 'train', 'train', 'validation', 'test')[i % 5]}")
+    path = tmp_path / "lengths.csv"
+    path.write_text("\n".join(["sequence,label,split", *rows]) + "\n", encoding="utf-8")
+    options = {"target": "number", "split": "column", "seq_len": 64, "batch_size": 16, "buckets": (32,)}
+    assert number_baselines(LabelledDataConfig(paths=(str(path),), **options))["words"]["spearman"] > 0.8
 
 
 def test_figures_by_hand():

@@ -3,21 +3,26 @@
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load_file, save_file
 
 import jaxblt
 from jaxblt.cli.main import main
 from jaxblt.inference import SamplingConfig
-from jaxblt.interchange import read_hf_blt, read_patcher, write_run
+from jaxblt.interchange import read_hf_blt, read_patcher, write_hf_blt, write_run
+from jaxblt.interchange.hf_blt_entries import model_entries
 from jaxblt.interchange.runs import read_run
 from jaxblt.patching.logits import entropies_from_logits
 from jaxblt.training.stored.resolved import read_resolved
 from tests.interchange.make_hf_blt import LENGTHS, MODELS
+from tests.models.test_released_blt import CONFIG
 
 FIXTURES = Path(__file__).parent / "hf_blt"
 EACH = FIXTURES / "each"
@@ -161,6 +166,8 @@ NORM = "model.patcher.norm.weight"
         ({"num_key_value_heads": 2}, r"layers.0.self_attn.k_proj.weight is \(8, 16\), expected \(16, 16\)"),
         ({"hidden_act": "gelu"}, "patcher_config.hidden_act is 'gelu', expected 'silu'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn', expected 'default'"),
+        ({"rope_parameters": "yarn"}, "has rope_parameters 'yarn', expected settings by name"),
+        ({"rms_norm_eps": None}, "patcher_config.rms_norm_eps is None, expected a number"),
         ({"spoil": NORM}, f"{NORM} holds NaN or infinity"),
         ({"hidden_size": "16"}, "patcher_config.hidden_size is '16', expected a whole number"),
         ({"part": "", "patching_threshold": None}, "patching_threshold None, expected a number of nats"),
@@ -197,6 +204,30 @@ def test_what_does_not_fit_a_whole_model_is_named_and_nothing_is_written(tmp_pat
     with pytest.raises(ValueError, match=says):
         read_hf_blt(folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_folder_may_be_the_one_that_one_stands_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(copied(tmp_path / "a", drop="lm_head.weight"))
+    with pytest.raises(ValueError, match=r"missing lm_head\.weight"):
+        read_hf_blt(".", tmp_path / "run")
+
+
+def test_a_parameter_without_a_counterpart_is_not_left_out_in_silence(tmp_path):
+    part = read_patcher(EACH)
+    params = {
+        own: x
+        for entry in model_entries(CONFIG).values()
+        for own, x in zip(entry.params, entry.ours(np.zeros(entry.shape, np.float32)), strict=True)
+    }
+    recipe = SimpleNamespace(model=CONFIG, entropy_model=part.recipe.model)
+    frozen = {"entropy": SimpleNamespace(params=part.params)}
+    file = tmp_path / "model.safetensors"
+    whole: Any = SimpleNamespace(recipe=recipe, params=unflatten_dict(params, sep="."), frozen=frozen)
+    assert write_hf_blt(whole, file).arrays > len(params)
+    more = unflatten_dict(params | {"encoder.mixer.out.bias": np.zeros(16)}, sep=".")
+    other: Any = SimpleNamespace(recipe=recipe, params=more, frozen=frozen)
+    with pytest.raises(ValueError, match=r"has no counterpart of the run's encoder\.mixer\.out\.bias"):
+        write_hf_blt(other, file, overwrite=True)
 
 
 def test_another_folder_is_refused(tmp_path):

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxblt.precision import E4M3, E5M2, Past, fp8_by_ratio, fp8_product, quantise, scale_for
+from jaxblt.layers import Linear
+from jaxblt.precision import E4M3, E5M2, Fp8Config, Past, fp8_by_ratio, fp8_product, quantise, scale_for
+from jaxblt.precision.sites import runs_in_fp8
 
 EQUATION = "btd,dhk->bthk"
 ROUNDING = {"y": 2 * 2.0**-4, "dx": 2.0**-4 + 2.0**-3, "dkernel": 2.0**-4 + 2.0**-3}
@@ -87,6 +89,13 @@ def test_products_by_ratio_are_bit_for_bit_those_of_numpy():
     # Zeros that fill rows up to a multiple of 16 change no bit
     padded = np.asarray(product(jnp.asarray(np.pad(x, ((0, 0), (0, 8), (0, 0)))), jnp.asarray(kernels[1])))
     np.testing.assert_array_equal(padded[..., :8], dense)
+
+
+def test_a_layer_with_a_product_of_its_own_keeps_it_in_training():
+    layer = Linear("btd,de->bet", {"e": 16}, ("embed", "channels"), jnp.bfloat16)
+    x = jnp.zeros((1, 4, 16), jnp.bfloat16)
+    assert runs_in_fp8(layer, x, Fp8Config())
+    assert not runs_in_fp8(layer.clone(product=fp8_by_ratio), x, Fp8Config())
 
 
 @pytest.mark.parametrize("equation", ["...d,de->...e", "btd,de->bet", "bet,ed->btd"])

@@ -86,13 +86,22 @@ class ReleasedBLTConfig:
                 "predicts the next byte from bytes in order: set causal=True and layout='contiguous'"
             )
         kind = stack.mixer(stack.pattern[0])
-        if name != "latent" and (
-            stack.scan or len(stack.pattern) > 1 or not isinstance(kind, AttentionConfig)
-        ):
+        if name == "latent":
+            self._check_latent()
+        elif stack.scan or len(stack.pattern) > 1 or not isinstance(kind, AttentionConfig):
             raise ValueError(
                 f"ReleasedBLTConfig.{name} has pattern {stack.pattern!r} and scan={stack.scan}, expected one attention "
                 "and scan=False: bytes read patches between its blocks, with its heads"
             )
+
+    def _check_latent(self) -> None:
+        """Check that unused slots of a block are no time to the latent stack, as a stream feeds none."""
+        for mixer in map(self.latent.mixer, self.latent.pattern):
+            if not _sees_all(mixer):
+                raise ValueError(
+                    f"ReleasedBLTConfig.latent has {mixer!r:.120}, expected attention to all patches before, without "
+                    "window, rule and ALiBi: set pattern='A'"
+                )
 
     @property
     def causal(self) -> bool:
@@ -392,6 +401,13 @@ class ReleasedBLT(nn.Module):
         z, after = self.latent(self._enter(x), segment_ids=slots, state=state)
         assert after is not None
         return z, after
+
+
+def _sees_all(mixer: Any) -> bool:
+    """Return whether a mixer is attention that cares for no distance but by rotary phases."""
+    if not isinstance(mixer, AttentionConfig):
+        return False
+    return mixer.window is None and mixer.rule is None and mixer.position != "alibi"
 
 
 def fit_row(patches: Patches) -> Patches:

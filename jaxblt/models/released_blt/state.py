@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblt.models.blt_state import BLTState, init_blt_state
+from jaxblt.models.blt_state import BLTState, PatchedConfig, init_blt_state
 from jaxblt.models.blt_stream import Cut
 from jaxblt.models.released_blt.bridge import find_peaks
 from jaxblt.models.stack import StackState
@@ -16,7 +16,7 @@ from jaxblt.patching import PatcherConfig
 class ReleasedState(BLTState):
     """Streaming state; every row advances on its own.
 
-    `keys` and `values` have room for the longest patch, and `recent` holds the latest patch.
+    `keys` and `values` have room for the longest patch that can be, and `recent` holds the latest patch.
 
     Attributes:
       peak: the maximum over the bytes of the open patch.
@@ -26,7 +26,7 @@ class ReleasedState(BLTState):
 
 
 def init_released_state(
-    config: Any, patcher: PatcherConfig, batch_size: int, *, num_bytes: int, dtype: Any
+    config: PatchedConfig, patcher: PatcherConfig, batch_size: int, *, num_bytes: int, dtype: Any
 ) -> ReleasedState:
     """Return the state before the first byte; arguments are those of `init_blt_state`.
 
@@ -39,8 +39,11 @@ def init_released_state(
         patcher, block_size=size, capacity=min(patcher.slots, size), min_length=1, max_length=None
     )
     state = init_blt_state(config, fitted, batch_size, num_bytes=num_bytes, dtype=dtype)
-    mixer = config.encoder.mixer(config.encoder.pattern[0])
-    room = (batch_size, min(patcher.longest, num_bytes), mixer.groups * mixer.width)
+    mixer: Any = config.encoder.mixer(config.encoder.pattern[0])
+    # Hold a block where slots may run out: bytes then join the open patch, beyond its longest length
+    is_bounded = patcher.slots >= dataclasses.replace(patcher, capacity=None).slots
+    longest = patcher.longest if is_bounded else patcher.block_size
+    room = (batch_size, min(longest, num_bytes), mixer.groups * mixer.width)
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     fields |= {"keys": jnp.zeros(room, dtype), "values": jnp.zeros(room, dtype)}
     fields |= {"block_size": patcher.block_size, "capacity": patcher.slots}
