@@ -10,6 +10,7 @@ import pytest
 
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import LevelConfig, StackConfig
+from jaxblt.models.hidden import hidden_states, layers_of
 from jaxblt.patching.learned import BoundaryConfig, calibrate_router
 from jaxblt.patching.patches import from_closed
 from tests.mixer_table import table
@@ -110,6 +111,16 @@ def test_every_scorer_and_gate_has_a_gradient_and_each_level_a_ratio(model) -> N
     assert {"router", "level"} <= told["losses"].keys()
     rate = float(jax.tree.leaves(told["metrics"]["level"]["router"]["cut_rate"])[0])
     assert 0.3 < rate < 0.7
+
+
+def test_states_of_groups_are_refused_though_a_block_has_as_many_as_slots() -> None:
+    level = dataclasses.replace(CONFIG.level, slots_per_group=1.05)
+    module, ids = dataclasses.replace(CONFIG, level=level).build(patcher=PATCHES), sample(1)[0]
+    assert level.groups(PATCHES.slots) == PATCHES.slots
+    params = jax.eval_shape(module.init, jax.random.key(0), ids)["params"]
+    (layer, *_) = (layer for layer in layers_of(module) if layer.of_patches)
+    with pytest.raises(ValueError, match="layer latent/.* is of groups of patches"):
+        jax.eval_shape(lambda params: hidden_states(module, params, layer, ids)[0], params)
 
 
 def test_a_block_that_ends_in_holes_ends_its_last_group() -> None:
