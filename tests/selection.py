@@ -94,7 +94,9 @@ def of_other_days(items: list[pytest.Item], config: pytest.Config) -> list[pytes
             name = said["group"] or test
             matrices.setdefault(name, {}).setdefault(said["turn"] or item.nodeid, []).append(item)
             if (days := options.setdefault(name, said)["days"]) != said["days"]:
-                _refuse([f"{item.nodeid}: days={said['days']}, and others of {name!r} say {days}: say one number"])
+                _refuse(
+                    [f"{item.nodeid}: days={said['days']}, and others of {name!r} say {days}: say one number"]
+                )
     if not any("::" in word for word in config.args):
         _refuse(
             [f"{test}: every={pattern!r} matches no case" for (test, pattern), no in unmatched.items() if no]

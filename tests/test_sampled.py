@@ -138,7 +138,9 @@ def test_every_turn_comes_within_its_days(days: int) -> None:
 
 def test_a_group_has_one_number_of_days() -> None:
     items = [stand_in(f"a.py::test_{days}", days=days, group="turns") for days in (7, 28)]
-    with pytest.raises(pytest.UsageError, match="test_28: days=28, and others of 'turns' say 7: say one number"):
+    with pytest.raises(
+        pytest.UsageError, match="test_28: days=28, and others of 'turns' say 7: say one number"
+    ):
         due_in("2026-11-29", items)
 
 
