@@ -89,7 +89,7 @@ def device_instructions(data: Trace) -> Iterator[tuple[str, str, float]]:
     """
     for _, event in _events(data):
         found = _origin(event)
-        yield found.get("hlo_module", ""), found.get("hlo_op", event.name), event.duration_ns
+        yield found.get("hlo_module", ""), found.get("hlo_op", str(event.name)), event.duration_ns
 
 
 def _events(data: Trace) -> Iterator[tuple[str, Any]]:
