@@ -82,13 +82,14 @@ def device_events(data: Trace) -> Iterator[tuple[str, str, float, float]]:
         yield device, event.name, event.start_ns, event.start_ns + event.duration_ns
 
 
-def device_instructions(data: Trace) -> Iterator[tuple[str, float]]:
-    """Yield (instruction, nanoseconds) of all that ran on a device.
+def device_instructions(data: Trace) -> Iterator[tuple[str, str, float]]:
+    """Yield (program, instruction, nanoseconds) of all that ran on a device.
 
-    The instruction is that of the compiled program; of what belongs to none it is the event's name.
+    Names are those of the compiled program; of what belongs to none, "" and the event's name.
     """
     for _, event in _events(data):
-        yield _instruction(event) or event.name, event.duration_ns
+        found = _origin(event)
+        yield found.get("hlo_module", ""), found.get("hlo_op", str(event.name)), event.duration_ns
 
 
 def _events(data: Trace) -> Iterator[tuple[str, Any]]:
@@ -100,15 +101,15 @@ def _events(data: Trace) -> Iterator[tuple[str, Any]]:
             if gpus and not line.name.startswith("Stream"):
                 continue
             for event in line.events:
-                if gpus or _instruction(event) is not None:
+                if gpus or "hlo_op" in _origin(event):
                     yield plane.name, event
 
 
-def _instruction(event: Any) -> str | None:
-    """Return the instruction of XLA's program that an event ran, or None."""
+def _origin(event: Any) -> dict[str, str]:
+    """Return which instruction of which of XLA's programs an event ran; nothing if none."""
     with warnings.catch_warnings():  # the first look at `stats` warns of its type's missing __module__
         warnings.simplefilter("ignore", DeprecationWarning)
-        return next((str(value) for name, value in event.stats if name == "hlo_op"), None)
+        return {name: str(value) for name, value in event.stats if name in ("hlo_module", "hlo_op")}
 
 
 def _device_times(data: Trace, count: int) -> list[DeviceTime]:

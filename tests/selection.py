@@ -75,7 +75,8 @@ def of_other_days(items: list[pytest.Item], config: pytest.Config) -> list[pytes
     run each day, and so do those in a file that the option `--written` names.
 
     Raises:
-      UsageError: a pattern matches no case, a mark says what is not known, or asks for more than `LONGEST` days.
+      UsageError: a pattern matches no case, a mark says what is not known, asks for more than `LONGEST` days, or for
+        other days than its group.
     """
     matrices: dict[str, dict[str, list[pytest.Item]]] = {}
     options: dict[str, dict[str, Any]] = {}
@@ -92,7 +93,10 @@ def of_other_days(items: list[pytest.Item], config: pytest.Config) -> list[pytes
         if not matching:
             name = said["group"] or test
             matrices.setdefault(name, {}).setdefault(said["turn"] or item.nodeid, []).append(item)
-            options.setdefault(name, said)
+            if (days := options.setdefault(name, said)["days"]) != said["days"]:
+                _refuse(
+                    [f"{item.nodeid}: days={said['days']}, and others of {name!r} say {days}: say one number"]
+                )
     if not any("::" in word for word in config.args):
         _refuse(
             [f"{test}: every={pattern!r} matches no case" for (test, pattern), no in unmatched.items() if no]

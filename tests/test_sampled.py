@@ -136,6 +136,14 @@ def test_every_turn_comes_within_its_days(days: int) -> None:
     assert due == {item.nodeid for item in items}
 
 
+def test_a_group_has_one_number_of_days() -> None:
+    items = [stand_in(f"a.py::test_{days}", days=days, group="turns") for days in (7, 28)]
+    with pytest.raises(
+        pytest.UsageError, match="test_28: days=28, and others of 'turns' say 7: say one number"
+    ):
+        due_in("2026-11-29", items)
+
+
 @pytest.mark.parametrize(("group", "sizes"), [(None, {1}), ("turns", {0, 1})])
 def test_a_test_without_a_group_has_a_case_each_day(group: str | None, sizes: set[int]) -> None:
     items = [stand_in(f"a.py::test[{i}]", days=6, group=group) for i in range(3)]

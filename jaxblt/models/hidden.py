@@ -85,8 +85,14 @@ def hidden_states(
       options: segment_ids, positions, entropies and patches, as the model takes them.
 
     Raises:
-      ValueError: the model has a level, and the layer lies inside it.
+      ValueError: the model has a level, and the layer is of its groups.
     """
+    config = getattr(model.config, "base", model.config)
+    if layer.of_patches and getattr(config, "level", None) is not None:
+        raise ValueError(
+            f"layer {'/'.join(layer.path)} is of groups of patches, which lie at no patch of the row: choose one of "
+            "the encoder or the decoder"
+        )
     (_, patches), captured = model.apply(
         {"params": params},
         ids,
@@ -99,11 +105,6 @@ def hidden_states(
         found = found[name]
     output = found["__call__"][-1]
     states = output[0] if isinstance(output, tuple) else output
-    if layer.of_patches and patches is not None and states.shape[-2] != patches.starts[0].size:
-        raise ValueError(
-            f"layer {'/'.join(layer.path)} is of groups of patches, which lie at no patch of the row: choose one of "
-            "the encoder or the decoder"
-        )
     return (states if layer.period is None else states[layer.period]), patches
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.layers import dense
 from jaxblt.mixers.driver.base import rows
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
+from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.bridge import last_bytes, to_blocks, to_row, visible_patches
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 from jaxblt.models.unmerge import LatestPatch, keep_bytes, smooth
@@ -74,7 +75,7 @@ class LevelConfig:
 
 
 class LevelState(flax.struct.PyTreeNode):
-    """What a level remembers of each row's document.
+    """Memory of a level of each row's document.
 
     Attributes:
       encoder, decoder, latent: states of the stacks.
@@ -214,7 +215,7 @@ class Level(nn.Module):
             return y[:, None], state
         scanned = nn.scan(
             Level._slot,
-            variable_broadcast=("params", PREPARED),
+            variable_broadcast=("params", PREPARED, CHOSEN),
             split_rngs={"params": False},
             in_axes=1,
             out_axes=1,

@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxblt.adapters import AdapterConfig, ChunkMean, RouterConfig, attach
+from jaxblt.adapters.update.row_adapters import choose_adapters
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import LevelConfig, StackConfig
+from jaxblt.models.hidden import hidden_states, layers_of
 from jaxblt.patching.learned import BoundaryConfig, calibrate_router
 from jaxblt.patching.patches import from_closed
 from tests.mixer_table import table
@@ -110,6 +113,33 @@ def test_every_scorer_and_gate_has_a_gradient_and_each_level_a_ratio(model) -> N
     assert {"router", "level"} <= told["losses"].keys()
     rate = float(jax.tree.leaves(told["metrics"]["level"]["router"]["cut_rate"])[0])
     assert 0.3 < rate < 0.7
+
+
+@pytest.mark.slow(days=28, group="decoding")
+def test_a_prompt_is_read_with_the_adapters_that_rows_choose() -> None:
+    router = RouterConfig(reads=(ChunkMean(),), chunk=4, hidden=4)
+    adapter = AdapterConfig(sites=("mixer/out",), rank=4, blocks=2, alpha=16.0, router=router)
+    config, ids = attach(CONFIG, adapter, stacks=("latent",)), jnp.asarray(sample(2)[0])
+    module, ones = config.build(patcher=PATCHES), jnp.ones_like(ids)
+    params, state = drawn(module, ids)["params"], module.init_state(2, num_bytes=LENGTH)
+    prefill = jax.jit(partial(module.apply, method="prefill"))
+
+    def read(adapters):
+        given = {"params": params, "chosen": choose_adapters(config, adapters)}
+        return prefill(given, ids, state, segment_ids=ones)[0]
+
+    one, other = read([0, 1]), read([1, 1])
+    assert np.abs(one[0] - other[0]).max() > 1e-2
+    np.testing.assert_allclose(one[1], other[1], **tol(jnp.float32, 1024))
+
+
+def test_states_of_groups_are_refused_though_a_block_has_as_many_as_slots() -> None:
+    level = dataclasses.replace(CONFIG.level, slots_per_group=1.05)
+    module = dataclasses.replace(CONFIG, level=level).build(patcher=PATCHES)
+    assert level.groups(PATCHES.slots) == PATCHES.slots
+    (layer, *_) = (layer for layer in layers_of(module) if layer.of_patches)
+    with pytest.raises(ValueError, match=r"layer latent/.* is of groups of patches"):
+        hidden_states(module, {}, layer, jnp.asarray(sample(1)[0]))
 
 
 def test_a_block_that_ends_in_holes_ends_its_last_group() -> None:

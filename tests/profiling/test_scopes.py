@@ -28,3 +28,25 @@ def test_parts_of_a_program_add_up_to_all_that_ran(tmp_path: Path) -> None:
     assert sum(found.values()) == pytest.approx(sum(row.seconds for row in op_totals(folder)))
     with pytest.raises(ValueError, match="no scope may be called 'other'"):
         scope_totals(folder, "", {"other": "x"})
+    with pytest.raises(ValueError, match=r"nothing of the program 'jit_else', only of \['jit_run'\]"):
+        scope_totals(folder, "HloModule jit_else", {})
+
+
+def test_other_programs_in_a_trace_are_left_out(tmp_path: Path) -> None:
+    """Both number their instructions in the same way."""
+
+    def rows(x):
+        return jnp.fft.rfft(x).real
+
+    def columns(x):
+        return jnp.fft.rfft(x.T).real
+
+    x = jnp.ones((64, 64))
+    programs = [jax.jit(fn).lower(x).compile() for fn in (rows, columns)]
+    with trace(tmp_path) as folder:
+        for compiled in programs:
+            jax.block_until_ready(compiled(x))
+    found = [scope_totals(folder, compiled.as_text() or "", {"transform": "fft"}) for compiled in programs]
+    assert all(parts["transform"] > 0 for parts in found)
+    every = sum(row.seconds for row in op_totals(folder))
+    assert sum(sum(parts.values()) for parts in found) == pytest.approx(every)

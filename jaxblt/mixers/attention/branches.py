@@ -81,12 +81,12 @@ class Stream(NamedTuple):
 
     @property
     def asks(self) -> Float[Array, "B T H K"]:
-        """What tokens choose blocks with: a predictor's queries if there is one."""
+        """Queries that choose blocks: a predictor's if there is one."""
         return self.q if self.learned is None else self.learned[0]
 
     @property
     def pooled_values(self) -> tuple[Any, Any, Any]:
-        """What blocks hold sums of."""
+        """Arrays that blocks hold sums of."""
         return self.k, self.v, None if self.learned is None else self.learned[1]
 
 

@@ -41,7 +41,7 @@ class Pooled(NamedTuple):
 
     @property
     def keys(self) -> Float[Array, "B M G K"]:
-        """What queries choose by: a predictor's keys if there is one."""
+        """Keys that queries choose by: a predictor's if there is one."""
         return self.k if self.p is None else self.p
 
     def join(self, other: "Pooled") -> "Pooled":
@@ -139,11 +139,12 @@ def attend_blocks(
 
 
 class Queries(NamedTuple):
-    """Who looks for blocks: queries [B, T, H, K], and their documents and blocks in them.
+    """Queries that look for blocks.
 
     Attributes:
-      ids: of the queries' documents, 0 for none.
-      numbers: of the blocks that they stand in, of which and of later ones they see none; None if they see all.
+      q: one a token, or one a block.
+      ids: of their documents, 0 for none.
+      numbers: of the blocks that they stand in; they see earlier ones only. None if they see all of the document.
     """
 
     q: Float[Array, "B T H K"]

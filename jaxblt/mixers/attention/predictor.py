@@ -67,7 +67,7 @@ def imitate(
     total = jnp.sum(dense, -1, keepdims=True)
     dense /= jnp.where(total > 0, total, 1)
     scores = jnp.where(seen[:, :, None], score_blocks(asked.learned, pooled.keys), -1e30)
-    # The mean over heads, as a choice has it.
+    # Take the mean over heads: a choice adds up their shares
     predicted = jax.nn.logsumexp(jax.nn.log_softmax(scores, -1), 2) - jnp.log(scores.shape[2])
     away = jnp.sum(jnp.where(dense > 0, dense * (jnp.log(jnp.where(dense > 0, dense, 1)) - predicted), 0), -1)
     found = jnp.moveaxis(jnp.stack([away, (total[..., 0] > 0).astype(jnp.float32)], -1), 1, 2)

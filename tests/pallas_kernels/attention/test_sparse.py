@@ -24,7 +24,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow(
-    days=14, group="properties of kernels", every=("documents", "chosen_documents", "prefix_score")
+    days=28, group="properties of kernels", every=("documents", "chosen_documents", "prefix_score")
 )
 @pytest.mark.parametrize("call", RULE_CALLS, ids=str)
 def test_values_and_gradients(call: RuleCall) -> None:
