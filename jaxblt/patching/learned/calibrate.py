@@ -43,8 +43,8 @@ def calibrate_router(
     s = scores[here].astype(np.float64)
     if not s.size:
         raise ValueError(
-            f"none of the {here.size} places of the sample counts before step 0, as each is padding or the first of its "
-            "document or block: take data or a patcher with more in one"
+            f"none of the {here.size} places of the sample counts before step 0, as each is padding or the first of "
+            "its document or block: take data or a patcher with more in one"
         )
     if not np.isfinite(s).all():
         raise ValueError("the router's scores must be finite before step 0: look at the data's entropies")
