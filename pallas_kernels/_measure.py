@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -186,10 +186,12 @@ def measure_all(
     """Time cases in alternating rounds (A B C, C B A, ...): the machine's drift hits all alike.
 
     Raises:
-      ValueError: fewer than 20 trials; or a slope asked of a function without array arguments.
+      ValueError: fewer than 20 trials; an unknown method; or a slope asked of a function without array arguments.
       RuntimeError: no slope could be told from noise.
     """
     method = method or default_method()
+    if method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     with alone():
         samples = _alternate(cases, trials, warmup, method)
     return [_measurement(case, method, own) for case, own in zip(cases, samples, strict=True)]

@@ -70,6 +70,11 @@ def test_processor_time_is_that_of_another_clock(clock: Clock, monkeypatch: pyte
     assert result.method == "processor"
 
 
+def test_an_unknown_method_is_an_error() -> None:
+    with pytest.raises(ValueError, match="one of profiler, slope, calls, host, processor, got 'cpu'"):
+        measure(jnp.sin, jnp.ones(3), method="cpu")  # pyright: ignore[reportArgumentType]
+
+
 def test_comparison_finds_a_known_ratio(clock: Clock) -> None:
     slow, fast = Case("slow", clock.sleep, (0.04,)), Case("fast", clock.sleep, (0.01,))
     result = compare(slow, fast, method="host", warmup=1)

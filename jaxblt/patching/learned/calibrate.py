@@ -36,11 +36,16 @@ def calibrate_router(
       target: bytes a patch.
 
     Raises:
-      ValueError: a score is not finite.
+      ValueError: a score is not finite, or nothing counts.
     """
     if config.plain:
         return params
     s = scores[here].astype(np.float64)
+    if not s.size:
+        raise ValueError(
+            f"none of the {here.size} places of the sample counts before step 0, as each is padding or the first of "
+            "its document or block: take data or a patcher with more in one"
+        )
     if not np.isfinite(s).all():
         raise ValueError("the router's scores must be finite before step 0: look at the data's entropies")
     found: dict[str, Any] = {}

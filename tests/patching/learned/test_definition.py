@@ -98,6 +98,8 @@ def test_calibration_cuts_at_the_targets_rate(strategy: str) -> None:
     np.testing.assert_allclose(np.exp(np.asarray(found["log_tau"]))[0], mixed.std(), rtol=1e-4)
     with pytest.raises(ValueError, match="must be finite before step 0"):
         calibrate_router(config, {}, s * np.nan, here=here, target=TARGET)
+    with pytest.raises(ValueError, match="none of the 2000 places of the sample counts before step 0"):
+        calibrate_router(config, {}, s, here=~here, target=TARGET)
 
 
 @pytest.mark.parametrize(("target", "theta"), [(20.0, 0.75), (4.0, 0.25), (2.0, 0.25)])
