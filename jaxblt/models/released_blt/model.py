@@ -207,15 +207,10 @@ class ReleasedBLT(nn.Module):
         entropies: Float[Array, "B T"] | None = None,
         patches: Patches | None = None,
     ) -> tuple[Float[Array, "B T V"], Patches]:
-        """Return logits in fp32, and the patches that they used.
+        """Return logits in fp32, and the patches that they used; see `LanguageModel.__call__` for the arguments.
 
-        Args:
-          ids: byte ids.
-          segment_ids: documents, 0 for padding; None for one document a row.
-          positions: not read: rotary phases go by distance.
-          entropies: nats, of an entropy model's prediction at each byte, for a patcher that reads them.
-          patches: how the bytes are grouped, instead of the patcher's decision. A document's first byte should be a
-            patch: bytes before the first end of a patch read zeros.
+        `positions` are not read, as rotary phases go by distance. Of `patches` that are given, a document's first byte
+        should be one: bytes before the first end of a patch read zeros.
 
         Raises:
           ValueError: there is neither a patcher nor patches, the patcher's entropies are missing, the patches are of
