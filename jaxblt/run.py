@@ -16,16 +16,6 @@ from jax.sharding import Mesh
 from jaxblt.adapters import join_params, retrievals, split_params, without_index
 from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.answers import (
-    BATCH_SIZE,
-    Attributions,
-    Embeddings,
-    Mutagenesis,
-    Pool,
-    Predictions,
-    Scores,
-    Sequences,
-    TaskPredictions,
-    VariantScores,
     attributions,
     classify,
     continuations,
@@ -50,8 +40,6 @@ from jaxblt.parallel.layout import layout_of
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.precision.weights import (
-    Chooser,
-    Scheme,
     from_stored,
     is_stored,
     refuse_quantized,
@@ -237,91 +225,20 @@ class Run:
             }
             return evaluate(step, state, dataset, devices, max_batches=max_batches, **options)
 
-    def score(
-        self,
-        sequences: Sequences,
-        *,
-        per_byte: bool = False,
-        both_strands: bool = False,
-        window: int | None = None,
-        batch_size: int = BATCH_SIZE,
-        as_trained: bool = True,
-        mesh: MeshConfig | Mesh | None = None,
-    ) -> Scores:
-        """Return the log-likelihood of each record in nats; see `jaxblt.answers.score`."""
-        options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": mesh}
-        return score(self, sequences, per_byte=per_byte, both_strands=both_strands, **options)
-
-    def embed(
-        self,
-        sequences: Sequences,
-        *,
-        layer: int | Literal["final"] | None = None,
-        pool: Pool = "mean",
-        window: int | None = None,
-        batch_size: int = BATCH_SIZE,
-        as_trained: bool = True,
-        mesh: MeshConfig | Mesh | None = None,
-    ) -> Embeddings:
-        """Return hidden states of each record, by layer and pool; see `jaxblt.answers.embed`."""
-        options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": mesh}
-        return embed(self, sequences, layer=layer, pool=pool, **options)
-
-    def classify(
-        self,
-        sequences: Sequences,
-        *,
-        batch_size: int = BATCH_SIZE,
-        as_trained: bool = True,
-        mesh: MeshConfig | Mesh | None = None,
-    ) -> Predictions | TaskPredictions:
-        """Label each record by a run that was fine-tuned on labels; see `jaxblt.answers.classify`."""
-        return classify(self, sequences, batch_size=batch_size, as_trained=as_trained, mesh=mesh)
-
-    def variants(
-        self,
-        vcf: str | os.PathLike[str],
-        fasta: str | os.PathLike[str] | DocumentSource,
-        *,
-        context: int | None = None,
-        batch_size: int = BATCH_SIZE,
-        skip: bool = False,
-        as_trained: bool = True,
-        mesh: MeshConfig | Mesh | None = None,
-    ) -> VariantScores:
-        """Return log-likelihood ratios of the variants of a VCF file, both strands; see `jaxblt.answers.variants`."""
-        options = {"batch_size": batch_size, "skip": skip, "as_trained": as_trained, "mesh": mesh}
-        return variants(self, vcf, fasta, context=context, **options)
-
-    def mutagenesis(
-        self,
-        sequences: Sequences,
-        *,
-        alphabet: str = "ACGT",
-        label: str | None = None,
-        window: int | None = None,
-        batch_size: int = BATCH_SIZE,
-        as_trained: bool = True,
-        mesh: MeshConfig | Mesh | None = None,
-    ) -> Mutagenesis:
-        """Return the effect of every single substitution of each record; see `jaxblt.answers.mutagenesis`."""
-        options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": mesh}
-        return mutagenesis(self, sequences, alphabet=alphabet, label=label, **options)
-
-    def attributions(
-        self,
-        sequences: Sequences,
-        *,
-        method: Literal["gradient", "integrated"] = "gradient",
-        steps: int = 32,
-        label: str | None = None,
-        batch_size: int = BATCH_SIZE,
-        as_trained: bool = True,
-        mesh: MeshConfig | Mesh | None = None,
-    ) -> Attributions:
-        """Return what each byte adds to its record's answer; see `jaxblt.answers.attributions`."""
-        options = {"steps": steps, "batch_size": batch_size, "as_trained": as_trained, "mesh": mesh}
-        return attributions(self, sequences, method=method, label=label, **options)
+    score = score
+    """Log-likelihoods of records in nats; see `jaxblt.answers.score`."""
+    embed = embed
+    """Hidden states of records, by layer and pool; see `jaxblt.answers.embed`."""
+    classify = classify
+    """Labels of records, by a run that was fine-tuned on labels; see `jaxblt.answers.classify`."""
+    variants = variants
+    """Log-likelihood ratios of the variants of a VCF file, both strands; see `jaxblt.answers.variants`."""
+    mutagenesis = mutagenesis
+    """The effect of every single substitution of each record; see `jaxblt.answers.mutagenesis`."""
+    attributions = attributions
+    """What each byte adds to its record's answer; see `jaxblt.answers.attributions`."""
+    quantize = quantize_run
+    """The run with kernels of products in 8 or 4 bits; see `jaxblt.answers.quantized.quantize_run`."""
 
     def generate(
         self,
@@ -358,35 +275,6 @@ class Run:
         options |= {"alphabet": alphabet, "adapters": adapters, "as_trained": as_trained, "mesh": mesh}
         options |= {"drafts": drafts, "report": report}
         return [b"".join(parts) for parts in zip(*continuations(self, prompts, **options), strict=True)]
-
-    def quantize(
-        self,
-        scheme: Scheme,
-        *,
-        products: Sequence[tuple[str, ...]] | None = None,
-        keep: Sequence[str] = (),
-        entropy: bool = False,
-        adapters: bool = False,
-        calibration: Sequences | None = None,
-        chooser: Chooser | None = None,
-    ) -> "Run":
-        """Return the run with kernels of products in 8 or 4 bits; see `jaxblt.answers.quantized.quantize_run`.
-
-        Args:
-          scheme: "int8", "int4", "fp8", or "w8a8" with activations in 8 bits as well.
-          products: paths of those to quantise, see `jaxblt.answers.quantized.products_of`; None for all.
-          keep: patterns of paths of products that stay as they are, such as "stack/*/mixer/*".
-          entropy: quantise the entropy model too, which moves some boundaries of patches.
-          adapters: hold low-rank factors of adapters in int8 too.
-          calibration: records that ranges of activations are chosen on ("w8a8"); None for those of each token.
-          chooser: of the ranges, "mse" by default.
-
-        Raises:
-          ValueError: the run is quantised already, a pattern names no product, or an option does not suit the scheme.
-        """
-        options = {"products": products, "keep": keep, "entropy": entropy, "calibration": calibration}
-        options |= {"chooser": chooser, "adapters": adapters}
-        return quantize_run(self, scheme, **options)
 
     def recalibrate(
         self,

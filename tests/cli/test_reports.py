@@ -54,7 +54,7 @@ def test_attributions_become_a_table_a_track_motifs_and_a_picture(run, genome, m
     sequences, values = records()
     names, zeros = tuple(f"r{i}" for i in range(len(sequences))), np.zeros(len(sequences))
     found = Attributions(names, tuple(sequences), tuple(values), zeros, zeros)
-    monkeypatch.setattr("jaxblt.run.attributions", lambda *args, **options: found)
+    monkeypatch.setattr("jaxblt.run.Run.attributions", lambda *args, **options: found)
     fasta = tmp_path / "r.fa"
     fasta.write_text("".join(f">{n}\n{s.decode()}\n" for n, s in zip(names, sequences, strict=True)))
     files = {"out": tmp_path / "a.tsv", "track": tmp_path / "a.bw", "motifs": tmp_path / "m.meme"}
@@ -72,7 +72,7 @@ def test_attributions_become_a_table_a_track_motifs_and_a_picture(run, genome, m
 
 def test_substitutions_become_a_heat_map(run, genome, monkeypatch, tmp_path):
     table = Mutagenesis(("r",), (b"ACNGT" * 30,), "ACGT", (np.random.default_rng(0).normal(size=(150, 4)),))
-    monkeypatch.setattr("jaxblt.run.mutagenesis", lambda *args, **options: table)
+    monkeypatch.setattr("jaxblt.run.Run.mutagenesis", lambda *args, **options: table)
     said = commands.mutagenesis(Path("run"), genome, out=tmp_path / "m.tsv", picture=tmp_path / "m.png")
     assert said == f"1 records, 150 positions x 4 letters, in {tmp_path / 'm.tsv'} and {tmp_path / 'm.png'}"
     assert (tmp_path / "m.png").read_bytes()[:4] == b"\x89PNG"
