@@ -202,3 +202,8 @@ CALLS: dict[str, Callable[[], Iterator[Call]]] = {
     "short_conv.api.TABLE": partial(calls, short_shapes.SHAPES, partial(convolve, short_conv)),
 }
 """Calls that reach a table, by its module and name."""
+
+
+def model_calls(table: str) -> list[Call]:
+    """Return the calls of real models that reach a table: in bf16, of one document a row."""
+    return [call for call in CALLS[table]() if call.name.endswith(" bfloat16") and " x " not in call.name]

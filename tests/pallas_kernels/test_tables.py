@@ -1,21 +1,24 @@
 """Every entry of every table of implementations is first for some call, on some device, or is the reference."""
 
 import ast
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import pallas_kernels
-from pallas_kernels import _dispatch
+from pallas_kernels import _dispatch, byte_head
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels._linear_state import jla
 from pallas_kernels.short_conv import triton_why
 from tests.pallas_kernels.jla import installed
-from tests.pallas_kernels.table_calls import CALLS
+from tests.pallas_kernels.table_calls import CALLS, Call, like, model_calls
 
 DEVICES = (
     Device("gpu", (9, 0), "NVIDIA H200"),
@@ -95,3 +98,41 @@ def test_every_entry_is_first_somewhere(table: str, monkeypatch: pytest.MonkeyPa
     print(table, *(f"  {entry}: {call}" for entry, call in found.items()), sep="\n")
     lost = [entry.name for entry in TABLES[table] if entry.name not in found and entry.name != "reference"]
     assert not lost, f"{table}: no call reaches {', '.join(lost)}"
+
+
+def adapted(call: Call) -> list[Any]:
+    """Return what the outputs of `routed_lora` are like: one a site, channels first on request."""
+    x, w, *_ = call.args
+    rows, sizes = x.shape[:1], (x.shape[1], w[0].shape[1])
+    return [like(*rows, *(sizes[::-1] if call.options["channels_first"] else sizes))] * len(w)
+
+
+LIKE = {
+    "blocked_conv.api.TABLE": lambda call: call.args[0],
+    "byte_head.api.CROSS_ENTROPY_TABLE": lambda call: like(*call.args[0].shape[:2], dtype=jnp.float32),
+    "byte_head.api.ENTROPY_TABLE": lambda call: like(*call.args[0].shape[:2], dtype=jnp.float32),
+    "gated_delta_rule.api.TABLE": lambda call: call.args[2],
+    "gated_linear_attention.api.TABLE": lambda call: call.args[2],
+    "hash_embedding.api.TABLE": lambda call: like(*call.args[1].shape[:2], call.args[0].shape[1]),
+    "linear_scan.api.TABLE": lambda call: like(*call.args[0].shape, dtype=jnp.float32),
+    "long_conv.api.TABLE": lambda call: call.args[0],
+    "modal_conv.api.TABLE": lambda call: call.args[0],
+    "neural_memory.api.TABLE": lambda call: call.args[0],
+    "routed_lora.api.TABLE": adapted,
+    "short_conv.api.TABLE": lambda call: call.args[0],
+}
+"""What the outputs of calls that reach a table are like."""
+
+
+@pytest.mark.parametrize("table", LIKE)
+def test_calls_of_real_models_run_and_are_explained(table: str) -> None:
+    module = import_module(f"pallas_kernels.{table.partition('.')[0]}")
+    for call in model_calls(table):
+        static = {name: x for name, x in call.options.items() if not isinstance(x, jax.ShapeDtypeStruct)}
+        arrays = {name: x for name, x in call.options.items() if name not in static}
+        found = jax.eval_shape(partial(call.op, **static), *call.args, **arrays)
+        outputs = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(found)]
+        assert outputs == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(LIKE[table](call))], call.name
+        if module is not byte_head:
+            said = module.explain(*call.args, **call.options)
+            assert said.startswith(f"{call.op.__name__}: xla on "), call.name

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels._conv.toeplitz import toeplitz, toeplitz_product
-from pallas_kernels.blocked_conv import blocked_conv, explain
-from pallas_kernels.blocked_conv.shapes import SHAPES
+from pallas_kernels.blocked_conv import blocked_conv
 from pallas_kernels.blocked_conv.xla import block_size
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
@@ -167,17 +166,3 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"x": jnp.ones((2, CHANNELS, 8)), "filter": jnp.ones((CHANNELS, 3))} | change
     with pytest.raises(ValueError, match=message):
         blocked_conv(**arguments)
-
-
-def test_explain_names_the_choice() -> None:
-    x = jax.ShapeDtypeStruct((2, 3, 8), jnp.bfloat16)
-    assert explain(x, jax.ShapeDtypeStruct((3, 4), jnp.float32)).startswith("blocked_conv: xla on ")
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shapes_of_real_models_are_accepted(shape: Any) -> None:
-    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
-    taps = shape.taps if shape.causal else 2 * shape.taps - 1
-    filter = jax.ShapeDtypeStruct((shape.channels, taps), jnp.float32)
-    y = jax.eval_shape(partial(blocked_conv, causal=shape.causal), x, filter)
-    assert (y.shape, y.dtype) == (x.shape, x.dtype)

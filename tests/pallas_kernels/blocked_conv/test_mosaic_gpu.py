@@ -196,12 +196,6 @@ def test_takes_packed_rows() -> None:
     assert explain(x, filter, device=HOPPER, segment_ids=ids).startswith("blocked_conv: mosaic_gpu")
 
 
-def test_cannot_be_asked_for_on_a_cpu() -> None:
-    x = jnp.ones((1, 3, TILE), jnp.bfloat16)
-    with pytest.raises(ValueError, match="this is cpu"):
-        blocked_conv(x, jnp.ones((3, 4)), implementation="mosaic_gpu")
-
-
 @pytest.mark.parametrize(
     "shape",
     [

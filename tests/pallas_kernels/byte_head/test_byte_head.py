@@ -10,7 +10,6 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from pallas_kernels.byte_head import cross_entropy, entropy, explain, reference, xla
-from pallas_kernels.byte_head.shapes import SHAPES
 from tests.pallas_kernels import op_suite
 from tests.tolerances import assert_close
 
@@ -138,12 +137,3 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
 def test_explain_names_the_choice() -> None:
     assert explain("cross_entropy").startswith("byte_head.cross_entropy: xla on ")
     assert explain("entropy").startswith("byte_head.entropy: xla on ")
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shapes_of_real_models_are_accepted(shape: Any) -> None:
-    x = jax.ShapeDtypeStruct((shape.batch, shape.length, shape.dim), jnp.bfloat16)
-    head = jax.ShapeDtypeStruct((shape.dim, shape.vocab), jnp.float32)
-    targets = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32)
-    for found in (jax.eval_shape(cross_entropy, x, head, targets), jax.eval_shape(entropy, x, head)):
-        assert (found.shape, found.dtype) == (targets.shape, jnp.float32)

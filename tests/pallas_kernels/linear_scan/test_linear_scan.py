@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pallas_kernels._bench import check
-from pallas_kernels.linear_scan import bench, explain, linear_scan
+from pallas_kernels.linear_scan import bench, linear_scan
 from pallas_kernels.linear_scan.reference import linear_scan_reference
-from pallas_kernels.linear_scan.shapes import SHAPES, LinearScanShape
+from pallas_kernels.linear_scan.shapes import LinearScanShape
 from tests.pallas_kernels import op_suite
 from tests.tolerances import assert_close
 
@@ -139,17 +139,6 @@ def test_a_gradient_has_a_gradient() -> None:
 def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         linear_scan(**{"a": jnp.ones((2, 4, 3)), "b": jnp.ones((2, 4, 3)), **change})
-
-
-def test_explain_names_the_choice() -> None:
-    assert explain(jnp.ones((1, 2, 3)), jnp.ones((1, 2, 3))).startswith("linear_scan: xla on ")
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shapes_of_real_models_are_accepted(shape: LinearScanShape) -> None:
-    x = jax.ShapeDtypeStruct((shape.batch, shape.length, shape.width), jnp.bfloat16)
-    found = jax.eval_shape(linear_scan, x, x)
-    assert (found.shape, found.dtype) == (x.shape, jnp.float32)
 
 
 @pytest.mark.slow(days=28, group="pages and gates of benchmarks")

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels.blocked_conv import blocked_conv
-from pallas_kernels.long_conv import explain, long_conv, long_conv_history
+from pallas_kernels.long_conv import long_conv, long_conv_history
 from pallas_kernels.long_conv.fft import fast_length, fft_product
-from pallas_kernels.long_conv.shapes import SHAPES
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv.streams import (
@@ -232,17 +231,3 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"x": jnp.ones((2, CHANNELS, 8)), "filter": jnp.ones((CHANNELS, 3))} | change
     with pytest.raises(ValueError, match=message):
         long_conv(**arguments)
-
-
-def test_explain_names_the_choice() -> None:
-    x = jax.ShapeDtypeStruct((2, 3, 8), jnp.bfloat16)
-    assert explain(x, jax.ShapeDtypeStruct((3, 4), jnp.float32)).startswith("long_conv: xla on ")
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shapes_of_real_models_are_accepted(shape: Any) -> None:
-    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
-    taps = shape.taps if shape.causal else 2 * shape.taps - 1
-    filter = jax.ShapeDtypeStruct((shape.channels, taps), jnp.float32)
-    y = jax.eval_shape(partial(long_conv, causal=shape.causal), x, filter)
-    assert (y.shape, y.dtype) == (x.shape, x.dtype)

@@ -358,9 +358,3 @@ def test_few_rows_on_chip_leave_it_idle(rows: int, length: int, first: str) -> N
     x = jax.ShapeDtypeStruct((1, rows, length), bf16)
     filter = jax.ShapeDtypeStruct((rows, length), jnp.float32)
     assert explain(x, filter, device=HOPPER).startswith(f"long_conv: {first} on ")
-
-
-def test_cannot_be_asked_for_on_a_cpu() -> None:
-    x = jnp.ones((1, 3, 64), bf16)
-    with pytest.raises(ValueError, match="this is cpu"):
-        named(x, jnp.ones((3, 4)))

@@ -11,8 +11,7 @@ import pytest
 from jax import lax
 
 from pallas_kernels.long_conv import long_conv
-from pallas_kernels.modal_conv import explain, modal_conv, modal_filter, row_state
-from pallas_kernels.modal_conv.shapes import SHAPES
+from pallas_kernels.modal_conv import modal_conv, modal_filter, row_state
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv.streams import (
@@ -302,16 +301,3 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"x": jnp.ones((2, CHANNELS, 8))} | modes() | change
     with pytest.raises(ValueError, match=message):
         modal_conv(**arguments)
-
-
-def test_explain_names_the_choice() -> None:
-    x, p = jax.ShapeDtypeStruct((2, 3, 8), jnp.bfloat16), jax.ShapeDtypeStruct((3, 4), jnp.float32)
-    assert explain(x, p, p).startswith("modal_conv: xla on ")
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shapes_of_real_models_are_accepted(shape: Any) -> None:
-    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
-    poles = jax.ShapeDtypeStruct((shape.channels, shape.modes), jnp.float32)
-    y = jax.eval_shape(modal_conv, x, poles, poles)
-    assert (y.shape, y.dtype) == (x.shape, x.dtype)

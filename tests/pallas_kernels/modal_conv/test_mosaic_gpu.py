@@ -426,12 +426,6 @@ def test_takes_packed_rows() -> None:
     assert explain(x, p, p, device=HOPPER, segment_ids=ids).startswith("modal_conv: mosaic_gpu")
 
 
-def test_cannot_be_asked_for_on_a_cpu() -> None:
-    x, p = jnp.ones((1, 3, TILE), jnp.bfloat16), -jnp.ones((3, 4))
-    with pytest.raises(ValueError, match="this is cpu"):
-        modal_conv(x, p, p, implementation="mosaic_gpu")
-
-
 @pytest.mark.parametrize(
     "shape",
     [

@@ -14,12 +14,11 @@ from pallas_kernels.neural_memory import (
     Chunk,
     MemoryState,
     bench,
-    explain,
     neural_memory,
     read_memory,
     write_memory,
 )
-from pallas_kernels.neural_memory.shapes import SHAPES, NeuralMemoryShape
+from pallas_kernels.neural_memory.shapes import NeuralMemoryShape
 from pallas_kernels.neural_memory.two_layers import EPSILON
 from pallas_kernels.neural_memory.windows import group_size
 from pallas_kernels.runtime import compiling_for
@@ -394,14 +393,6 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
     given = {"q": x, "k": x, "v": x, "theta": gate, "eta": gate, "alpha": gate}
     with pytest.raises((ValueError, TypeError), match=message):
         neural_memory(**{**given, "weights": (jnp.ones((2, 3, 3)),), **change})
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shapes_of_real_models_are_accepted(shape: NeuralMemoryShape) -> None:
-    given = jax.eval_shape(partial(bench.arrays, shape))
-    y = jax.eval_shape(lambda *x: neural_memory(*x[:6], x[6:], chunk_size=shape.chunk), *given)
-    assert (y.shape, y.dtype) == (given[0].shape, jnp.bfloat16)
-    assert explain(*given[:6], given[6:], chunk_size=shape.chunk).startswith("neural_memory: xla on ")
 
 
 @pytest.mark.slow(days=28, group="pages and gates of benchmarks")

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.short_conv import explain, short_conv
-from pallas_kernels.short_conv.shapes import SHAPES
+from pallas_kernels.short_conv import short_conv
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv.streams import (
@@ -135,16 +134,3 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"x": jnp.ones((2, CHANNELS, 8)), "taps": jnp.ones((CHANNELS, 3))} | change
     with pytest.raises(ValueError, match=message):
         short_conv(**arguments)
-
-
-def test_explain_names_the_choice() -> None:
-    x = jax.ShapeDtypeStruct((2, 3, 8), jnp.bfloat16)
-    assert explain(x, jax.ShapeDtypeStruct((3, 4), jnp.float32)).startswith("short_conv: xla on ")
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_shapes_of_real_models_are_accepted(shape: Any) -> None:
-    x = jax.ShapeDtypeStruct((shape.batch, shape.channels, shape.length), jnp.bfloat16)
-    taps = jax.ShapeDtypeStruct((shape.channels, shape.taps), jnp.float32)
-    y = jax.eval_shape(lambda x, taps: short_conv(x, taps, pre_gate=x, post_gate=x), x, taps)
-    assert (y.shape, y.dtype) == (x.shape, x.dtype)
