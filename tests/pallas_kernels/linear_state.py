@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.runtime import compiling_for
-from tests.pallas_kernels.op_suite import random_cotangents, value_and_grads
+from tests.pallas_kernels.op_suite import OpCase, random_cotangents, value_and_grads
 from tests.tolerances import assert_close
 
 HOPPER = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H100")
@@ -52,6 +52,21 @@ def not_tokens(arrays: dict[str, Any]) -> dict[str, Any]:
     ids = arrays["segment_ids"]
     timed = (n for n, x in arrays.items() if n not in ("segment_ids", "initial_state") and x.ndim > 2)
     return {name: np.asarray(ids) <= 0 for name in timed}
+
+
+def state_case(name: str, run: Any, reference: Any, arrays: dict[str, Any]) -> OpCase:
+    """Return a case of an op that multiplies each key with a state, over packed rows."""
+    terms = arrays["k"].shape[1] * arrays["k"].shape[3]
+    return OpCase(
+        name=name,
+        run=run,
+        reference=reference,
+        arrays=arrays,
+        unused=not_tokens(arrays),
+        silent=np.asarray(arrays["segment_ids"]) <= 0,
+        terms=terms,
+        grad_terms=2 * terms,
+    )
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:

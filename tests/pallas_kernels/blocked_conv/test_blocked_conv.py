@@ -13,20 +13,19 @@ from pallas_kernels._conv.toeplitz import toeplitz, toeplitz_product
 from pallas_kernels.blocked_conv import blocked_conv
 from pallas_kernels.blocked_conv.xla import block_size
 from tests.pallas_kernels import op_suite
-from tests.pallas_kernels.op_suite import OpCase, value_and_grads
+from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
+    assert_exact_in_f64,
     assert_packed_is_apart,
-    no_token,
+    conv_case,
     normal,
-    not_tokens,
     on_grid,
     ragged,
     streams,
     suite,
 )
 from tests.sampled import thinned
-from tests.tolerances import assert_close
 
 
 def case(
@@ -49,17 +48,7 @@ def case(
         options = {"causal": causal, "segment_alignment": alignment, "implementation": implementation}
         return blocked_conv(**arrays, **options)
 
-    return OpCase(
-        name=name,
-        run=partial(call, None),
-        reference=partial(call, "reference"),
-        arrays=arrays,
-        shared=frozenset({"filter", "bias"}) & set(arrays),
-        unused=not_tokens(arrays),
-        silent=no_token(arrays),
-        terms=taps,
-        grad_terms=2 * length,
-    )
+    return conv_case(name, partial(call, None), partial(call, "reference"), arrays, terms=taps)
 
 
 CASES = [
@@ -101,17 +90,8 @@ def test_pairs_of_the_full_matrix(length: int, taps: int, causal: bool, packing:
 
 
 def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
-    with jax.enable_x64(True):
-        arrays = {n: np.asarray(x, np.float64) for n, x in streams(100).items()}
-        arrays["filter"] = np.asarray(normal(4, (CHANNELS, 40)), np.float64)
-        runs = [
-            partial(blocked_conv, segment_ids=ragged(100), implementation=name)
-            for name in ("xla", "reference")
-        ]
-        ours, theirs = (value_and_grads(lambda a, run=run: run(**a), arrays) for run in runs)
-        for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-            assert got.dtype == np.float64
-            assert_close(got, want, np.float64, 300)
+    arrays = streams(100) | {"filter": normal(4, (CHANNELS, 40))}
+    assert_exact_in_f64(blocked_conv, arrays, 300, segment_ids=ragged(100))
 
 
 @pytest.mark.parametrize("causal", [True, False])

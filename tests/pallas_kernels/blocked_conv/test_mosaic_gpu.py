@@ -23,10 +23,9 @@ from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     assert_documents_keep_to_themselves,
+    conv_case,
     documents,
-    no_token,
     normal,
-    not_tokens,
 )
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
@@ -48,16 +47,12 @@ def case(
     arrays |= {"filter": normal(4, (channels, taps)), "bias": normal(5, (channels,))}
     if ids is not None:
         arrays |= {"segment_ids": ids}
-    return OpCase(
-        name=name,
-        run=lambda arrays: run(**arrays),
-        reference=lambda arrays: blocked_conv(**arrays, implementation="reference"),
-        arrays=arrays,
-        shared=frozenset({"filter", "bias"}),
-        unused=not_tokens(arrays),
-        silent=no_token(arrays),
+    return conv_case(
+        name,
+        lambda arrays: run(**arrays),
+        lambda arrays: blocked_conv(**arrays, implementation="reference"),
+        arrays,
         terms=taps,
-        grad_terms=2 * length,
     )
 
 

@@ -31,9 +31,9 @@ from tests.pallas_kernels.linear_state import (
     kept_bytes,
     largest,
     log_gates,
-    not_tokens,
     packed,
     relative_rms,
+    state_case,
     training_step,
 )
 from tests.pallas_kernels.op_suite import OpCase, random_cotangents, value_and_grads
@@ -55,16 +55,7 @@ def case(
     arrays["beta"] = jax.device_put(beta.astype(np.float32))
     if gated:
         arrays["log_gate"] = log_gates(4, (BATCH, length, HEADS))
-    return OpCase(
-        name=name,
-        run=partial(call, "xla", chunk_size),
-        reference=partial(call, "reference", chunk_size),
-        arrays=arrays,
-        unused=not_tokens(arrays),
-        silent=np.asarray(arrays["segment_ids"]) <= 0,
-        terms=length * KEYS,
-        grad_terms=2 * length * KEYS,
-    )
+    return state_case(name, partial(call, "xla", chunk_size), partial(call, "reference", chunk_size), arrays)
 
 
 GATED = case("gated")

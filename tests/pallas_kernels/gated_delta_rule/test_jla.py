@@ -25,7 +25,7 @@ from tests.pallas_kernels.jla import (
     stand_in,
     without_kernels,
 )
-from tests.pallas_kernels.linear_state import heads, log_gates, not_tokens, packed
+from tests.pallas_kernels.linear_state import heads, log_gates, packed, state_case
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.tolerances import assert_close
 
@@ -41,23 +41,13 @@ def adapter(arrays: dict[str, Any]) -> Any:
 
 
 def case(name: str, run: Any, arrays: dict[str, Any], *, gated: bool = True) -> OpCase:
-    (batch, length, heads, _), keys = arrays["v"].shape, arrays["k"].shape[3]
+    batch, length, heads, _ = arrays["v"].shape
     arrays = arrays | {"segment_ids": packed(length)}
     beta = np.random.default_rng(5).uniform(0, 2, (batch, length, heads))
     arrays["beta"] = jnp.asarray(beta, jnp.float32)
     if gated:
         arrays["log_gate"] = log_gates(4, (batch, length, heads))
-    terms = length * keys
-    return OpCase(
-        name=name,
-        run=run,
-        reference=reference,
-        arrays=arrays,
-        unused=not_tokens(arrays),
-        silent=np.asarray(arrays["segment_ids"]) <= 0,
-        terms=terms,
-        grad_terms=2 * terms,
-    )
+    return state_case(name, run, reference, arrays)
 
 
 GATED = case("gated", adapter, heads(LENGTH))

@@ -31,9 +31,9 @@ from tests.pallas_kernels.linear_state import (
     kept_bytes,
     largest,
     log_gates,
-    not_tokens,
     packed,
     relative_rms,
+    state_case,
     training_step,
 )
 from tests.pallas_kernels.op_suite import OpCase, random_cotangents, value_and_grads
@@ -65,15 +65,11 @@ def case(
     if gate is not None:
         arrays[gate] = log_gates(4, (BATCH, length, *GATES[gate]))
     arrays = {n: jax.device_put(np.concatenate([x] * (batch // BATCH))) for n, x in arrays.items()}
-    return OpCase(
-        name=f"{gate}, {length} steps, {jnp.dtype(dtype).name}",
-        run=partial(call, "xla", chunk_size),
-        reference=partial(call, "reference", chunk_size),
-        arrays=arrays,
-        unused=not_tokens(arrays),
-        silent=np.asarray(arrays["segment_ids"]) <= 0,
-        terms=length * KEYS,
-        grad_terms=2 * length * KEYS,
+    return state_case(
+        f"{gate}, {length} steps, {jnp.dtype(dtype).name}",
+        partial(call, "xla", chunk_size),
+        partial(call, "reference", chunk_size),
+        arrays,
     )
 
 

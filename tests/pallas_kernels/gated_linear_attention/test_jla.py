@@ -26,7 +26,14 @@ from tests.pallas_kernels.jla import (
     stand_in,
     without_kernels,
 )
-from tests.pallas_kernels.linear_state import check_finite, check_long, heads, log_gates, not_tokens, packed
+from tests.pallas_kernels.linear_state import (
+    check_finite,
+    check_long,
+    heads,
+    log_gates,
+    packed,
+    state_case,
+)
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.tolerances import assert_close
 
@@ -43,21 +50,11 @@ def adapter(arrays: dict[str, Any]) -> Any:
 
 
 def case(gate: str | None, run: Any, arrays: dict[str, Any]) -> OpCase:
-    length, keys = arrays["k"].shape[1], arrays["k"].shape[3]
-    arrays = arrays | {"segment_ids": packed(length)}
+    arrays = arrays | {"segment_ids": packed(arrays["k"].shape[1])}
     if gate is not None:
         like = arrays["v"].shape[:3] if gate == "log_gate" else arrays["k"].shape
         arrays[gate] = log_gates(4, like)
-    return OpCase(
-        name=str(gate),
-        run=run,
-        reference=reference,
-        arrays=arrays,
-        unused=not_tokens(arrays),
-        silent=np.asarray(arrays["segment_ids"]) <= 0,
-        terms=length * keys,
-        grad_terms=2 * length * keys,
-    )
+    return state_case(str(gate), run, reference, arrays)
 
 
 # one function each, as a case's programs are kept by function

@@ -16,11 +16,11 @@ from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
+    assert_exact_in_f64,
     assert_gradients_are_apart,
     assert_packed_is_apart,
-    no_token,
+    conv_case,
     normal,
-    not_tokens,
     on_grid,
     ragged,
     streams,
@@ -51,17 +51,7 @@ def case(
         options = {"causal": causal, "segment_alignment": alignment, "implementation": implementation}
         return long_conv(**arrays, **options)
 
-    return OpCase(
-        name=name,
-        run=partial(call, implementation),
-        reference=partial(call, "reference"),
-        arrays=arrays,
-        shared=frozenset({"filter", "bias"}) & set(arrays),
-        unused=not_tokens(arrays),
-        silent=no_token(arrays),
-        terms=length,
-        grad_terms=2 * length,
-    )
+    return conv_case(name, partial(call, implementation), partial(call, "reference"), arrays, terms=length)
 
 
 CASES = [
@@ -101,15 +91,8 @@ def test_pairs_of_the_full_matrix(length: int, taps: int, causal: bool, grid: in
 
 @pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_long_conv")
 def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
-    with jax.enable_x64(True):
-        arrays = {n: np.asarray(x, np.float64) for n, x in streams(301).items()}
-        arrays["filter"] = np.asarray(normal(4, (CHANNELS, 301)), np.float64)
-        options = {"segment_ids": on_grid(301, 30), "segment_alignment": 30}
-        runs = [partial(long_conv, **options, implementation=name) for name in ("xla", "reference")]
-        ours, theirs = (value_and_grads(lambda a, run=run: run(**a), arrays) for run in runs)
-        for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-            assert got.dtype == np.float64
-            assert_close(got, want, np.float64, 600)
+    arrays = streams(301) | {"filter": normal(4, (CHANNELS, 301))}
+    assert_exact_in_f64(long_conv, arrays, 600, segment_ids=on_grid(301, 30), segment_alignment=30)
 
 
 @pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/long_conv/test_long_conv")

@@ -13,15 +13,15 @@ from jax import lax
 from pallas_kernels.long_conv import long_conv
 from pallas_kernels.modal_conv import modal_conv, modal_filter, row_state
 from tests.pallas_kernels import op_suite
-from tests.pallas_kernels.op_suite import OpCase, value_and_grads
+from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     BATCH,
     CHANNELS,
     STREAMS,
+    assert_exact_in_f64,
     assert_packed_is_apart,
-    no_token,
+    conv_case,
     normal,
-    not_tokens,
     on_grid,
     ragged,
     streams,
@@ -60,17 +60,7 @@ def case(
         options = {"segment_alignment": alignment, "chunk_size": chunk_size, "implementation": implementation}
         return modal_conv(**arrays, **options, output_final_state=state)
 
-    return OpCase(
-        name=name,
-        run=partial(call, None),
-        reference=partial(call, "reference"),
-        arrays=arrays,
-        shared=frozenset({"log_poles", "residues", "bias"}) & set(arrays),
-        unused=not_tokens(arrays),
-        silent=no_token(arrays),
-        terms=length,
-        grad_terms=2 * length,
-    )
+    return conv_case(name, partial(call, None), partial(call, "reference"), arrays, terms=length)
 
 
 CASES = [
@@ -113,15 +103,9 @@ def test_pairs_of_the_full_matrix(length: int, packing: str, state: bool, chunk_
 
 @pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/modal_conv/test_modal_conv")
 def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
-    with jax.enable_x64(True):
-        arrays = {n: np.asarray(x, np.float64) for n, x in (streams(90) | modes()).items()}
-        arrays["initial_state"] = np.asarray(normal(5, (BATCH, CHANNELS, MODES)), np.float64)
-        options = {"segment_ids": ragged(90), "chunk_size": 32, "output_final_state": True}
-        runs = [partial(modal_conv, **options, implementation=name) for name in ("xla", "reference")]
-        ours, theirs = (value_and_grads(lambda a, run=run: run(**a), arrays) for run in runs)
-        for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-            assert got.dtype == np.float64
-            assert_close(got, want, np.float64, 180)
+    arrays = streams(90) | modes() | {"initial_state": normal(5, (BATCH, CHANNELS, MODES))}
+    options = {"segment_ids": ragged(90), "chunk_size": 32, "output_final_state": True}
+    assert_exact_in_f64(modal_conv, arrays, 180, **options)
 
 
 def test_filter_is_the_sum_of_exponentials() -> None:

@@ -28,10 +28,9 @@ from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     assert_documents_keep_to_themselves,
     assert_row_keeps_to_itself,
+    conv_case,
     documents,
-    no_token,
     normal,
-    not_tokens,
 )
 from tests.tolerances import assert_close
 
@@ -67,16 +66,12 @@ def case(
     if ids is not None:
         arrays |= {"segment_ids": ids}
     state = state and ids is None  # The kernel does not know the state after packed rows.
-    return OpCase(
-        name=name,
-        run=lambda arrays: run(**arrays, output_final_state=state),
-        reference=lambda arrays: modal_conv(**arrays, output_final_state=state, implementation="reference"),
-        arrays=arrays,
-        shared=frozenset({"log_poles", "residues", "bias"}),
-        unused=not_tokens(arrays),
-        silent=no_token(arrays),
+    return conv_case(
+        name,
+        lambda arrays: run(**arrays, output_final_state=state),
+        lambda arrays: modal_conv(**arrays, output_final_state=state, implementation="reference"),
+        arrays,
         terms=length,
-        grad_terms=2 * length,
     )
 
 

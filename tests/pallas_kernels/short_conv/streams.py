@@ -1,6 +1,7 @@
 """Streams and packed rows that the tests of all convolution ops share."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -71,6 +72,32 @@ def no_token(arrays: dict[str, Any]) -> Any:
     if "segment_ids" not in arrays:
         return None
     return np.broadcast_to(np.asarray(arrays["segment_ids"])[:, None] <= 0, arrays["x"].shape)
+
+
+def conv_case(name: str, run: Any, reference: Any, arrays: dict[str, Any], *, terms: int) -> OpCase:
+    """Return a case of a convolution, whose filters have no batch."""
+    return OpCase(
+        name=name,
+        run=run,
+        reference=reference,
+        arrays=arrays,
+        shared=frozenset({"taps", "filter", "log_poles", "residues", "bias"}) & set(arrays),
+        unused=not_tokens(arrays),
+        silent=no_token(arrays),
+        terms=terms,
+        grad_terms=2 * arrays["x"].shape[2],
+    )
+
+
+def assert_exact_in_f64(op: Callable[..., Any], arrays: dict[str, Any], n: int, **options: Any) -> None:
+    """Values and gradients of the XLA form in f64 are those of the reference, and f64."""
+    with jax.enable_x64(True):
+        arrays = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
+        runs = [partial(op, **options, implementation=name) for name in ("xla", "reference")]
+        ours, theirs = (op_suite.value_and_grads(lambda a, run=run: run(**a), arrays) for run in runs)
+        for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            assert got.dtype == np.float64
+            assert_close(got, want, np.float64, n)
 
 
 def suite(cases: list[OpCase], *, thorough: str, poisoned: str) -> list[Any]:

@@ -10,13 +10,13 @@ import pytest
 
 from pallas_kernels.short_conv import short_conv
 from tests.pallas_kernels import op_suite
-from tests.pallas_kernels.op_suite import OpCase, value_and_grads
+from tests.pallas_kernels.op_suite import OpCase
 from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
+    assert_exact_in_f64,
     assert_packed_is_apart,
-    no_token,
+    conv_case,
     normal,
-    not_tokens,
     ragged,
     streams,
     suite,
@@ -36,17 +36,7 @@ def case(
         arrays["segment_ids"] = ragged(length)
     if history:
         arrays["history"] = normal(5, (*arrays["x"].shape[:2], taps - 1), dtype)
-    return OpCase(
-        name=name,
-        run=partial(call, None),
-        reference=partial(call, "reference"),
-        arrays=arrays,
-        shared=frozenset({"taps", "bias"}) & set(arrays),
-        unused=not_tokens(arrays),
-        silent=no_token(arrays),
-        terms=taps + 1,
-        grad_terms=2 * length,
-    )
+    return conv_case(name, partial(call, None), partial(call, "reference"), arrays, terms=taps + 1)
 
 
 PACKED = "4 taps, packed, history"
@@ -67,15 +57,8 @@ def test_suite(case: OpCase, check: str) -> None:
 
 
 def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
-    with jax.enable_x64(True):
-        arrays = {n: np.asarray(x, np.float64) for n, x in streams(29).items()}
-        arrays |= {"taps": np.asarray(normal(4, (CHANNELS, 5)), np.float64)}
-        ids = ragged(29)
-        ours = value_and_grads(lambda a: call("xla", a | {"segment_ids": ids}), arrays)
-        theirs = value_and_grads(lambda a: call("reference", a | {"segment_ids": ids}), arrays)
-        for got, want in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-            assert got.dtype == np.float64
-            assert_close(got, want, np.float64, 64)
+    arrays = streams(29) | {"taps": normal(4, (CHANNELS, 5))}
+    assert_exact_in_f64(short_conv, arrays, 64, segment_ids=ragged(29))
 
 
 @pytest.mark.parametrize("chunks", [[1] * 20, [7, 7, 6]])

@@ -23,7 +23,15 @@ from pallas_kernels.short_conv.triton_why import MOST, SHORTEST, why_not
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.op_suite import OpCase, value_and_grads
 from tests.pallas_kernels.short_conv import interpreted
-from tests.pallas_kernels.short_conv.streams import CHANNELS, no_token, normal, not_tokens, ragged, streams
+from tests.pallas_kernels.short_conv.streams import (
+    CHANNELS,
+    conv_case,
+    no_token,
+    normal,
+    not_tokens,
+    ragged,
+    streams,
+)
 
 AMPERE = Device("gpu", (8, 0), "NVIDIA A100")
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
@@ -41,16 +49,12 @@ def case(
         arrays["segment_ids"] = ragged(length)
     if given.get("history"):
         arrays["history"] = normal(5, (*arrays["x"].shape[:2], taps - 1), dtype)
-    return OpCase(
-        name=name,
-        run=lambda arrays: run(**arrays),
-        reference=lambda arrays: short_conv(**arrays, implementation="reference"),
-        arrays=arrays,
-        shared=frozenset({"taps", "bias"}) & set(arrays),
-        unused=not_tokens(arrays),
-        silent=no_token(arrays),
+    return conv_case(
+        name,
+        lambda arrays: run(**arrays),
+        lambda arrays: short_conv(**arrays, implementation="reference"),
+        arrays,
         terms=taps + 1,
-        grad_terms=2 * length,
     )
 
 
