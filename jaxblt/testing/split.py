@@ -25,13 +25,13 @@ def check_split_call(subject: Subject) -> None:
     Before it come a few tokens of the same document, behind it a few of what it ended in: the calls of a
     conversation. A row changes its document amid the prompt, and one has nothing but 0s at its end.
     """
-    sizes = (5, SHORTEST * DEVICES, 3)
+    sizes = (5, SHORTEST * DEVICES, 5)  # two sizes, of which each takes two programs
     total = sum(sizes)
     x = subject.noise(10, (subject.rows, total, subject.config.dim))
     ids = np.ones((subject.rows, total), np.int32)
     if subject.packed:
         ids[1, 5 + SHORTEST // 2 :] = 2
-    ids[2, 5 + SHORTEST + 7 : -3] = 0
+    ids[2, 5 + SHORTEST + 7 : -5] = 0
 
     def played() -> np.ndarray:
         state, outputs, at = init_state(subject.config, subject.rows, capacity=total), [], 0
