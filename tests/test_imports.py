@@ -264,3 +264,12 @@ def test_import_jaxblt_is_light() -> None:
     heavy, initialized = run.stdout.split("\n")[:2]
     assert not heavy, f"import jaxblt loads {heavy}: import these in the functions that use them"
     assert initialized == "False", "import jaxblt starts a JAX backend: nothing may happen at import"
+
+
+def test_what_is_slow_to_import_waits_for_who_calls_it() -> None:
+    """SciPy's statistics and optimisers take half a second, in each command and each worker."""
+    slow = [
+        (i, {i.module, *(f"{i.module}.{name}" for name in i.names)}) for i in _imports("jaxblt") if not i.lazy
+    ]
+    wrong = [str(i) for i, named in slow if named & {"scipy.stats", "scipy.optimize"}]
+    assert not wrong, "\n".join(wrong)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from jaxblt.profiling.history.times import Record, times_of
 from jaxblt.profiling.history.welch import welch
@@ -69,7 +68,9 @@ def find_trend(seconds: Sequence[float], *, window: int | None = None) -> Trend:
             f"{len(values)} runs and windows of {window}: a trend needs {FEWEST_RUNS} runs, and two windows of at "
             "least 2 that fit into them; keep more runs or take smaller windows"
         )
-    slope, intercept = np.array(stats.theilslopes(values))[:2].tolist()
+    from scipy.stats import theilslopes  # here: every command would wait half a second for its import
+
+    slope, intercept = np.array(theilslopes(values))[:2].tolist()
     newer, older = values[-window:], values[-2 * window : -window]
     return Trend(
         runs=len(values),
@@ -94,9 +95,11 @@ def trends_of(records: Sequence[Record], *, window: int | None = None) -> dict[s
 
 def _kendall(values: np.ndarray) -> float:
     """Return p of Kendall's test; 1 of a constant, of which it says nothing."""
+    from scipy.stats import kendalltau
+
     if not np.ptp(values):
         return 1.0
-    return float(np.array(stats.kendalltau(np.arange(len(values)), values))[1])
+    return float(np.array(kendalltau(np.arange(len(values)), values))[1])
 
 
 def _anomalies(residuals: np.ndarray) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from scipy import stats
 
 from jaxblt.data.batch import Batch
 from jaxblt.training.metrics import cross_entropy, smoothed
@@ -174,7 +173,7 @@ class NumberScores:
             return {}
         return {
             "pearson": float(np.corrcoef(x, y)[0, 1]),
-            "spearman": float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1]),
+            "spearman": float(np.corrcoef(_ranks(x), _ranks(y))[0, 1]),
         }
 
 
@@ -234,9 +233,16 @@ def class_figures(sums: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _ranks(scores: np.ndarray) -> np.ndarray:
+    """Return the place of each score in their order, ties sharing the mean of theirs."""
+    from scipy.stats import rankdata  # here: every command would wait half a second for its import
+
+    return rankdata(scores)
+
+
 def auroc(scores: np.ndarray, chosen: np.ndarray) -> float:
     """Return P(score of a chosen row > that of another), ties counted half: the area under the ROC curve."""
-    ranks, count = stats.rankdata(scores), int(chosen.sum())
+    ranks, count = _ranks(scores), int(chosen.sum())
     return float((ranks[chosen].sum() - count * (count + 1) / 2) / (count * (len(chosen) - count)))
 
 

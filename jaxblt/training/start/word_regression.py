@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from scipy import optimize
 from scipy.sparse import csr_matrix, vstack
 from scipy.special import logsumexp
 
@@ -199,6 +198,8 @@ def fit(
         return total + float((kernel**2).sum()) / (2 * strength), gradient.astype(np.float64)
 
     begin = [np.zeros((words + 1) * outputs)] if start is None else [start.kernel.ravel(), start.bias]
+    from scipy import optimize  # here, as it takes .1 s to import and few runs fit words
+
     limits = {"maxiter": MOST_ITERATIONS, "ftol": precision}
     found = optimize.minimize(objective, np.concatenate(begin), jac=True, method="L-BFGS-B", options=limits)
     return Regression(*_unpacked(found.x.astype(np.float32), words, outputs))
