@@ -121,7 +121,7 @@ def test_report_before_step_0_and_checkpoints_by_the_clock(tmp_path, capsys):
     assert said.index("up/kernel") < said.index("train 2/5")
 
 
-@pytest.mark.slow(days=21)
+@pytest.mark.slow(days=28, group="whole runs")
 @pytest.mark.parametrize(
     ("mesh", "count", "options"),
     [

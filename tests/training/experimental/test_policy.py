@@ -199,7 +199,7 @@ def make_bandit(method):
     return jax.jit(learned)
 
 
-@pytest.mark.slow(days=14)
+@pytest.mark.slow(days=28, group="learning")
 @pytest.mark.parametrize("method", ["reinforce", "ppo"])
 def test_a_contextual_bandit_reaches_its_optimum(method):
     """The best expert of every context pays 1. Without a reward, or with its sign turned, nothing of it is learned.

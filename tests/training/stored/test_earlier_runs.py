@@ -17,7 +17,7 @@ from tests.training.tiny import Letters
 ARCHIVES = sorted((Path(__file__).parent / "earlier").glob("*.zip"))
 
 
-@pytest.mark.slow(days=3)
+@pytest.mark.slow(days=7, group="runs of earlier commits")
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.stem)
 def test_loss_and_generated_bytes_are_those_of_the_commit_that_wrote_it(
     archive: Path, tmp_path: Path
