@@ -18,7 +18,7 @@ CHUNK = 256
 
 
 @pytest.mark.parametrize(
-    "length", [2**13, pytest.param(2**20, marks=pytest.mark.slow(days=28, group="long"))]
+    "length", [2**11, pytest.param(2**20, marks=pytest.mark.slow(days=28, group="long"))]
 )
 def test_chunks_equal_one_pass(length):
     config = configs.get("demo_entropy").model
