@@ -82,3 +82,9 @@ def _needed(kind: Any) -> dict[str, Any]:
 
 GOOD = {kind: _needed(kind) for kind in dict.fromkeys([*_stored(), *NEEDED])}
 """Every config class, with what it needs to be made."""
+
+
+def by_class[T](table: dict[str, T]) -> dict[type, T]:
+    """Return a table by the names of configs as one by their classes."""
+    named = {kind.__name__: kind for kind in GOOD}
+    return {named[name]: row for name, row in table.items()}

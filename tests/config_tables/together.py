@@ -2,55 +2,12 @@
 
 from typing import Any
 
-from jaxblt.adapters import (
-    AdapterConfig,
-    AdapterLosses,
-    Ema,
-    Governor,
-    RouterConfig,
-    Sticky,
-)
-from jaxblt.adapters.code.experimental.guess import Guess
-from jaxblt.adapters.experimental.film import Film
-from jaxblt.adapters.experimental.quantized_codes import Codebook
-from jaxblt.adapters.files.serving import Limits
-from jaxblt.data.tasks import Pathfinder
-from jaxblt.inference import Drafts, SamplingConfig
-from jaxblt.inference.engine import Request, Sampling
-from jaxblt.mixers import (
-    AttentionConfig,
-    ImplicitFilter,
-    SlotMemoryConfig,
-    StateEngineConfig,
-)
-from jaxblt.mixers.slots.experimental.state_manager import StateManager
-from jaxblt.models import (
-    BLTConfig,
-    ByteLMConfig,
-    LabelHeadConfig,
-    LabellerConfig,
-    LevelConfig,
-    StackConfig,
-)
-from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
-from jaxblt.models.positions import PositionConfig
-from jaxblt.models.released_blt import ReleasedBLTConfig
-from jaxblt.models.word_features import WordsConfig
-from jaxblt.patching import PatcherConfig
+from jaxblt.adapters import AdapterLosses
+from jaxblt.models import ByteLMConfig, LabelHeadConfig, LevelConfig, StackConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.experimental.hybrid import HybridNextByte
-from jaxblt.training.experimental.online import OnlineConfig
 from jaxblt.training.experimental.policy import PolicyConfig
-from jaxblt.training.objectives.objectives import (
-    Masked,
-    Regress,
-    TaskLoss,
-)
-from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
-from jaxblt.training.optimisers.schedule import ScheduleConfig
-from jaxblt.training.recipe import Recipe
-from jaxblt.training.train_config import TrainConfig
 
 BOTH_WAYS = {
     name: StackConfig(dim=dim, num_layers=1, pattern="A", causal=False)
@@ -58,11 +15,11 @@ BOTH_WAYS = {
 }
 """Stacks of a model that sees the future."""
 
-BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
-    SlotMemoryConfig: (
+BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
+    "SlotMemoryConfig": (
         ({"prune_below": 0.1, "prune_after": 0}, "SlotMemoryConfig.prune_after must be at least 1"),
     ),
-    AttentionConfig: (
+    "AttentionConfig": (
         (
             {"position": "none", "rope_theta": 500.0},
             "AttentionConfig.rope_theta = 500.0 is read with position='rope' only",
@@ -72,14 +29,16 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             "AttentionConfig.rope_scale = 4.0 is read with position='rope' only",
         ),
     ),
-    CodedTurnsConfig: (
+    "CodedTurnsConfig": (
         ({"base": ByteLMConfig()}, "CodedTurnsConfig.base has state engines without edges of widths []"),
     ),
-    ByteLMConfig: (({"head_bias": True}, "ByteLMConfig.head_bias = True is read with tie_head=False only"),),
-    StackConfig: (
+    "ByteLMConfig": (
+        ({"head_bias": True}, "ByteLMConfig.head_bias = True is read with tie_head=False only"),
+    ),
+    "StackConfig": (
         ({"norm_on_root": True, "layer_norm": True}, "StackConfig.norm_on_root = True is of RMS norms"),
     ),
-    AdamWConfig: (
+    "AdamWConfig": (
         (
             {"schedule": "constant", "floor": 0.0},
             "optimizer.floor = 0.0 is read with schedule='cosine', 'linear' or",
@@ -90,8 +49,8 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             "decay_embeddings = True is read with weight_decay above 0",
         ),
     ),
-    Fp8Config: (({"history": 3}, "Fp8Config.history = 3 is read with scaling='delayed' only"),),
-    TrainConfig: (
+    "Fp8Config": (({"history": 3}, "Fp8Config.history = 3 is read with scaling='delayed' only"),),
+    "TrainConfig": (
         (
             {"precision": "fp8", "dtype": "float32"},
             "TrainConfig.precision='fp8' rounds products that are else in",
@@ -109,7 +68,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             "TrainConfig.best_by = 'f1' is read with eval_every above 0 only",
         ),
     ),
-    PatcherConfig: (
+    "PatcherConfig": (
         (
             {"mode": "space", "threshold": 0.5},
             "PatcherConfig.threshold = 0.5 is read with a mode that needs entropies",
@@ -133,7 +92,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"mode": "learned", "target": 1.0}, "PatcherConfig.target must be > 1, got 1.0"),
         ({"mode": "learned", "target": 9.0, "max_length": 8}, "lengths that patches may have, 1..8"),
     ),
-    BoundaryConfig: (
+    "BoundaryConfig": (
         ({"strategy": "pattern_aware"}, "pattern_aware has no motifs: set motifs to IUPAC strings"),
         ({"strategy": "adaptive_hybrid"}, "pattern_aware has no motifs: set motifs to IUPAC strings"),
         (
@@ -148,7 +107,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             "parts must be different scores, at least one, got ()",
         ),
     ),
-    LevelConfig: (
+    "LevelConfig": (
         ({"encoder": StackConfig(dim=64, pattern="W")}, "share the slots' width, got 64 and 384"),
         (
             {"decoder": StackConfig(dim=384, pattern="W", causal=False)},
@@ -159,7 +118,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             "a level's router takes strategy='content_similarity' and unmerge='gather'",
         ),
     ),
-    BLTConfig: (
+    "BLTConfig": (
         (
             {"level": LevelConfig(), **BOTH_WAYS},
             "a level cuts by slots up to its own, and the stacks see the future",
@@ -174,7 +133,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
             "bridge_pattern",
         ),
     ),
-    ReleasedBLTConfig: (
+    "ReleasedBLTConfig": (
         (
             {"encoder": StackConfig(dim=256, num_layers=1, pattern="W")},
             "expected one attention and scan=False",
@@ -188,7 +147,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"latent": StackConfig(pattern="AH")}, "ReleasedBLTConfig.latent has HyenaConfig"),
         ({"latent": StackConfig(pattern="W")}, "ReleasedBLTConfig.latent has AttentionConfig"),
     ),
-    WordsConfig: (
+    "WordsConfig": (
         (
             {"letters": "protein", "both_strands": True},
             "WordsConfig.both_strands is of DNA, and letters = 'protein'",
@@ -196,26 +155,26 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"letters": "text", "places": 9}, "WordsConfig.places = 9 are of aligned DNA or proteins"),
         ({"longest": 99}, "features of dna, and 1,048,576 are the most: lower them"),
     ),
-    LabelHeadConfig: (
+    "LabelHeadConfig": (
         ({"target": "positions", "pool": "max"}, "LabelHeadConfig.pool = 'max' is read with target="),
     ),
-    LabellerConfig: (
+    "LabellerConfig": (
         (
             {"head": LabelHeadConfig(target="positions", crf=True), "strands": "both"},
             "LabellerConfig.strands = 'both' takes the mean of both strands",
         ),
     ),
-    Masked: (
+    "Masked": (
         ({"hidden": 0.0, "swapped": 0.0}, "hidden + swapped must be above 0 and at most 1, got 0.0 + 0.0"),
     ),
-    HybridNextByte: (
+    "HybridNextByte": (
         ({"margin": 2.0}, "HybridNextByte.margin = 2.0 is read with weights of negatives above 0 only"),
         (
             {"policy": PolicyConfig(discount=0.1)},
             "HybridNextByte.policy = PolicyConfig(method='reinforce', discount=0.1",
         ),
     ),
-    AdapterConfig: (
+    "AdapterConfig": (
         ({"sites": ()}, "AdapterConfig.sites is empty: name at least one pattern"),
         (
             {"losses": AdapterLosses(flip=0.1)},
@@ -231,7 +190,7 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
         ),
         ({"key_bias": True}, "AdapterConfig.key_bias = True needs a router"),
     ),
-    Recipe: (
+    "Recipe": (
         (
             {"objective": HybridNextByte(reference=((0, 2.0),))},
             "HybridNextByte.reference = ((0, 2.0),) is read with Recipe.ref",
@@ -243,39 +202,39 @@ BAD_TOGETHER: dict[type, tuple[tuple[dict[str, Any], str], ...]] = {
 NEVER = {"warmup_steps": (0,), "floor": (0.0,), "weight_decay": (0.0,)}
 """Of all optimisers."""
 
-MEANT: dict[type, dict[str, tuple[Any, ...]]] = {
-    TrainConfig: {"trackers": ((),), "eval_every": (0,), "max_overflow": (0.0,)},
-    AdamWConfig: NEVER | {"b1": (0.0,), "b2": (0.0,)},
-    LionConfig: NEVER | {"b1": (0.0,), "b2": (0.0,)},
-    AdafactorConfig: NEVER,
-    MuonConfig: NEVER | {"b1": (0.0,), "b2": (0.0,), "momentum": (0.0,)},
-    ScheduleConfig: {"warmup_steps": (0,), "floor": (0.0,)},
-    Masked: {"hidden": (0.0,), "swapped": (0.0,)},
-    Regress: {"center": (-1.0,)},
-    TaskLoss: {"weight": (0.0,)},
-    PatcherConfig: {"threshold": (0.0, -1.0), "threshold_add": (0.0, -1.0), "margin": (0.0,)},
-    Pathfinder: {"short_contours": (0,)},
-    Drafts: {"count": (0,)},
-    SamplingConfig: {"temperature": (0.0,)},
-    Request: {"adapter": (0,)},
-    Sampling: {"temperature": (0.0,), "frequency_penalty": (-1.0,), "presence_penalty": (-1.0,)},
-    BoundaryConfig: {"ratio_weight": (0.0,)},
-    PositionConfig: {"offset_periods": ((),), "periods": ((),)},
-    StackConfig: {"mlp_dim": (0,)},
-    StateEngineConfig: {"balance_weight": (0.0,)},
-    SlotMemoryConfig: {"rate": (0.0,), "novelty": (0.0, -1.0), "balance": (0.0,), "usage_decay": (0.0,)},
-    StateManager: {"decay": (0.0,), "threshold": (0.0,)},
-    ImplicitFilter: {"inner_layers": (0,)},
-    PolicyConfig: {"discount": (0.0,)},
-    AdapterLosses: {"entropy": (-1.0,)},
-    RouterConfig: {"fallback": (0.0,)},
-    Governor: {"low": (0.0,)},
-    Ema: {"decay": (0.0,)},
-    Sticky: {"tau": (0.0,)},
-    Guess: {"tau": (0.0, -1.0)},
-    Codebook: {"commitment": (0.0,)},
-    OnlineConfig: {"replayed": (0,)},
-    Film: {"shift": (0.0,)},
-    Limits: {"most_flips": (0.0,), "most_violations": (0.0,)},
+MEANT: dict[str, dict[str, tuple[Any, ...]]] = {
+    "TrainConfig": {"trackers": ((),), "eval_every": (0,), "max_overflow": (0.0,)},
+    "AdamWConfig": NEVER | {"b1": (0.0,), "b2": (0.0,)},
+    "LionConfig": NEVER | {"b1": (0.0,), "b2": (0.0,)},
+    "AdafactorConfig": NEVER,
+    "MuonConfig": NEVER | {"b1": (0.0,), "b2": (0.0,), "momentum": (0.0,)},
+    "ScheduleConfig": {"warmup_steps": (0,), "floor": (0.0,)},
+    "Masked": {"hidden": (0.0,), "swapped": (0.0,)},
+    "Regress": {"center": (-1.0,)},
+    "TaskLoss": {"weight": (0.0,)},
+    "PatcherConfig": {"threshold": (0.0, -1.0), "threshold_add": (0.0, -1.0), "margin": (0.0,)},
+    "Pathfinder": {"short_contours": (0,)},
+    "Drafts": {"count": (0,)},
+    "SamplingConfig": {"temperature": (0.0,)},
+    "Request": {"adapter": (0,)},
+    "Sampling": {"temperature": (0.0,), "frequency_penalty": (-1.0,), "presence_penalty": (-1.0,)},
+    "BoundaryConfig": {"ratio_weight": (0.0,)},
+    "PositionConfig": {"offset_periods": ((),), "periods": ((),)},
+    "StackConfig": {"mlp_dim": (0,)},
+    "StateEngineConfig": {"balance_weight": (0.0,)},
+    "SlotMemoryConfig": {"rate": (0.0,), "novelty": (0.0, -1.0), "balance": (0.0,), "usage_decay": (0.0,)},
+    "StateManager": {"decay": (0.0,), "threshold": (0.0,)},
+    "ImplicitFilter": {"inner_layers": (0,)},
+    "PolicyConfig": {"discount": (0.0,)},
+    "AdapterLosses": {"entropy": (-1.0,)},
+    "RouterConfig": {"fallback": (0.0,)},
+    "Governor": {"low": (0.0,)},
+    "Ema": {"decay": (0.0,)},
+    "Sticky": {"tau": (0.0,)},
+    "Guess": {"tau": (0.0, -1.0)},
+    "Codebook": {"commitment": (0.0,)},
+    "OnlineConfig": {"replayed": (0,)},
+    "Film": {"shift": (0.0,)},
+    "Limits": {"most_flips": (0.0,), "most_violations": (0.0,)},
 }
 """Of each class zeros, negative numbers, and empty texts and tuples that mean something and are no defaults."""

@@ -2,41 +2,22 @@
 
 from typing import Any
 
-from jaxblt.data import DataConfig, LabelledDataConfig, SourceConfig, TaskDataConfig
-from jaxblt.data.kmers import KmerVocab
 from jaxblt.data.label_tasks import LabelTask
-from jaxblt.data.tasks import (
-    MQAR,
-    Babi,
-    Babilong,
-    Copy,
-    GapRecall,
-    ListOps,
-    ListOpsFiles,
-    Parity,
-    Pathfinder,
-    PatternMatching,
-    PixelClasses,
-    RepeatCopy,
-    TextLabels,
-    TextPairs,
-)
-from jaxblt.patching import PatcherConfig
-from jaxblt.patching.learned import BoundaryConfig
+from jaxblt.data.tasks import Copy
 from tests.config_tables.bad.numbers import INF, NAN
 
 SETS = {"train_size": (0, 2.5), "eval_size": (0, 2.5), "sets_seed": (-1, 0.5, 2**32)}
 "Bad sizes and seeds of every task whose examples are drawn."
 
 
-DATA: dict[type, dict[str, tuple[Any, ...]]] = {
-    SourceConfig: {
+DATA: dict[str, dict[str, tuple[Any, ...]]] = {
+    "SourceConfig": {
         "name": ("", "a/b", 3),
         "weight": (0.0, -1.0, NAN, INF, "1"),
         "kind": ("fastq",),
         "soft_mask": ("drop",),
     },
-    DataConfig: {
+    "DataConfig": {
         "paths": (["a.txt"], (3,)),
         "sample": ("boook", 3),
         "kind": ("csv",),
@@ -59,7 +40,7 @@ DATA: dict[type, dict[str, tuple[Any, ...]]] = {
         "split_seed": (-1,),
         "seed": (-1, 1.5),
     },
-    LabelledDataConfig: {
+    "LabelledDataConfig": {
         "paths": ((), "a.csv"),
         "target": ("text",),
         "classes": (("a", "a"), ("",)),
@@ -78,7 +59,7 @@ DATA: dict[type, dict[str, tuple[Any, ...]]] = {
         "split_seed": (-1,),
         "seed": (-1, 1.5),
     },
-    TaskDataConfig: {
+    "TaskDataConfig": {
         "task": (None, "copy", Copy),
         "seq_len": (0, 8, 2.5),
         "batch_size": (0, 2.5),
@@ -87,9 +68,9 @@ DATA: dict[type, dict[str, tuple[Any, ...]]] = {
         "seed": (-1, 1.5),
         "labels": ("byte", True),
     },
-    MQAR: SETS
+    "MQAR": SETS
     | {"symbols": (1, 15, 2.5), "pairs": (0, 17, 2.5), "positions": (2, 31, 33), "power": (0.0, 1.5, NAN)},
-    GapRecall: SETS
+    "GapRecall": SETS
     | {
         "symbols": (1, 2.5),
         "fillers": (1, 2.5),
@@ -97,21 +78,21 @@ DATA: dict[type, dict[str, tuple[Any, ...]]] = {
         "min_gap": (0, 65, 2.5),
         "gap": (0, 2.5),
     },
-    Copy: SETS | {"symbols": (1, 2.5), "min_symbols": (0, 21, 1.5), "max_symbols": (0, 2.5)},
-    RepeatCopy: SETS
+    "Copy": SETS | {"symbols": (1, 2.5), "min_symbols": (0, 21, 1.5), "max_symbols": (0, 2.5)},
+    "RepeatCopy": SETS
     | {"symbols": (1, 2.5), "min_symbols": (0, 11), "max_symbols": (0, 2.5), "max_repeats": (0, 1.5)},
-    PatternMatching: SETS | {"symbols": (1, 2.5), "text": (0, 2.5), "pattern": (0, 1, 65, 2.5)},
-    Parity: SETS | {"min_bits": (0, 33, 1.5), "max_bits": (0, 2.5), "prefixes": (1,)},
-    ListOps: SETS
+    "PatternMatching": SETS | {"symbols": (1, 2.5), "text": (0, 2.5), "pattern": (0, 1, 65, 2.5)},
+    "Parity": SETS | {"min_bits": (0, 33, 1.5), "max_bits": (0, 2.5), "prefixes": (1,)},
+    "ListOps": SETS
     | {
         "max_depth": (1, 2.5),
         "max_args": (1, 2.5),
         "min_symbols": (3, 2000, 2.5),
         "max_symbols": (3, 2.5),
     },
-    ListOpsFiles: {"path": (None, 3), "max_symbols": (0, 2.5), "orders": (0, 2.5)},
-    Babi: {"path": (3,), "subset": (None,), "tasks": ((), (0,), (21,), (1, 1), [1]), "max_words": (0, 2.5)},
-    Babilong: {
+    "ListOpsFiles": {"path": (None, 3), "max_symbols": (0, 2.5), "orders": (0, 2.5)},
+    "Babi": {"path": (3,), "subset": (None,), "tasks": ((), (0,), (21,), (1, 1), [1]), "max_words": (0, 2.5)},
+    "Babilong": {
         "path": (3,),
         "books": (3,),
         "subset": (None,),
@@ -120,14 +101,14 @@ DATA: dict[type, dict[str, tuple[Any, ...]]] = {
         "max_bytes": (0, 512, 2.5),
         "eval_size": (0, 2.5),
     },
-    TextLabels: {
+    "TextLabels": {
         "path": (3,),
         "labels": (("a",), ("a", "a"), ["a", "b"]),
         "max_bytes": (0, 2.5),
         "split_seed": (-1, 1.5),
     },
-    TextPairs: {"path": (3,), "max_bytes": (0, 2.5)},
-    Pathfinder: SETS
+    "TextPairs": {"path": (3,), "max_bytes": (0, 2.5)},
+    "Pathfinder": SETS
     | {
         "size": (7, 28, 1025, 32.5),
         "contours": ((), (1,), [14], (2.5,)),
@@ -144,7 +125,7 @@ DATA: dict[type, dict[str, tuple[Any, ...]]] = {
         "short_contrast": (0.0, INF),
         "antialias": (0, 2.5),
     },
-    PixelClasses: {
+    "PixelClasses": {
         "path": (3,),
         "side": (0, 1025, 2.5),
         "classes": (1, 257, 2.5),
@@ -153,8 +134,8 @@ DATA: dict[type, dict[str, tuple[Any, ...]]] = {
         "symmetries": ("mirror", "all"),
         "split_seed": (-1, 1.5),
     },
-    KmerVocab: {"k": (0, 2.5, 10**9), "stride": (0, 4, 1.5), "alphabet": (b"", b"AA", "ACGT")},
-    PatcherConfig: {
+    "KmerVocab": {"k": (0, 2.5, 10**9), "stride": (0, 4, 1.5), "alphabet": (b"", b"AA", "ACGT")},
+    "PatcherConfig": {
         "mode": ("bpe",),
         "threshold": (NAN, INF, "high"),
         "threshold_add": (NAN,),
@@ -170,7 +151,7 @@ DATA: dict[type, dict[str, tuple[Any, ...]]] = {
         "target": (4.5, NAN),
         "reads_entropies": (True, 1),
     },
-    BoundaryConfig: {
+    "BoundaryConfig": {
         "strategy": ("byte_pair",),
         "plain": (1,),
         "motifs": (("TATAAT",), ("",)),
@@ -182,5 +163,5 @@ DATA: dict[type, dict[str, tuple[Any, ...]]] = {
         "unmerge": ("pool",),
         "ratio_weight": (-0.1, NAN),
     },
-    LabelTask: {"column": ("", "a/b", 3), "target": ("positions",), "classes": (("a", "a"), ("",))},
+    "LabelTask": {"column": ("", "a/b", 3), "target": ("positions",), "classes": (("a", "a"), ("",))},
 }

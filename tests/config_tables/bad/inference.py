@@ -2,22 +2,20 @@
 
 from typing import Any
 
-from jaxblt.inference import Decoder, Drafts, SamplingConfig
-from jaxblt.inference.engine import EngineConfig, Lane, Request, Sampling
 from tests.config_tables.bad.numbers import INF, NAN
 
-INFERENCE: dict[type, dict[str, tuple[Any, ...]]] = {
-    Drafts: {"count": (-1, 17, 2.5), "drafter": ("model", None), "order": (0, 17)},
-    SamplingConfig: {"temperature": (-1, NAN, INF), "top_k": (-1, 2.5), "top_p": (0.0, 1.5, NAN)},
-    EngineConfig: {
+INFERENCE: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Drafts": {"count": (-1, 17, 2.5), "drafter": ("model", None), "order": (0, 17)},
+    "SamplingConfig": {"temperature": (-1, NAN, INF), "top_k": (-1, 2.5), "top_p": (0.0, 1.5, NAN)},
+    "EngineConfig": {
         "lanes": ((), (8,)),
         "max_waiting": (0, 2.5),
         "piece_bytes": (0, 2.5),
         "prefix_bytes": (-1, 2.5),
         "drafts": (8, True),
     },
-    Lane: {"slots": (0, 2.5, 10**6), "capacity": (1, 2.5)},
-    Request: {
+    "Lane": {"slots": (0, 2.5, 10**6), "capacity": (1, 2.5)},
+    "Request": {
         "prompt": ("text", None),
         "max_new_bytes": (0, 2.5),
         "deadline_s": (0, -1.0, NAN, INF),
@@ -25,7 +23,7 @@ INFERENCE: dict[type, dict[str, tuple[Any, ...]]] = {
         "sampling": (None,),
         "adapter": (-1, 2.5),
     },
-    Sampling: {
+    "Sampling": {
         "temperature": (-1, NAN, INF),
         "top_k": (-1, 2.5),
         "top_p": (0.0, 1.5, NAN),
@@ -35,5 +33,5 @@ INFERENCE: dict[type, dict[str, tuple[Any, ...]]] = {
         "frequency_penalty": (NAN, INF, 1e6),
         "presence_penalty": (NAN, INF, -1e6),
     },
-    Decoder: {"model": (None, "books"), "patcher": ("space",)},
+    "Decoder": {"model": (None, "books"), "patcher": ("space",)},
 }

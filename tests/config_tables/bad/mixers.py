@@ -2,28 +2,7 @@
 
 from typing import Any
 
-from jaxblt.mixers import (
-    AttentionConfig,
-    DualDecayConfig,
-    ExplicitFilter,
-    GatedDeltaNetConfig,
-    GatedLinearAttentionConfig,
-    GatedRecurrenceConfig,
-    GRUConfig,
-    HyenaConfig,
-    ImplicitFilter,
-    LSTMConfig,
-    MACConfig,
-    MAGConfig,
-    Mamba2Config,
-    NeuralMemoryConfig,
-    NTMConfig,
-    SlotMemoryConfig,
-    SparseAttentionConfig,
-    StateEngineConfig,
-)
-from jaxblt.mixers.hyena.filters import ModalFilter
-from jaxblt.mixers.slots.experimental.state_manager import StateManager
+from jaxblt.mixers import ExplicitFilter
 from tests.config_tables.bad.numbers import INF, NAN
 
 HEADS = {
@@ -53,8 +32,8 @@ MEMORY = {
 "Of memories that learn while they read."
 
 
-MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
-    AttentionConfig: {
+MIXERS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "AttentionConfig": {
         "dim": (0, 2.5, -64),
         "num_heads": (0, -1, 2.5, 7),
         "num_kv_heads": (0, 3),
@@ -69,7 +48,7 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "layout": ("spiral",),
         "implementation": ("fast",),
     },
-    SparseAttentionConfig: {
+    "SparseAttentionConfig": {
         "dim": (0, 2.5, -64),
         "num_heads": (0, -1, 2.5, 7),
         "num_kv_heads": (0, 3),
@@ -81,7 +60,7 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "rope_theta": (0.0, NAN),
         "predictor": (0, 2.5),
     },
-    HyenaConfig: {
+    "HyenaConfig": {
         "dim": (0, 2.5),
         "order": (1, 2.5, 10**6),
         "short_taps": (0,),
@@ -92,19 +71,19 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "fp8_in": (1,),
         "implementation": ("cudnn",),
     },
-    GatedRecurrenceConfig: {"dim": (0, 2.5), "causal": (False, 1), "cell": ("lstm",)},
-    GRUConfig: {"dim": (0, 2.5), "num_heads": (0, 2.5, 7), "causal": (False, 1)},
-    LSTMConfig: {"dim": (0, 2.5), "num_heads": (0, 2.5, 7), "causal": (False, 1)},
-    NTMConfig: {
+    "GatedRecurrenceConfig": {"dim": (0, 2.5), "causal": (False, 1), "cell": ("lstm",)},
+    "GRUConfig": {"dim": (0, 2.5), "num_heads": (0, 2.5, 7), "causal": (False, 1)},
+    "LSTMConfig": {"dim": (0, 2.5), "num_heads": (0, 2.5, 7), "causal": (False, 1)},
+    "NTMConfig": {
         "dim": (0, 2.5),
         "num_heads": (0, 2.5),
         "slots": (2, 2.5),
         "width": (0, 2.5),
         "causal": (False, 1),
     },
-    GatedDeltaNetConfig: HEADS | {"allow_negative_eigenvalues": (1,)},
-    GatedLinearAttentionConfig: HEADS | {"gate_rank": (0, 2.5)},
-    Mamba2Config: {
+    "GatedDeltaNetConfig": HEADS | {"allow_negative_eigenvalues": (1,)},
+    "GatedLinearAttentionConfig": HEADS | {"gate_rank": (0, 2.5)},
+    "Mamba2Config": {
         "dim": (0, 2.5, 63),
         "expand": (0, 2.5),
         "head_dim": (0, 60, 2.5),
@@ -115,8 +94,13 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "causal": (False, 1),
         "chunk_size": (0, 48),
     },
-    DualDecayConfig: {"dim": (0, 63), "num_heads": (0, 7, 2.5), "causal": (False, 1), "chunk_size": (0, 48)},
-    StateEngineConfig: {
+    "DualDecayConfig": {
+        "dim": (0, 63),
+        "num_heads": (0, 7, 2.5),
+        "causal": (False, 1),
+        "chunk_size": (0, 48),
+    },
+    "StateEngineConfig": {
         "dim": (0, 63, 2.5),
         "num_heads": (0, 7, 2.5),
         "num_slots": (0, 2.5),
@@ -137,10 +121,10 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "segment_alignment": (0, 2.5),
         "chunk_size": (0, 48, 2.5),
     },
-    NeuralMemoryConfig: MEMORY,
-    MACConfig: MEMORY | {"persistent": (0, 2.5)},
-    MAGConfig: MEMORY | {"window": (0, 63, 2.5)},
-    SlotMemoryConfig: {
+    "NeuralMemoryConfig": MEMORY,
+    "MACConfig": MEMORY | {"persistent": (0, 2.5)},
+    "MAGConfig": MEMORY | {"window": (0, 63, 2.5)},
+    "SlotMemoryConfig": {
         "dim": (0, 2.5, 63),
         "num_heads": (0, 7, 2.5),
         "head_dim": (0, 2.5),
@@ -160,9 +144,9 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "packed": (1,),
         "segment_alignment": (0, 2.5),
     },
-    StateManager: {"decay": (-0.1, 1, NAN), "threshold": (-0.1, 1, NAN)},
-    ModalFilter: {"modes": (0, 2.5), "min_timescale": (0.0, NAN, 1e9), "max_timescale": (-1.0, INF)},
-    ImplicitFilter: {
+    "StateManager": {"decay": (-0.1, 1, NAN), "threshold": (-0.1, 1, NAN)},
+    "ModalFilter": {"modes": (0, 2.5), "min_timescale": (0.0, NAN, 1e9), "max_timescale": (-1.0, INF)},
+    "ImplicitFilter": {
         "filter_len": (0, 2.5),
         "reference_len": (0,),
         "emb_dim": (2, 4, 2.5),
@@ -176,5 +160,5 @@ MIXERS: dict[type, dict[str, tuple[Any, ...]]] = {
         "unit_energy": (1,),
         "learned_features": (1,),
     },
-    ExplicitFilter: {"taps": (0, 2.5), "groups": (0, 2.5), "skip": (1,)},
+    "ExplicitFilter": {"taps": (0, 2.5), "groups": (0, 2.5), "skip": (1,)},
 }

@@ -2,40 +2,21 @@
 
 from typing import Any
 
-from jaxblt.mixers import (
-    HyenaConfig,
-)
-from jaxblt.models import (
-    BLTConfig,
-    ByteClassifierConfig,
-    ByteLMConfig,
-    LabelHeadConfig,
-    LabellerConfig,
-    LevelConfig,
-    StackConfig,
-    TaskHead,
-    TaskHeadsConfig,
-)
-from jaxblt.models.embeddings import EmbeddingConfig, HashConfig
-from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
-from jaxblt.models.position_layers import PositionLayerConfig
-from jaxblt.models.positions import PositionConfig
-from jaxblt.models.released_blt import PolynomialHash, ReleasedBLTConfig
-from jaxblt.models.word_features import WordsConfig
+from jaxblt.mixers import HyenaConfig
 from tests.config_tables.bad.numbers import NAN
 
-MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
-    HashConfig: {
+MODELS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "HashConfig": {
         "sizes": ((), (1,), (3.5,), [3], (10**6,)),
         "table_size": (0, 2.5, 10**9),
         "functions": (0, 10**6),
     },
-    PolynomialHash: {
+    "PolynomialHash": {
         "sizes": ((), (1,), (3.5,), [3], (65,)),
         "table_size": (0, 2.5, 2**21 + 1),
         "functions": (0, 10**6),
     },
-    ReleasedBLTConfig: {
+    "ReleasedBLTConfig": {
         "vectors": (0, 65, 2.5),
         "spare_reads": (-1, 1025, 2.5),
         "reads_each_block": (1,),
@@ -44,9 +25,9 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "latent": (None,),
         "hash": (None, 3),
     },
-    EmbeddingConfig: {"dim": (0, 2.5), "vocab_size": (100,)},
-    PositionConfig: {"offset_periods": ((0,), (2.5,)), "periods": ((-3,), 8)},
-    StackConfig: {
+    "EmbeddingConfig": {"dim": (0, 2.5), "vocab_size": (100,)},
+    "PositionConfig": {"offset_periods": ((0,), (2.5,)), "periods": ((-3,), 8)},
+    "StackConfig": {
         "dim": (0, 2.5),
         "num_layers": (0, 2.5, 10**6),
         "pattern": ("", "HX", 5),
@@ -62,28 +43,28 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "gated_mlp": (1,),
         "activation": ("relu", (), ("gelu", "silu"), ("gelu", "silu", "silu", "tanh")),
     },
-    ByteClassifierConfig: {
+    "ByteClassifierConfig": {
         "stack": (None, 3),
         "num_classes": (1, 2.5),
         "pooling": ("max",),
         "periods": ((0,), [32], (2.5,)),
         "vocab_size": (256,),
     },
-    ByteLMConfig: {
+    "ByteLMConfig": {
         "stack": (None, 3),
         "vocab_size": (256, 260.0),
         "tie_head": (1,),
         "head_bias": (1,),
         "reads_bos": (1,),
     },
-    CodedTurnsConfig: {
+    "CodedTurnsConfig": {
         "base": (None, 3),
         "turn": (0, 2.5),
         "code_dim": (0, 2.5),
         "codes": (0, 2.5),
     },
-    PositionLayerConfig: {"dim": (0, 2.5), "causal": (1,), "periods": ((), (0,), (2.5,), 3)},
-    BLTConfig: {
+    "PositionLayerConfig": {"dim": (0, 2.5), "causal": (1,), "periods": ((), (0,), (2.5,), 3)},
+    "BLTConfig": {
         "look_back": (1, 2.5),
         "bridge_heads": (0, 3, 2.5),
         "bridge_pattern": ("windows",),
@@ -94,25 +75,25 @@ MODELS: dict[type, dict[str, tuple[Any, ...]]] = {
         "router": (3,),
         "level": (3,),
     },
-    LevelConfig: {
+    "LevelConfig": {
         "encoder": (None, 3),
         "decoder": (None, 3),
         "router": (None, 3),
         "slots_per_group": (1.0, 0.5, NAN),
     },
-    WordsConfig: {
+    "WordsConfig": {
         "letters": ("rna",),
         "longest": (0, 2.5),
         "both_strands": (1,),
         "places": (-1, 2.5),
     },
-    LabelHeadConfig: {
+    "LabelHeadConfig": {
         "target": ("text",),
         "outputs": (0, 1, 2.5),
         "pool": ("median",),
         "dropout": (1.0, -0.1, NAN),
     },
-    LabellerConfig: {"base": (None, 3), "head": (None, "mean"), "strands": ("two",)},
-    TaskHead: {"name": ("", "a/b", "log_variances"), "head": (None, "mean")},
-    TaskHeadsConfig: {"tasks": ((), ("t",)), "balance": ("uncertainty",)},
+    "LabellerConfig": {"base": (None, 3), "head": (None, "mean"), "strands": ("two",)},
+    "TaskHead": {"name": ("", "a/b", "log_variances"), "head": (None, "mean")},
+    "TaskHeadsConfig": {"tasks": ((), ("t",)), "balance": ("uncertainty",)},
 }

@@ -2,30 +2,8 @@
 
 from typing import Any
 
-from jaxblt.cli.benchmark import BenchmarkOptions
-from jaxblt.cli.plan import PlanConfig
-from jaxblt.models import (
-    StackConfig,
-)
-from jaxblt.parallel.experimental import Schedule
-from jaxblt.parallel.layout import SequenceLayout
-from jaxblt.parallel.mesh import MeshConfig
-from jaxblt.precision import Fp8Config, LossScaleConfig
-from jaxblt.training.experimental.online import OnlineConfig
-from jaxblt.training.experimental.policy import PolicyConfig
-from jaxblt.training.objectives.objectives import (
-    Classify,
-    Masked,
-    MultiTask,
-    NextByte,
-    Regress,
-    Span,
-    TaskLoss,
-)
-from jaxblt.training.objectives.reference import ReferenceConfig
-from jaxblt.training.optimisers.by_optax import AdafactorConfig, AdamWConfig, LionConfig, MuonConfig
-from jaxblt.training.recipe import Recipe
-from jaxblt.training.train_config import TrainConfig
+from jaxblt.models import StackConfig
+from jaxblt.training.objectives.objectives import NextByte
 from tests.config_tables.bad.numbers import INF, NAN
 
 OPTIMIZER: dict[str, tuple[Any, ...]] = {
@@ -45,15 +23,15 @@ OPTIMIZER: dict[str, tuple[Any, ...]] = {
 """Of all optimisers."""
 
 
-TRAINING: dict[type, dict[str, tuple[Any, ...]]] = {
-    Fp8Config: {
+TRAINING: dict[str, dict[str, tuple[Any, ...]]] = {
+    "Fp8Config": {
         "scaling": ("block",),
         "history": (0, 1.5, 2000),
         "margin": (-1, 9, 0.5),
         "keep": ("head", (3,)),
     },
-    LossScaleConfig: {"first": (0.5, NAN, INF, "1", 2.0**25), "every": (0, 1.5)},
-    TrainConfig: {
+    "LossScaleConfig": {"first": (0.5, NAN, INF, "1", 2.0**25), "every": (0, 1.5)},
+    "TrainConfig": {
         "sample_bytes": (-1, 2.5),
         "trackers": (("mlflow",), "jsonl"),
         "layer_norms": (1,),
@@ -79,18 +57,18 @@ TRAINING: dict[type, dict[str, tuple[Any, ...]]] = {
         "profile_steps": ((4, 3), (1,), (-1, 3), 5, (1.5, 2)),
         "compilation_cache": (3,),
     },
-    AdamWConfig: OPTIMIZER | {"b1": (2, 1.0, -0.1, NAN), "b2": (2, NAN), "eps": (-1, 0.0, NAN)},
-    LionConfig: OPTIMIZER | {"b1": (1.0, -0.1), "b2": (2,)},
-    AdafactorConfig: OPTIMIZER | {"decay_rate": (0.0, 1.5), "least_factored": (1, 2.5)},
-    MuonConfig: OPTIMIZER | {"b1": (2,), "b2": (2,), "eps": (-1,), "momentum": (1.0, -0.1, NAN)},
-    Classify: {"label_smoothing": (-0.1, 1.0, NAN)},
-    Masked: {"rate": (0.0, 1.0, NAN), "hidden": (-0.1, 1.5), "swapped": (NAN,)},
-    Regress: {"center": (NAN, "0"), "scale": (0.0, -1, INF)},
-    Span: {"rate": (1.5,), "max_length": (0, 2.5)},
-    MeshConfig: {"data": (0, -2), "fsdp": (0, 1.5), "seq": (2.5, True), "tensor": ("2",)},
-    Schedule: {"stages": (0, 1.5), "micro_batches": (0, "4"), "kind": ("zb",)},
-    SequenceLayout: {"kind": ("spiral",)},
-    Recipe: {
+    "AdamWConfig": OPTIMIZER | {"b1": (2, 1.0, -0.1, NAN), "b2": (2, NAN), "eps": (-1, 0.0, NAN)},
+    "LionConfig": OPTIMIZER | {"b1": (1.0, -0.1), "b2": (2,)},
+    "AdafactorConfig": OPTIMIZER | {"decay_rate": (0.0, 1.5), "least_factored": (1, 2.5)},
+    "MuonConfig": OPTIMIZER | {"b1": (2,), "b2": (2,), "eps": (-1,), "momentum": (1.0, -0.1, NAN)},
+    "Classify": {"label_smoothing": (-0.1, 1.0, NAN)},
+    "Masked": {"rate": (0.0, 1.0, NAN), "hidden": (-0.1, 1.5), "swapped": (NAN,)},
+    "Regress": {"center": (NAN, "0"), "scale": (0.0, -1, INF)},
+    "Span": {"rate": (1.5,), "max_length": (0, 2.5)},
+    "MeshConfig": {"data": (0, -2), "fsdp": (0, 1.5), "seq": (2.5, True), "tensor": ("2",)},
+    "Schedule": {"stages": (0, 1.5), "micro_batches": (0, "4"), "kind": ("zb",)},
+    "SequenceLayout": {"kind": ("spiral",)},
+    "Recipe": {
         "name": ("", "a/b", 3),
         "model": (None, 3, StackConfig),
         "data": (None,),
@@ -99,14 +77,14 @@ TRAINING: dict[type, dict[str, tuple[Any, ...]]] = {
         "bytes_per_patch": (0.5, NAN),
         "patcher": ("space",),
     },
-    TaskLoss: {"weight": (-1.0, NAN, INF), "objective": (None, NextByte())},
-    MultiTask: {"tasks": ((), 3), "weighting": ("learned",), "causal": (False,)},
-    BenchmarkOptions: {
+    "TaskLoss": {"weight": (-1.0, NAN, INF), "objective": (None, NextByte())},
+    "MultiTask": {"tasks": ((), 3), "weighting": ("learned",), "causal": (False,)},
+    "BenchmarkOptions": {
         "trials": (19, 20.5),
         "compare": (("some",), ("none", "none")),
         "overwrite": (1,),
     },
-    PlanConfig: {
+    "PlanConfig": {
         "fill": (0.0, 1.1, NAN),
         "batch": (1,),
         "context": (0, -1),
@@ -114,18 +92,18 @@ TRAINING: dict[type, dict[str, tuple[Any, ...]]] = {
         "longest": (1,),
         "gpu": ("",),
     },
-    OnlineConfig: {
+    "OnlineConfig": {
         "rate": (0.0, NAN),
         **dict.fromkeys(("steps", "rows", "capacity"), (0, 2.5)),
         "replayed": (-1, 2.5),
         "ewc": (-0.1, NAN),
     },
-    PolicyConfig: {
+    "PolicyConfig": {
         "method": ("a2c",),
         "discount": (-0.1, 1.5, NAN),
         "flip_price": (-0.1, NAN),
         "clip": (0.0, 1.0, NAN, 0.3),
         "refresh": (0, 2.5, 8),
     },
-    ReferenceConfig: {"run": ("",), "weight": (0.0, -1.0, NAN), "every": (0, 1.5)},
+    "ReferenceConfig": {"run": ("",), "weight": (0.0, -1.0, NAN), "every": (0, 1.5)},
 }
