@@ -13,17 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxblt import answers
 from jaxblt.adapters import join_params, retrievals, split_params, without_index
 from jaxblt.adapters.update.row_adapters import Adapter
-from jaxblt.answers import (
-    attributions,
-    classify,
-    continuations,
-    embed,
-    mutagenesis,
-    score,
-    variants,
-)
 from jaxblt.answers.quantized import quantize_run
 from jaxblt.data import vocab
 from jaxblt.data.labelled import LabelledDataConfig, check_labels
@@ -225,17 +217,17 @@ class Run:
             }
             return evaluate(step, state, dataset, devices, max_batches=max_batches, **options)
 
-    score = score
+    score = answers.score
     """Log-likelihoods of records in nats; see `jaxblt.answers.score`."""
-    embed = embed
+    embed = answers.embed
     """Hidden states of records, by layer and pool; see `jaxblt.answers.embed`."""
-    classify = classify
+    classify = answers.classify
     """Labels of records, by a run that was fine-tuned on labels; see `jaxblt.answers.classify`."""
-    variants = variants
+    variants = answers.variants
     """Log-likelihood ratios of the variants of a VCF file, both strands; see `jaxblt.answers.variants`."""
-    mutagenesis = mutagenesis
+    mutagenesis = answers.mutagenesis
     """The effect of every single substitution of each record; see `jaxblt.answers.mutagenesis`."""
-    attributions = attributions
+    attributions = answers.attributions
     """What each byte adds to its record's answer; see `jaxblt.answers.attributions`."""
     quantize = quantize_run
     """The run with kernels of products in 8 or 4 bits; see `jaxblt.answers.quantized.quantize_run`."""
@@ -274,7 +266,9 @@ class Run:
         options = {"max_new_bytes": max_new_bytes, "sampling": sampling, "seed": seed}
         options |= {"alphabet": alphabet, "adapters": adapters, "as_trained": as_trained, "mesh": mesh}
         options |= {"drafts": drafts, "report": report}
-        return [b"".join(parts) for parts in zip(*continuations(self, prompts, **options), strict=True)]
+        return [
+            b"".join(parts) for parts in zip(*answers.continuations(self, prompts, **options), strict=True)
+        ]
 
     def recalibrate(
         self,
