@@ -40,8 +40,9 @@ def boundary_step(
 ) -> dict[str, Any]:
     """Time a recipe's train step under several ways to cut patches of one mean length, and each part of it.
 
-    Kernels are launched one by one, for the trace's sake. Rows are of the embedded book. Parameters are as they are drawn, those of an entropy model too, and routers and
-    thresholds are calibrated, so that every arm cuts patches of the same mean length.
+    Kernels are launched one by one, for the trace's sake. Rows are of the embedded book. Parameters are as they are
+    drawn, those of an entropy model too, and routers and thresholds are calibrated, so that every arm cuts patches of
+    the same mean length.
 
     Args:
       out: file for the figures as JSON, written anew after each arm.

@@ -53,8 +53,8 @@ class BoundaryConfig:
     are. Learned ones begin as strings that the data hold more often than chance, and are trained.
 
     Theta begins at the rate of the patcher's `target` and follows it in training: a step that cuts the share F of bytes
-    moves it by std(s) log(F target) / 4, and by std(s) / 4 at the most. Scores change by many tau in the first steps, where p is near 0 or 1 and the
-    ratio loss has little gradient.
+    moves it by std(s) log(F target) / 4, and by std(s) / 4 at the most. Scores change by many tau in the first steps,
+    where p is near 0 or 1 and the ratio loss has little gradient.
 
     Attributes:
       strategy: what is scored.
