@@ -88,8 +88,8 @@ def _backward(
     from pallas_kernels.attention.triton_kernel import keys_gradient, queries_gradient
 
     delta = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), -1).swapaxes(1, 2)
-    # Keep 2^(hidden score - level) 0 for a query that sees nothing.
-    level = jnp.maximum(lse, EMPTY_LSE / 2) * math.log2(math.e)
+    # Keep 2^(score - level) 0 for a query that sees nothing.
+    level = jnp.where(lse > EMPTY_LSE / 2, lse, -EMPTY_LSE) * math.log2(math.e)
     arrays, tags, kernels = (q, k, v, do, level, delta), (q_tags, k_tags), plan.kernels
     (dq,) = _call(queries_gradient, plan, kernels.queries, arrays, tags, (q,))
     dk, dv = _call(keys_gradient, plan, kernels.keys, arrays, tags, (k, v), by_key=True)

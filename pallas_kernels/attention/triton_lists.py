@@ -128,6 +128,6 @@ def make_lists(grid: Blocks, tiles: Tiles, q_tags: Any, k_tags: Any, *, transpos
 def _with_partial_ones(some: Any, full: Any, numbers: Any) -> tuple[Any, Any, Any]:
     """Have each row a partial tile: a full one of its own by way of the mask, or a hidden one if there is none."""
     xp: Any = np if isinstance(some, np.ndarray) else jnp
-    first = xp.arange(some.shape[1]) == xp.argmax(some, 1)[:, None]
+    first = xp.arange(some.shape[1])[None] == xp.argmax(some, 1)[:, None]
     empty, bare = ~some.any(1, keepdims=True), ~(some & ~full).any(1, keepdims=True)
     return some | (first & empty), full & ~(first & bare), xp.where(first & empty, HIDDEN, numbers)
