@@ -1,7 +1,7 @@
 """Block-sparse attention on NVIDIA GPUs: three Triton kernels called through jax-triton, and their gradients.
 
-A FlashAttention-2 loop over the live tiles of a row (Dao, 2307.08691): time falls with the density of a rule. The forward
-pass keeps o and the log-sum-exp. The backward pass has a kernel for dq, by query, and one for dk and dv, by key.
+Each runs a loop of FlashAttention-2 (Dao, 2307.08691) over the live tiles of a row, so time falls with the density of a
+rule. The forward pass keeps o and the log-sum-exp. The backward pass has a kernel for dq and one for dk and dv.
 """
 
 import math

@@ -7,8 +7,8 @@ l = lse / log 2, which is `level`,
     p = 2^(c q.k - l),  ds = p (do.v - delta),  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do.
 
 No program adds to memory that another one writes, so results repeat bit for bit. q, o and their gradients are
-[B, T, H, K], k, v and theirs [B, S, G, K], tags [B, T] and [B, S], lse, level and delta [B, H, T] in fp32. `triton_lists.Lists`
-says what is in the other arrays.
+[B, T, H, K], k, v and theirs [B, S, G, K], tags [B, T] and [B, S], lse, level and delta [B, H, T] in fp32.
+`triton_lists.Lists` says what is in the other arrays.
 
 No annotation is checked here: Triton compiles the source of these functions and never calls them.
 """

@@ -51,7 +51,7 @@ class Lists(NamedTuple):
 
     Attributes:
       rows: the rows, longest first.
-      ends: of each of them the first full tile, the first partial one, and the end; a row has one partial tile at least.
+      ends: of each of them the first full tile, the first partial one (each row has one), and the end.
       columns: tiles of the other side, and one number more.
       numbers: of the tile of the mask that a partial pair reads.
       seen: the tiles of the mask, a row's side first.
@@ -107,20 +107,25 @@ def make_lists(grid: Blocks, tiles: Tiles, q_tags: Any, k_tags: Any, *, transpos
         )
         alike = find_live(replace(grid, interval=Interval()), None, *tokens)
         some, full = some & alike.some, full & alike.full
-    numbers, seen = tiles.numbers, tiles.seen
+    possible, numbers, seen = tiles.live.some, tiles.numbers, tiles.seen
     if transposed:
-        some, full, numbers, seen = some.T, full.T, numbers.T, seen.transpose(0, 2, 1)
-    some, full, numbers = _with_partial_ones(some, full, numbers)
-    schedule = Live(some, full).schedule()
+        some, full, possible, numbers = (x.T for x in (some, full, possible, numbers))
+        seen = seen.transpose(0, 2, 1)
+    # Sort what the rule leaves of each row alone: on the device all pairs would take as long as a window's kernel.
+    most = max(1, int(possible.sum(1).max()))
+    candidates = np.argsort(~possible, 1, kind="stable")[:, :most].astype(np.int32)
     xp: Any = np if isinstance(some, np.ndarray) else jnp
-    own, columns = schedule.pairs[:, 0], schedule.pairs[:, 1]
+    chosen = (xp.take_along_axis(xp.asarray(x), candidates, 1) for x in (some, full, numbers))
+    some, full, numbers = _with_partial_ones(*chosen)
+    schedule = Live(some, full).schedule()
+    own, place = schedule.pairs[:, 0], schedule.pairs[:, 1]
     middles = schedule.starts[:-1] + (some & full).sum(1).astype(np.int32)[schedule.rows]
     found = Lists(
         rows=schedule.rows.astype(np.int32),
         ends=xp.stack([schedule.starts[:-1], middles, schedule.starts[1:]], 1).astype(np.int32),
-        columns=xp.pad(columns, (0, 1)),
-        numbers=xp.asarray(numbers)[own, columns],
-        seen=seen,
+        columns=xp.pad(xp.asarray(candidates)[own, place], (0, 1)),
+        numbers=xp.asarray(numbers)[own, place],
+        seen=xp.asarray(seen),
     )
     return Lists(*map(jnp.asarray, found))
 

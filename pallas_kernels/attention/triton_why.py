@@ -20,7 +20,7 @@ BLOCKS = (64, 128)
 
 
 class Tile(NamedTuple):
-    """The tile of a kernel: tokens of the side that a program owns, of the other side, warps, and stages of its loop."""
+    """The tile of a kernel: tokens of a program's own side and of the other, its warps, and stages of its loop."""
 
     rows: int
     columns: int
@@ -103,7 +103,9 @@ def why_not(
     if q.shape[3] not in HEADS:
         return f"its heads are of size {HEADS[0]} or {HEADS[1]}, not {q.shape[3]}"
     if 0 in (*q.shape, *k.shape) or q.shape[1] % BLOCKS[0] or k.shape[1] % BLOCKS[0]:
-        return f"it takes multiples of {BLOCKS[0]} tokens, these are {q.shape[1]} queries and {k.shape[1]} keys"
+        return (
+            f"it takes multiples of {BLOCKS[0]} tokens, these are {q.shape[1]} queries and {k.shape[1]} keys"
+        )
     if scale is not None and scale <= 0:
         return f"it takes positive scales alone, not {scale}"
     if mask.positions is not None or (mask.rule is not None and not is_static(mask.rule)):
