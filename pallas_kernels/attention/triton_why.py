@@ -36,11 +36,14 @@ class Kernels(NamedTuple):
     keys: Tile
 
 
-SMALL = Kernels(Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2))
+SMALL = Kernels(Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 32, 4, 2))
 """Where a rule's blocks or lengths ask for tiles of 64, and on GPUs other than Hopper."""
 
-LARGE = Kernels(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2))
-"""On Hopper: no register spilled, and no product waits for the one before it."""
+LARGE = {
+    64: Kernels(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    128: Kernels(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+}
+"""On Hopper, by size of a head: few registers are spilled, and ptxas waits for no single product."""
 
 
 @jax.tree_util.register_static
@@ -78,7 +81,7 @@ def make_plan(device: Device, q: Any, k: Any, mask: Mask, scale: float | None) -
         interval=mask.interval,
         rule=mask.rule,
         scale=q.shape[3] ** -0.5 if scale is None else float(scale),
-        kernels=LARGE if whole and device.capability == (9, 0) else SMALL,
+        kernels=LARGE[q.shape[3]] if whole and device.capability == (9, 0) else SMALL,
     )
 
 

@@ -58,17 +58,16 @@ def _attention() -> Iterator[Program]:
 
 
 def _rules(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
-    """Tiles of 128 and of 64, in packed rows as well."""
+    """Tiles of 128, and of 64 in packed rows."""
     q, k = (
         jax.ShapeDtypeStruct((4, 1024, n, shape.head_dim), jnp.bfloat16) for n in (shape.heads, shape.groups)
     )
     arrays = {"q": q, "k": k, "v": k}
     for block in (128, 64):
-        for packed in (False, True):
-            run = partial(_block_sparse, block=block, packed=packed)
-            name = f"{op}_{block}{'_packed' * packed}"
-            yield Program(name, _forward_and_gradients(lambda run=run, **arrays: run(**arrays)), (q, arrays))
-    yield from _transformed(op, partial(_block_sparse, block=128, packed=True), arrays, q)
+        run = partial(_block_sparse, block=block, packed=block == 64)
+        yield Program(f"{op}_{block}", _forward_and_gradients(run), (q, arrays))
+    if shape.groups < shape.heads:
+        yield from _transformed(op, partial(_block_sparse, block=128, packed=True), arrays, q)
 
 
 def _block_sparse(q: Any, k: Any, v: Any, *, block: int, packed: bool) -> Any:
