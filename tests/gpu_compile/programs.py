@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.attention import masks, mosaic_gpu_partial
+from pallas_kernels.attention import masks, mosaic_gpu_partial, presets, triton_gpu
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
@@ -50,10 +50,30 @@ class Program:
 
 
 def _attention() -> Iterator[Program]:
-    """Partial attention as in a ring, with heads of either size."""
+    """Partial attention as in a ring, and rules, with heads of either size."""
     for shape in attention_shapes.SHAPES:
         if shape.name in ("llama3_8b_8k", "esm2_650m"):
             yield from _partials(f"attention/partial_{shape.head_dim}", shape)
+            yield from _rules(f"attention/triton_{shape.head_dim}", shape)
+
+
+def _rules(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
+    """Tiles of 128, and of 64 in packed rows."""
+    q, k = (
+        jax.ShapeDtypeStruct((4, 1024, n, shape.head_dim), jnp.bfloat16) for n in (shape.heads, shape.groups)
+    )
+    arrays = {"q": q, "k": k, "v": k}
+    for block in (128, 64):
+        run = partial(_block_sparse, block=block, packed=block == 64)
+        yield Program(f"{op}_{block}", _forward_and_gradients(run), (q, arrays))
+    if shape.groups < shape.heads:
+        yield from _transformed(op, partial(_block_sparse, block=128, packed=True), arrays, q)
+
+
+def _block_sparse(q: Any, k: Any, v: Any, *, block: int, packed: bool) -> Any:
+    ids = 1 + jax.lax.broadcasted_iota(jnp.int32, q.shape[:2], 1) // 300
+    mask = masks.CAUSAL & presets.bigbird(block=block) & masks.documents(ids if packed else None)
+    return triton_gpu.attention(q, k, v, mask)
 
 
 def _partials(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
