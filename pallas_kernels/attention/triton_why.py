@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels._triton import why_not_on
+from pallas_kernels._jax_triton import why_not_on
 from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.rules import Interval, Rule, is_static

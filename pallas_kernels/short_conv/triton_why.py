@@ -3,7 +3,7 @@
 from typing import Any
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels._triton import why_not_on
+from pallas_kernels._jax_triton import why_not_on
 
 MOST = 8
 """Taps that the kernel is unrolled for, more than the op is meant for."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pallas_kernels
-from pallas_kernels import _dispatch, _triton
+from pallas_kernels import _dispatch
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels._linear_state import jla
 from tests.pallas_kernels.jla import installed
@@ -51,13 +51,13 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(jla.metadata, "version", version)
-    monkeypatch.setattr(_triton, "find_spec", lambda name: None)
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: None)
 
 
 def with_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that both are here."""
     installed(monkeypatch)
-    monkeypatch.setattr(_triton, "find_spec", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: SimpleNamespace(name=name))
 
 
 def first_calls(table: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import _triton
+from pallas_kernels import _jax_triton
 from pallas_kernels.attention import Chosen, attention, blocks, explain, masks, presets
 from pallas_kernels.attention.rules import Custom, Global, Interval, PrefixLM, Strided
 from pallas_kernels.runtime import Device
@@ -103,7 +103,7 @@ def test_memory_is_linear_in_length() -> None:
 
 
 def test_a_rule_is_run_by_xla_and_explain_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_triton, "find_spec", lambda name: None)
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: None)
     x = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.bfloat16)
     hopper = Device("gpu", (9, 0), "NVIDIA H200")
     assert explain(x, x, masks.CAUSAL, device=hopper).startswith("attention: cudnn")

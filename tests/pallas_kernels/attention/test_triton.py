@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import _triton
+from pallas_kernels import _jax_triton
 from pallas_kernels._dispatch import Device
 from pallas_kernels.attention import (
     Chosen,
@@ -188,7 +188,7 @@ def test_too_many_tiles_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_triton, "find_spec", lambda name: name)
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: name)
 
 
 @pytest.mark.usefixtures("installed")
