@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pallas_kernels
-from pallas_kernels import _dispatch
+from pallas_kernels import _dispatch, _jax_triton
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels._linear_state import jla
 from tests.pallas_kernels.jla import installed
