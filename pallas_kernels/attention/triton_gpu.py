@@ -16,7 +16,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
-from pallas_kernels.attention.triton_lists import Tiles, find_tiles, make_lists
+from pallas_kernels.attention.triton_lists import Lists, Tiles, find_tiles, make_lists
 from pallas_kernels.attention.triton_why import Plan, Tile, make_plan
 
 
@@ -112,8 +112,9 @@ def _call(
     grid, (q, k) = plan.grid(tile, transposed=by_key), arrays[:2]
     tiles: Any = find_tiles(grid, plan.rule)
     assert isinstance(tiles, Tiles), tiles
-    lists = make_lists(grid, tiles, *tags, transposed=by_key)
-    packed = tags[0] is not None
+    packed, find = tags[0] is not None, partial(make_lists, grid, tiles, transposed=by_key)
+    axes: Any = (0, 0, 0, 0, None)
+    lists = jax.vmap(find, out_axes=Lists(*axes))(*tags) if packed else find(None, None)
     major, minor = current_device().capability or (9, 0)
     return jax_triton.triton_call(
         *arrays,
@@ -121,7 +122,7 @@ def _call(
         *lists,
         kernel=kernel,
         out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs),
-        grid=(len(lists.rows) * q.shape[0] * (k if by_key else q).shape[2],),
+        grid=(lists.rows.shape[-1] * q.shape[0] * (k if by_key else q).shape[2],),
         name=kernel.__name__,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -134,12 +135,13 @@ def _call(
         SCALE=plan.scale,
         ROWS=tile.rows,
         COLUMNS=tile.columns,
+        PAIRS=lists.numbers.shape[-1],
         TAGS=packed,
     )
 
 
 def _over_more_rows(run: Any) -> Any:
-    """Return the rule of `vmap`: the new axis joins the batch, whose lists are those of all its rows."""
+    """Return the rule of `vmap`: the new axis joins the batch."""
 
     def rule(size: int, batched: Any, *args: Any) -> tuple[Any, Any]:
         def join(x: Array, is_batched: bool) -> Array:

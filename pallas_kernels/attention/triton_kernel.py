@@ -46,6 +46,20 @@ def hide(x, other, seen, number, own, tags, ROWS: tl.constexpr, COLUMNS: tl.cons
 
 @triton.jit
 @no_type_check
+def own_lists(
+    rows, ends, columns, numbers, batch, COUNT: tl.constexpr, PAIRS: tl.constexpr, TAGS: tl.constexpr
+):
+    """Return the lists of a row of the batch, which are those of all rows unless these are packed."""
+    if TAGS:
+        rows += batch * COUNT
+        ends += batch * (3 * COUNT)
+        columns += batch * (PAIRS + 1)
+        numbers += batch * PAIRS
+    return rows, ends, columns, numbers
+
+
+@triton.jit
+@no_type_check
 def bounds(ends, turn, FULL: tl.constexpr):
     """Return where the list of a row's partial tiles, or of its full ones, begins and ends."""
     first = tl.load(ends + 3 * turn + 1 - FULL)
@@ -86,12 +100,14 @@ def attend(
     SCALE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PAIRS: tl.constexpr,
     TAGS: tl.constexpr,
 ):
     """Write o and lse of ROWS queries of one head."""
     turn, line = tl.program_id(0) % (T // ROWS), tl.program_id(0) // (T // ROWS)
     batch, head = line // HEADS, line % HEADS
     group = head // (HEADS // GROUPS)
+    rows, ends, columns, numbers = own_lists(rows, ends, columns, numbers, batch, T // ROWS, PAIRS, TAGS)
     row = tl.load(rows + turn)
     place = batch * T + row * ROWS
     queries = tl.load(pointers(q, place, head, HEADS, WIDTH, ROWS))
@@ -149,12 +165,14 @@ def queries_gradient(
     SCALE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PAIRS: tl.constexpr,
     TAGS: tl.constexpr,
 ):
     """Write dq of ROWS queries of one head."""
     turn, line = tl.program_id(0) % (T // ROWS), tl.program_id(0) // (T // ROWS)
     batch, head = line // HEADS, line % HEADS
     group = head // (HEADS // GROUPS)
+    rows, ends, columns, numbers = own_lists(rows, ends, columns, numbers, batch, T // ROWS, PAIRS, TAGS)
     row = tl.load(rows + turn)
     place = batch * T + row * ROWS
     queries = tl.load(pointers(q, place, head, HEADS, WIDTH, ROWS))
@@ -207,11 +225,13 @@ def keys_gradient(
     SCALE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PAIRS: tl.constexpr,
     TAGS: tl.constexpr,
 ):
     """Write dk and dv of ROWS keys of one head of keys, summed over its heads of queries."""
     turn, line = tl.program_id(0) % (S // ROWS), tl.program_id(0) // (S // ROWS)
     batch, group = line // GROUPS, line % GROUPS
+    rows, ends, columns, numbers = own_lists(rows, ends, columns, numbers, batch, S // ROWS, PAIRS, TAGS)
     row = tl.load(rows + turn)
     place = batch * S + row * ROWS
     keys = tl.load(pointers(k, place, group, GROUPS, WIDTH, ROWS))

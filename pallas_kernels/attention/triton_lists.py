@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from pallas_kernels.attention.blocks import Blocks, cut_marks
+from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.attention.rules import Interval, Rule
 from pallas_kernels.attention.schedule import Live, Tokens, find_live
 
@@ -97,37 +97,50 @@ def _tried(grid: Blocks, rule: Rule | None, places: np.ndarray) -> np.ndarray:
     return np.broadcast_to(seen, (len(places), grid.block_q, grid.block_k)).astype(np.int8)
 
 
-def make_lists(grid: Blocks, tiles: Tiles, q_tags: Any, k_tags: Any, *, transposed: bool = False) -> Lists:
-    """Return the lists of a mask: made on the host or, where tags of queries and keys are given, on the device."""
+def make_lists(
+    grid: Blocks,
+    tiles: Tiles,
+    q_tags: Int[Array, "T"] | None,
+    k_tags: Int[Array, "S"] | None,
+    *,
+    transposed: bool = False,
+) -> Lists:
+    """Return the lists of a mask: made on the host or, given the tags of a row's queries and keys, on the device."""
     some, full = tiles.live
-    if q_tags is not None:
-        tokens = (
-            Tokens(cut_marks(tags, size, 0, 0), None)
-            for tags, size in ((q_tags, grid.block_q), (k_tags, grid.block_k))
+    if q_tags is not None and k_tags is not None:
+        q, k = (
+            Tokens(x.reshape(-1, 1, size), None)
+            for x, size in ((q_tags, grid.block_q), (k_tags, grid.block_k))
         )
-        alike = find_live(replace(grid, interval=Interval()), None, *tokens)
+        alike = find_live(replace(grid, interval=Interval()), None, q, k)
         some, full = some & alike.some, full & alike.full
     possible, numbers, seen = tiles.live.some, tiles.numbers, tiles.seen
     if transposed:
         some, full, possible, numbers = (x.T for x in (some, full, possible, numbers))
         seen = seen.transpose(0, 2, 1)
-    # Sort what the rule leaves of each row alone: on the device all pairs would take as long as a window's kernel.
+    # Order what the rule leaves of each row alone: on the device all pairs would take as long as a window's kernel.
     most = max(1, int(possible.sum(1).max()))
-    candidates = np.argsort(~possible, 1, kind="stable")[:, :most].astype(np.int32)
+    columns = np.argsort(~possible, 1, kind="stable")[:, :most].astype(np.int32)
     xp: Any = np if isinstance(some, np.ndarray) else jnp
-    chosen = (xp.take_along_axis(xp.asarray(x), candidates, 1) for x in (some, full, numbers))
-    some, full, numbers = _with_partial_ones(*chosen)
-    schedule = Live(some, full).schedule()
-    own, place = schedule.pairs[:, 0], schedule.pairs[:, 1]
-    middles = schedule.starts[:-1] + (some & full).sum(1).astype(np.int32)[schedule.rows]
-    found = Lists(
-        rows=schedule.rows.astype(np.int32),
-        ends=xp.stack([schedule.starts[:-1], middles, schedule.starts[1:]], 1).astype(np.int32),
-        columns=xp.pad(xp.asarray(candidates)[own, place], (0, 1)),
-        numbers=xp.asarray(numbers)[own, place],
-        seen=xp.asarray(seen),
-    )
-    return Lists(*map(jnp.asarray, found))
+    left = (xp.take_along_axis(xp.asarray(x), columns, 1) for x in (some, full, numbers))
+    return _in_order(xp.asarray(columns), *_with_partial_ones(*left), seen)
+
+
+def _in_order(columns: Any, some: Any, full: Any, numbers: Any, seen: np.ndarray) -> Lists:
+    """Return the lists of rows [n, most]: full tiles, then partial ones; without room for others, if on the host."""
+    xp: Any = np if isinstance(some, np.ndarray) else jnp
+    kinds = xp.where(full, 0, xp.where(some, 1, 2))
+    order = xp.argsort(kinds, 1, stable=True)
+    columns, numbers = (xp.take_along_axis(x, order, 1).reshape(-1) for x in (columns, numbers))
+    counts, fulls = some.sum(1), (some & full).sum(1)
+    first = xp.arange(len(some)) * some.shape[1]
+    if xp is np:
+        live = np.take_along_axis(some, order, 1).reshape(-1)
+        columns, numbers, first = columns[live], numbers[live], np.cumsum(counts) - counts
+    rows = xp.argsort(-counts, stable=True)
+    ends = xp.stack([first, first + fulls, first + counts], 1)[rows]
+    found = rows, ends, xp.pad(columns, (0, 1)), numbers, seen
+    return Lists(*(jnp.asarray(x, x.dtype if x is seen else jnp.int32) for x in found))
 
 
 def _with_partial_ones(some: Any, full: Any, numbers: Any) -> tuple[Any, Any, Any]:

@@ -70,8 +70,8 @@ class Call:
         shapes = [(2, self.tokens, n, self.width) for n in counts]
         return [jax.random.normal(key, shape, self.dtype) for key, shape in zip(keys, shapes, strict=True)]
 
-    def passes(self, run: Any, arrays: list[jax.Array]) -> list[np.ndarray]:
-        """Return the output and the gradients of q, k and v."""
+    def passes(self, run: Any) -> Any:
+        """Return the program that makes the output and the gradients of q, k and v."""
         mask = self.mask & masks.documents(self.tags())
 
         @jax.jit
@@ -79,13 +79,13 @@ class Call:
             o, back = jax.vjp(lambda *x: run(*x, mask), *args[:3])
             return (o, *back(args[3].astype(o.dtype)))
 
-        return [np.asarray(x) for x in both(*arrays)]
+        return lambda arrays: [np.asarray(x) for x in both(*arrays)]
 
     def check(self, run: Any) -> None:
         arrays = self.arrays()
-        found = self.passes(run, arrays)
+        found = self.passes(run)(arrays)
         wide = [x.astype(jnp.float32) for x in arrays]
-        expected = self.passes(partial(attention, implementation="reference"), wide)
+        expected = self.passes(partial(attention, implementation="reference"))(wide)
         assert_close(found[0], expected[0], self.dtype, self.tokens, "o")
         for name, got, want in zip(("dq", "dk", "dv"), found[1:], expected[1:], strict=True):
             parts = np.ndindex(got.shape[0], got.shape[2])
@@ -98,9 +98,7 @@ CALLS = (
     Call(name="window of both sides", mask=masks.window(100), tokens=960, heads=2),
     Call(name="blocks of 64", mask=masks.CAUSAL & RandomBlocks(3), width=64, heads=8),
     Call(name="strided", mask=masks.FULL & Strided(3), tokens=512, dtype=jnp.float16, width=64),
-    Call(
-        name="sees nothing", mask=masks.CAUSAL & (Interval(-130) & Custom(_third)) & Custom(_third), heads=2
-    ),
+    Call(name="sees nothing", mask=masks.CAUSAL & ~Interval(129) & Custom(_third), heads=2),
     Call(
         name="packed window",
         mask=masks.CAUSAL & masks.window(300),
@@ -153,7 +151,7 @@ def test_lists_visit_each_visible_pair_once(mask: masks.Mask) -> None:
     assert not isinstance(tiles, str)
     flipped = Blocks(96, 96, 8, 16, mask.interval, by_index=True)
     for whole in (mask, mask & masks.documents(ids)):
-        tags = whole.tags(96, 96) if whole.has_tags else (None, None)
+        tags = [x[0] for x in whole.tags(96, 96)] if whole.has_tags else (None, None)
         truth = np.asarray(whole.seen(96, 96))[0, 0, 0].astype(int)
         found, partial = _seen(make_lists(grid, tiles, *tags), grid, tags if whole.has_tags else None)
         np.testing.assert_array_equal(found, truth)
@@ -282,8 +280,8 @@ def test_on_a_gpu(call: Call) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", [CALLS[0], CALLS[-1]], ids=str)
 def test_gradients_repeat_bit_for_bit(call: Call) -> None:
-    arrays = call.arrays()
-    first, *others = [call.passes(RUN, arrays) for _ in range(3)]
+    arrays, run = call.arrays(), call.passes(RUN)
+    first, *others = [run(arrays) for _ in range(3)]
     for other in others:
         for a, b in zip(first, other, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -297,10 +295,8 @@ def test_blocks_that_no_query_sees_are_not_read_on_a_gpu() -> None:
     call = Call(name="hidden", mask=masks.CAUSAL & rule)
     q, k, v, do = call.arrays()
     where = hidden(jnp.arange(call.tokens))[None, :, None, None]
-    poisoned = [jnp.where(where, jnp.nan, x) for x in (k, v)]
-    for found, expected in zip(
-        call.passes(RUN, [q, *poisoned, do]), call.passes(RUN, [q, k, v, do]), strict=True
-    ):
+    poisoned, run = [jnp.where(where, jnp.nan, x) for x in (k, v)], call.passes(RUN)
+    for found, expected in zip(run([q, *poisoned, do]), run([q, k, v, do]), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
