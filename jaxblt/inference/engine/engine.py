@@ -76,13 +76,14 @@ class Stats:
 
 @dataclass(eq=False)
 class _Job:
-    """A request, with its ids, its reader, and what was read of its prompt."""
+    """A request, with its ids, its reader, what was known of its prompt, and what was read."""
 
     ticket: Ticket
     ids: np.ndarray
     stream: Stream
     stops: StopStrings
     drawn: int = 0
+    known: Prefix | None = None
     prompt: Prefix | None = None
 
 
@@ -321,7 +322,7 @@ class Engine:
         while len(self._in_flight) > bool(read or drawn):
             read, drawn = self._in_flight.popleft()
             # Wait for prompts too: without it all pieces of a long one would lie before whatever comes next
-            jax.block_until_ready(read)
+            jax.block_until_ready([read, *(found for _, found in drawn)])
             for tickets, found in drawn:
                 self._hand_out(tickets, jax.device_get(found))
 
@@ -333,7 +334,9 @@ class Engine:
         ticket, lane, done = part.ticket, self._lanes[part.ticket.lane], None
         adapter = job.stream.request.adapter
         if job.prompt is None:
-            job.prompt = lane.begin()
+            # Copy here, not where the lock is held: the device may be busy
+            job.prompt = lane.begin() if job.known is None else copy_prompt(job.known)
+            job.known = None
         if part.size:
             job.prompt, done = lane.read(job.prompt, job.ids[part.start : part.stop], part.size, adapter)
             self._read += part.stop - part.start
@@ -346,10 +349,10 @@ class Engine:
         return done
 
     def _find_prefix(self, ticket: Ticket) -> int:
-        """Return how much of a prompt is known, and take its state."""
+        """Return how much of a prompt is known, and note its state."""
         job = self._jobs[ticket]
         ids = job.ids[: ticket.to_read]
-        count, job.prompt = self._prefixes.take(ticket.lane, job.stream.request.adapter, ids)
+        count, job.known = self._prefixes.take(ticket.lane, job.stream.request.adapter, ids)
         self._known += count
         return count
 

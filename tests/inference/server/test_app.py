@@ -9,6 +9,7 @@ import random
 import re
 import string
 import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import openai
 import pytest
+from jax._src.core import EvalTrace
 
 import jaxblt
 import jaxblt.inference.engine
@@ -181,6 +183,28 @@ def test_what_is_wrong_is_named_with_its_limit(app, service):
     assert call(app, "GET", "/v1/completions").status == 405
     assert call(app, "GET", "/nothing").json["error"]["message"] == "Not Found: GET /nothing"
     assert service.engine.stats.running == service.engine.stats.waiting == 0
+
+
+def test_what_is_wrong_is_refused_without_the_engine(app, service, monkeypatch):
+    """While its thread holds the lock, and without an operation on the device."""
+    held, ended, asked = threading.Event(), threading.Event(), []
+
+    def hold():
+        with service.engine._changed:
+            held.set()
+            ended.wait(60)
+
+    wrong = [(body, status) for body, status, *_ in WRONG if "do not fit" not in _[1]]
+    monkeypatch.setattr(EvalTrace, "process_primitive", lambda trace, primitive, *_: asked.append(primitive))
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    for body, status in wrong:
+        assert post(app, "/v1/completions", body).status == status
+    assert thread.is_alive()
+    ended.set()
+    thread.join()
+    assert not asked
 
 
 def test_models_health_and_metrics(app):
