@@ -52,10 +52,6 @@ class BoundaryConfig:
     A full match of a given motif has response 1, and a byte that fits no place of it adds 0. Given motifs stay as they
     are. Learned ones begin as strings that the data hold more often than chance, and are trained.
 
-    Theta begins at the rate of the patcher's `target` and follows it in training: a step that cuts the share F of bytes
-    moves it by std(s) log(F target) / 4, and by std(s) / 4 at the most. Scores change by many tau in the first steps,
-    where p is near 0 or 1 and the ratio loss has little gradient.
-
     Attributes:
       strategy: what is scored.
       plain: H-Net's own form, p_t = s_t; an untrained encoder then cuts hardly anywhere. Content alone has it.

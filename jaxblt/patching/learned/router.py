@@ -15,7 +15,7 @@ from jaxblt.patching.learned.config import BoundaryConfig
 from jaxblt.patching.learned.cores import Previous, Responses, motif_table, reach_of
 from jaxblt.patching.rules import MIDDLE
 from jaxblt.show import show
-from jaxblt.side_outputs import sow_loss, sow_metric, sow_next
+from jaxblt.side_outputs import sow_loss, sow_metric
 
 CODON = 3
 TINY = 1e-12
@@ -24,8 +24,6 @@ COUNTED = "counted"
 """The collection that brings F of a whole batch, and a micro-batch's weight in G: see `Router._ratio`."""
 UNDECIDED = 0.05
 """Distance of p from 1/2 below which a byte counts as undecided in the metrics."""
-GAIN = 0.25
-"""Standard deviations of the score by which a step moves theta where e times too many bytes are cut, or more."""
 
 
 @flax.struct.dataclass
@@ -58,7 +56,7 @@ class Router(nn.Module):
     Attributes:
       config: of the router.
       vocab_size: ids.
-      target: mean length in bytes that theta and the ratio loss lead to; None for neither.
+      target: mean length in bytes that the ratio loss leads to; None for no such loss.
     """
 
     config: BoundaryConfig
@@ -101,11 +99,10 @@ class Router(nn.Module):
                 response, seen = self._responses(ids, segment_ids, positions, state)
                 scores.append(response)
         s = jnp.stack(scores, -1)
-        score = self._mixed(s, h)
-        p, theta, slope = self._probability(score)
+        p, slope = self._probability(s, h)
         p = jnp.where(found[..., -1] == 0, 1.0, p)
         if state is None:
-            self._report(p, slope, score, theta, segment_ids)
+            self._report(p, slope, segment_ids)
             return p, s, None
         return p, s, RouterState(last.astype(state.last.dtype), seen)
 
@@ -146,45 +143,37 @@ class Router(nn.Module):
             response += jax.nn.one_hot(positions % CODON, CODON, dtype=jnp.float32) @ phase
         return response, seen
 
-    def _mixed(self, s: Float[Array, "B T K"], h: Float[Array, "B T C"]) -> Float[Array, "B T"]:
-        """Return the one score, or the hybrid's mixture of standardised ones."""
-        if self.config.strategy != "adaptive_hybrid":
-            return s[..., 0]
-        center, spread = self._scalars("center", s.shape[-1]), self._scalars("log_spread", s.shape[-1])
-        gate = Linear(
-            "btc,ck->btk",
-            {"k": s.shape[-1]},
-            ("embed", None),
-            jnp.float32,
-            kernel_init=nn.initializers.zeros,
-            name="gate",
-        )
-        share = jax.nn.softmax(gate(h.astype(jnp.float32)), -1)
-        return jnp.sum(share * (s - center) * jnp.exp(-spread), -1)
-
-    def _probability(self, score: Float[Array, "B T"]) -> tuple[Float[Array, "B T"], Any, Float[Array, ""]]:
-        """Return p, theta (None if plain), and p's slope by the score where it is 1/2."""
+    def _probability(
+        self, s: Float[Array, "B T K"], h: Float[Array, "B T C"]
+    ) -> tuple[Float[Array, "B T"], Float[Array, ""]]:
+        """Return p, and its slope by the score where it is 1/2."""
         if self.config.plain:
-            return score, None, jnp.float32(1)
+            return s[..., 0], jnp.float32(1)
+        score = s[..., 0]
+        if self.config.strategy == "adaptive_hybrid":
+            center, spread = self._scalars("center", s.shape[-1]), self._scalars("log_spread", s.shape[-1])
+            gate = Linear(
+                "btc,ck->btk",
+                {"k": s.shape[-1]},
+                ("embed", None),
+                jnp.float32,
+                kernel_init=nn.initializers.zeros,
+                name="gate",
+            )
+            share = jax.nn.softmax(gate(h.astype(jnp.float32)), -1)
+            score = jnp.sum(share * (s - center) * jnp.exp(-spread), -1)
         theta, log_tau = self._scalars("theta", 1), self._scalars("log_tau", 1)
-        if self.target is not None:
-            theta = jax.lax.stop_gradient(theta)
         per_tau = jnp.exp(-log_tau[..., 0])
-        return jax.nn.sigmoid((score - theta[..., 0]) * per_tau), theta[0, 0], per_tau[0, 0] / 4
+        return jax.nn.sigmoid((score - theta[..., 0]) * per_tau), per_tau[0, 0] / 4
 
     def _scalars(self, name: str, count: int) -> Float[Array, "1 1 K"]:
         """Return parameters that `calibrate_router` fills in before step 0."""
         return self.param(name, named(nn.initializers.zeros, None), (count,), jnp.float32)[None, None]
 
     def _report(
-        self,
-        p: Float[Array, "B T"],
-        slope: Float[Array, ""],
-        score: Float[Array, "B T"],
-        theta: Float[Array, "1"] | None,
-        segment_ids: Int[Array, "B T"] | None,
+        self, p: Float[Array, "B T"], slope: Float[Array, ""], segment_ids: Int[Array, "B T"] | None
     ) -> None:
-        """Sow the ratio loss and what it is made of, over all bytes of the batch, and theta of the next step.
+        """Sow the ratio loss and what it is made of, over all bytes of the batch.
 
         A decision may flip where p is nearer to 1/2 than an error of the dtype's eps in the score moves it.
         """
@@ -195,19 +184,10 @@ class Router(nn.Module):
             sow_loss(
                 self, "ratio", jnp.float32(self.config.ratio_weight) * self._ratio(cut, soft, self.target)
             )
-            if theta is not None:
-                spread = jnp.sqrt(share(jnp.square(score - share(score))))
-                sow_next(self, "theta", jax.lax.stop_gradient(theta + spread * self._step(cut, self.target)))
         sow_metric(self, "cut_rate", cut)
         sow_metric(self, "mean_p", soft)
         sow_metric(self, "undecided", share(jnp.abs(p - MIDDLE) < UNDECIDED))
         sow_metric(self, "flip_rate", share(jnp.abs(p - MIDDLE) < slope * jnp.finfo(self.dtype).eps))
-
-    def _step(self, cut: Float[Array, ""], target: float) -> Float[Array, ""]:
-        """Return how many standard deviations theta rises: more than 0 where more bytes are cut than 1 in `target`."""
-        if self.has_variable(COUNTED, "cut_rate"):
-            cut = self.get_variable(COUNTED, "cut_rate")
-        return jnp.float32(GAIN) * jnp.clip(jnp.log(jnp.maximum(cut, TINY) * jnp.float32(target)), -1.0, 1.0)
 
     def _ratio(self, cut: Float[Array, ""], soft: Float[Array, ""], target: float) -> Float[Array, ""]:
         """Return the ratio loss of these bytes.

@@ -10,7 +10,6 @@ from jaxblt.mixers.driver.marks import mark
 from jaxblt.models.unmerge import smooth
 from jaxblt.patching.learned import BoundaryConfig, Router, calibrate_router, confidence, ratio_loss
 from jaxblt.patching.learned.cores import Responses, motif_table
-from jaxblt.side_outputs import next_params, with_next
 from tests.tolerances import tol
 
 DIM, LENGTH, TARGET = 6, 20, 4.0
@@ -47,29 +46,6 @@ def test_plain_probabilities_and_the_ratio_loss_are_those_of_the_paper() -> None
     assert np.isfinite(gradient).all()
     assert np.abs(gradient).max() > 0
     assert float(ratio_loss(jnp.float32(0.25), jnp.float32(0.25), TARGET)) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("start", [-40.0, 40.0])
-def test_theta_follows_the_rate_of_cuts(start: float) -> None:
-    """From far off either way it comes to the target's rate within 60 steps, with no gradient of its own."""
-    h = jnp.asarray(np.random.default_rng(0).standard_normal((4, 500, DIM)), jnp.float32)
-    router = Router(BoundaryConfig(), VOCAB_SIZE, TARGET)
-    given = {"segment_ids": None, "positions": jnp.zeros((4, 500), jnp.int32)}
-    params = {name: {"kernel": jnp.eye(DIM)} for name in ("query", "key")}
-    params |= {"theta": jnp.full(1, 0.5 + start / 200), "log_tau": jnp.full(1, -2.0)}
-
-    def run(params):
-        (p, _, _), side = router.apply(
-            {"params": params}, h, jnp.full((4, 500), 70), **given, mutable=["losses", "metrics"]
-        )
-        return jnp.sum(p), (side["metrics"]["cut_rate"][0].value, next_params(side))
-
-    step = jax.jit(jax.grad(run, has_aux=True))
-    for _ in range(60):
-        gradient, (_, found) = step(params)
-        params = with_next(params, found, jnp.asarray(True))
-    assert gradient["theta"] == 0
-    assert step(params)[1][0] == pytest.approx(1 / TARGET, rel=0.03)
 
 
 def test_confidence_is_one_with_the_gradient_of_p_or_of_its_rest() -> None:
