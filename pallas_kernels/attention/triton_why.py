@@ -41,7 +41,7 @@ SMALL = Kernels(Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 32, 4, 2))
 
 LARGE = {
     64: Kernels(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
-    128: Kernels(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    128: Kernels(Tile(128, 64, 4, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
 }
 """On Hopper, by size of a head: few registers are spilled, and ptxas waits for no single product."""
 
