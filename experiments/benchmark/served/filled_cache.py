@@ -19,7 +19,7 @@ def filled_cache(
     rows: tuple[int, ...] = (1, 64),
     capacity: int = 131_072,
     filled: tuple[float, ...] = (1 / 16, 1 / 4, 1.0),
-    new_bytes: int = 32,
+    new_bytes: int = 16,
     dim: int = 1024,
     num_heads: int = 16,
     whole: Literal["cudnn", "reference"] | None = "cudnn",

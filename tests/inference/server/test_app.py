@@ -23,7 +23,7 @@ from jax._src.core import EvalTrace
 
 import jaxblt
 import jaxblt.inference.engine
-from jaxblt.inference import SamplingConfig
+from jaxblt.inference import SamplingConfig, beam_search
 from jaxblt.inference.engine import Engine, Request, Sampling
 from jaxblt.inference.server import Limits, Service, make_app
 from jaxblt.inference.server.completions import FIELDS
@@ -92,6 +92,25 @@ def test_logprobs_name_the_best_bytes(app):
         if token in top:
             assert top[token] == value
         assert max(top.values()) >= value
+
+
+def test_a_beam_search_is_that_of_the_function(app, run):
+    """The best of a search, for each prompt, ordered by nats a byte unless told otherwise."""
+    options = {"max_new_bytes": 5, "beams": 3, "alphabet": b"ab"}
+    decoder, params = run.decoder, run.decoder_params
+    expected = [
+        beam_search(decoder, params, prompt, length_exponent=1.0, **options) for prompt in (b"a", b"bb")
+    ]
+    asked = {"use_beam_search": True, "best_of": 3, "n": 2, "max_tokens": 5, "alphabet": "ab"}
+    found = post(app, "/v1/completions", {"prompt": ["a", "bb"], "echo": True, **asked}).json
+    told = [(choice["text"], choice["log_likelihood"]) for choice in found["choices"]]
+    pairs = [(p, beam) for p, beams in zip(("a", "bb"), expected, strict=True) for beam in beams[:2]]
+    assert told == [(p + beam.data.decode(), beam.log_likelihood) for p, beam in pairs]
+    assert [c["finish_reason"] for c in found["choices"]] == [
+        "stop" if beam.ended else "length" for _, beam in pairs
+    ]
+    drawn = sum(len(beam.data) for _, beam in pairs)
+    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": drawn, "total_tokens": 3 + drawn}
 
 
 def test_stop_strings_and_penalties(app):
@@ -166,6 +185,12 @@ WRONG = [
     ({"seed": -1}, 400, "seed", "seed must lie in 0..4294967295, got -1"),
     ({"frequency_penalty": 101}, 400, "frequency_penalty", "must lie in -100.0..100.0, got 101"),
     ({"adapter": 0}, 400, "adapter", "adapter must be left out, the model offers none, got 0"),
+    ({"use_beam_search": True, "stream": True}, 400, "stream", "a beam search reads no stream"),
+    ({"use_beam_search": True, "temperature": 0.5}, 400, "temperature", "a beam search draws nothing"),
+    ({"use_beam_search": True, "n": 3, "best_of": 2}, 400, "best_of", "best_of must lie in 3..6, got 2"),
+    ({"use_beam_search": True, "alphabet": ""}, 400, "alphabet", "alphabet is empty"),
+    ({"use_beam_search": True, "prompt": "a" * 390}, 400, "prompt", "a prompt of 390 bytes and 16 new ones"),
+    ({"length_penalty": 1}, 400, "length_penalty", "length_penalty needs use_beam_search"),
     ({"stream_options": {"usage": 1}}, 400, "stream_options", "stream_options must be an object"),
 ]
 
