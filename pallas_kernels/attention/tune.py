@@ -65,12 +65,12 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     given = parser.parse_args()
     found: dict[str, Any] = {"machine": asdict(this_machine()), "call": vars(given), "tiles": []}
+    out = Path(given.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
     for line in _lines(given.tokens, given.heads, given.groups, given.head_dim):
         logging.info(line)
         found["tiles"].append(line)
-    out = Path(given.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def _draw(q: Any, k: Any) -> Any:
