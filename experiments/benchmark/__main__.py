@@ -18,7 +18,7 @@ ROOMS = {
     "tasks": ("pixels", "progressive", "recall", "state_counts", "tasks"),
     "splitting": ("overlap", "ring", "sequence_parallel", "sequence_plan", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "half_precision", "quantized_decode"),
-    "served": ("batch_sizes", "real_load", "serving_levels"),
+    "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
     "peers": ("evo2",),
     "trained_runs": ("baselines", "boxed_run", "context", "distillation", "pruning", "record"),
     "history": ("compare", "keep", "trends"),

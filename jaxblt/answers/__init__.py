@@ -8,7 +8,7 @@ itself is in `jaxblt.inference`, the loss over a split in `jaxblt.training.evalu
 
 from jaxblt.answers.attributions import Attributions, attributions
 from jaxblt.answers.classify import classify
-from jaxblt.answers.continuations import continuations
+from jaxblt.answers.continuations import continuations, search_beams
 from jaxblt.answers.embed import Embeddings, Pool, embed
 from jaxblt.answers.index import build_index
 from jaxblt.answers.mutagenesis import Mutagenesis, mutagenesis
@@ -41,5 +41,6 @@ __all__ = [
     "open_records",
     "read_vcf",
     "score",
+    "search_beams",
     "variants",
 ]

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.answers.protocol import TrainedRun
 from jaxblt.data.letters import letters_of
+from jaxblt.inference.beams import Beam, beam_search
 from jaxblt.inference.drafts import DraftCounts, Drafts
 from jaxblt.inference.generate import generate
 from jaxblt.inference.sampling import SamplingConfig
@@ -67,6 +68,39 @@ def continuations(
     with place.in_force:
         pieces = generate(run.decoder, run.decoder_params, prompts, stream=True, **options)
     return _under(place, pieces)
+
+
+def search_beams(
+    run: TrainedRun,
+    prompts: Sequence[bytes],
+    *,
+    max_new_bytes: int,
+    beams: int = 4,
+    alphabet: bytes | None = None,
+    length_exponent: float = 0.0,
+    as_trained: bool = True,
+) -> list[list[Beam]]:
+    """Return the continuations that a beam search finds behind each prompt, the best first.
+
+    See `jaxblt.inference.beam_search`, which is called for one prompt after another.
+
+    Args:
+      run: a causal one.
+      prompts: may be empty; a BOS comes before each.
+      max_new_bytes: bytes of a continuation at the most.
+      beams: rows of a search.
+      alphabet: bytes that may be written; None for all.
+      length_exponent: orders the results.
+      as_trained: prompts have the case of the run's data; False takes every byte as it is.
+
+    Raises:
+      ValueError: as of `beam_search`.
+    """
+    letters = letters_of(run.recipe.data) if as_trained else None
+    options: dict[str, Any] = {"max_new_bytes": max_new_bytes, "beams": beams}
+    options |= {"alphabet": alphabet, "length_exponent": length_exponent}
+    read = prompts if letters is None else [letters.read(prompt) for prompt in prompts]
+    return [beam_search(run.decoder, run.decoder_params, prompt, **options) for prompt in read]
 
 
 def _under(place: Placement, pieces: Iterator[list[bytes]]) -> Iterator[list[bytes]]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jaxblt.cli.beams import best_beams, check_beams
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.quantize import load_quantized
 from jaxblt.cli.streaming import write_as_they_come
@@ -15,6 +16,9 @@ from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Step, Weights
 from jaxblt.validation import MOST_SEED, whole
 
+TEMPERATURE = 0.8
+"""Of draws, unless the caller names another."""
+
 
 def generate(
     run_dir: Annotated[str, tyro.conf.Positional],
@@ -22,12 +26,14 @@ def generate(
     prompts_hex: tuple[str, ...] = (),
     prompts_file: tuple[str, ...] = (),
     max_new_bytes: int = 256,
-    temperature: float = 0.8,
+    temperature: float | None = None,
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
     alphabet: str | None = None,
     stream: bool = False,
+    beams: int | None = None,
+    length_exponent: float | None = None,
     adapters: tuple[str, ...] = (),
     drafts: int | None = None,
     drafter: Literal["lookup", "counts"] | None = None,
@@ -45,12 +51,14 @@ def generate(
       prompts_hex: prompts of any bytes, as hexadecimal digits: "ff00" is two bytes.
       prompts_file: files, each of which is one prompt.
       max_new_bytes: bytes to sample at the most; EOS ends a document before.
-      temperature: 0 takes the most probable byte every time.
+      temperature: 0 takes the most probable byte every time; by default 0.8.
       top_k: keep the k most probable bytes; 0 keeps all.
       top_p: keep the fewest bytes whose probabilities sum to this.
       seed: of the draws.
       alphabet: characters that may be drawn, such as ACGT; an end of the document may be drawn besides.
       stream: write bytes as they come, whole characters of UTF-8 at a time; the output is the same.
+      beams: rows of a beam search, which finds the most probable continuation of each prompt; nothing is drawn then.
+      length_exponent: of beams: the best has the most log-likelihood over bytes to this power, by default 0.
       adapters: of a run with a router, for all prompts or for each: the number of an expert of its bank, "base",
         "static", or "router" for its own code.
       drafts: bytes to guess and check in one call, 0 to 16; standard error says how many were right.
@@ -63,38 +71,27 @@ def generate(
 
     Raises:
       FileNotFoundError: a file of prompts is not there.
-      ValueError: an option is out of range, a prompt is not hexadecimal, or the mesh has not as many devices as there
-        are, or splits both the batch and the sequence.
+      ValueError: an option is out of range, a prompt is not hexadecimal, or the mesh does not suit.
     """
     from jaxblt.answers import continuations
-    from jaxblt.inference import Drafts, SamplingConfig
-    from jaxblt.inference.drafts import MOST_DRAFTED
+    from jaxblt.inference import SamplingConfig
 
     whole("--max-new-bytes", max_new_bytes, least=1)
     whole("--seed", seed, least=0, most=MOST_SEED)
-    if alphabet == "":
-        raise ValueError("--alphabet is empty: name characters such as ACGT, or leave it out")
-    sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-    if drafts is None and drafter is not None:
-        raise ValueError(f"--drafter {drafter} needs --drafts: say how many bytes, such as --drafts 8")
-    if drafts is not None:
-        whole("--drafts", drafts, least=0, most=MOST_DRAFTED)
-    drafting = None if drafts is None else Drafts(count=drafts, drafter=drafter or "lookup")
-    data = read_prompts(prompts, prompts_hex, prompts_file)
-    chosen = [read_adapter(text) for text in adapters]
-    pieces = continuations(
-        load_quantized(run_dir, quantize, step=step, weights=weights),
-        data,
-        max_new_bytes=max_new_bytes,
-        sampling=sampling,
-        seed=seed,
-        alphabet=None if alphabet is None else alphabet.encode("utf-8", "surrogateescape"),
-        adapters=chosen[0] if len(chosen) == 1 else chosen or None,
-        drafts=drafting,
-        report=None if drafting is None else write_counts,
-        as_trained=as_trained,
-        mesh=None if mesh is None else parse_mesh(mesh),
-    )
+    options = {"top_k": top_k or None, "top_p": None if top_p == 1 else top_p, "seed": seed or None}
+    options |= {"drafts": drafts, "drafter": drafter, "stream": stream, "adapters": adapters, "mesh": mesh}
+    check_beams(beams, length_exponent, temperature=temperature, **options)
+    sampling = SamplingConfig(TEMPERATURE if temperature is None else temperature, top_k, top_p)
+    drafting = read_drafts(drafts, drafter)
+    given: dict[str, Any] = {"max_new_bytes": max_new_bytes, "as_trained": as_trained}
+    data, given["alphabet"] = read_prompts(prompts, prompts_hex, prompts_file), read_alphabet(alphabet)
+    run = load_quantized(run_dir, quantize, step=step, weights=weights)
+    if beams is not None:
+        given |= {"beams": beams, "length_exponent": length_exponent or 0.0}
+        return write_whole(data, [best_beams(run, data, **given)])
+    given |= {"drafts": drafting, "report": None if drafting is None else write_counts}
+    given |= {"adapters": read_adapters(adapters), "mesh": None if mesh is None else parse_mesh(mesh)}
+    pieces = continuations(run, data, sampling=sampling, seed=seed, **given)
     return write_as_they_come(data, pieces) if stream else write_whole(data, pieces)
 
 
@@ -111,14 +108,38 @@ def write_counts(counts: Any) -> None:
     sys.stderr.write(f"drafts: {counts}\n")
 
 
-def read_adapter(text: str) -> Any:
-    """Read a word of --adapters as `jaxblt.inference.generate` takes it.
+def read_alphabet(text: str | None) -> bytes | None:
+    """Return the bytes of --alphabet.
 
-    `generate` refuses other words.
+    Raises:
+      ValueError: it is empty.
     """
-    if text.isdecimal():
-        return int(text)
-    return None if text == "router" else text
+    if text == "":
+        raise ValueError("--alphabet is empty: name characters such as ACGT, or leave it out")
+    return None if text is None else text.encode("utf-8", "surrogateescape")
+
+
+def read_drafts(count: int | None, drafter: Literal["lookup", "counts"] | None) -> Any:
+    """Return what --drafts and --drafter ask for, or None.
+
+    Raises:
+      ValueError: the count is out of range, or there is none for a drafter.
+    """
+    from jaxblt.inference.drafts import MOST_DRAFTED, Drafts
+
+    if count is None:
+        if drafter is not None:
+            raise ValueError(f"--drafter {drafter} needs --drafts: say how many bytes, such as --drafts 8")
+        return None
+    whole("--drafts", count, least=0, most=MOST_DRAFTED)
+    return Drafts(count=count, drafter=drafter or "lookup")
+
+
+def read_adapters(words: Sequence[str]) -> Any:
+    """Return the words of --adapters as `jaxblt.inference.generate` takes them, which refuses other words."""
+    known: dict[str, Any] = {"router": None}
+    chosen = [int(word) if word.isdecimal() else known.get(word, word) for word in words]
+    return chosen[0] if len(chosen) == 1 else chosen or None
 
 
 def read_prompts(texts: Sequence[str], digits: Sequence[str], files: Sequence[str]) -> list[bytes]:

@@ -227,7 +227,7 @@ def _draw(
     settings: DraftArrays,
 ) -> tuple[DraftedPlace, Round, Told]:
     """Draft, read the window, and draw behind the known bytes for as long as the drafts are right."""
-    left = requests.lengths + requests.limits - place.length
+    left = jnp.asarray(requests.lengths + requests.limits) - place.length
     seen = look(decoder, params, place, left, settings)
     index = jnp.arange(DRAWN, dtype=jnp.int32)[None]
     drawn = sample_behind(requests, keys, place.length[:, None] + index, seen.logits)

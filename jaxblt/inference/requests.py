@@ -35,12 +35,12 @@ class Requests:
       alphabet: which ids may be drawn.
     """
 
-    lengths: Int[Array, "B"]
-    limits: Int[Array, "B"]
-    seeds: UInt32[Array, "B"]
-    indices: UInt32[Array, "B"]
+    lengths: Int[Array | np.ndarray, "B"]
+    limits: Int[Array | np.ndarray, "B"]
+    seeds: UInt32[Array | np.ndarray, "B"]
+    indices: UInt32[Array | np.ndarray, "B"]
     sampling: SamplingArrays
-    alphabet: Bool[Array, "B N"]
+    alphabet: Bool[Array | np.ndarray, "B N"]
 
 
 def lay_out(

@@ -47,17 +47,17 @@ class SamplingConfig:
 class SamplingArrays:
     """A `SamplingConfig` a row, as values that a compiled program reads: another setting compiles nothing."""
 
-    temperature: Float[Array, "B"]
-    top_k: Int[Array, "B"]
-    top_p: Float[Array, "B"]
+    temperature: Float[Array | np.ndarray, "B"]
+    top_k: Int[Array | np.ndarray, "B"]
+    top_p: Float[Array | np.ndarray, "B"]
 
 
 def sampling_arrays(configs: Sequence[SamplingConfig]) -> SamplingArrays:
-    """Return the settings of each row, side by side."""
+    """Return the settings of each row, side by side; the device is not asked, which may be busy."""
     return SamplingArrays(
-        temperature=jnp.asarray([config.temperature for config in configs], jnp.float32),
-        top_k=jnp.asarray([config.top_k for config in configs], jnp.int32),
-        top_p=jnp.asarray([config.top_p for config in configs], jnp.float32),
+        temperature=np.array([config.temperature for config in configs], np.float32),
+        top_k=np.array([config.top_k for config in configs], np.int32),
+        top_p=np.array([config.top_p for config in configs], np.float32),
     )
 
 
@@ -66,7 +66,7 @@ def sample(
     keys: Key[Array, "B"],
     logits: Float[Array, "B V"],
     *,
-    alphabet: Bool[Array, "B N"] | None = None,
+    alphabet: Bool[Array | np.ndarray, "B N"] | None = None,
 ) -> Int[Array, "B"]:
     """Draw the id of a byte or EOS a row.
 
@@ -94,13 +94,13 @@ def sample(
     return jnp.asarray(drawable)[_draw(sampling, keys, logits)]
 
 
-def alphabet_table(alphabets: Sequence[bytes | None]) -> Bool[Array, "B N"]:
+def alphabet_table(alphabets: Sequence[bytes | None]) -> Bool[np.ndarray, "B N"]:
     """Return which ids the alphabet of each row allows: its bytes and EOS, or all for None."""
     table = np.ones((len(alphabets), VOCAB_SIZE), bool)
     for row, alphabet in zip(table, alphabets, strict=True):
         if alphabet is not None:
             row[:] = np.isin(np.arange(VOCAB_SIZE), [EOS, *(byte + OFFSET for byte in alphabet)])
-    return jnp.asarray(table)
+    return table
 
 
 def _draw(sampling: SamplingArrays, keys: Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:

@@ -18,7 +18,8 @@ def scope_totals(folder: str | Path, program: str, scopes: Mapping[str, str]) ->
 
     XLA names an instruction after what it was made of, such as "jit(f)/BLT._decoded/up/query/dot_general"; a fusion
     after its last operation. What loops hold is counted, and the loops are not. Other programs in the trace are left
-    out: they number their instructions in the same way.
+    out: they number their instructions in the same way. On a GPU compile with
+    `compiler_options={"xla_gpu_enable_command_buffer": ""}`: what a command buffer launches is "other".
 
     Args:
       folder: as of `op_totals`.

@@ -10,6 +10,7 @@ from pallas_kernels.attention.partial import (
     partial_attention,
     partial_attention_backward,
 )
+from pallas_kernels.attention.prefix import prefix_attention, skips_empty_slots
 from pallas_kernels.attention.scores import SoftCap
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "merge_partials",
     "partial_attention",
     "partial_attention_backward",
+    "prefix_attention",
     "presets",
     "rules",
+    "skips_empty_slots",
 ]

@@ -9,13 +9,14 @@ from pallas_kernels import _dispatch
 from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels._ranges import Range, check_values
-from pallas_kernels.attention import cudnn, reference, xla
+from pallas_kernels.attention import cudnn, reference, triton_gpu, triton_why, xla
 from pallas_kernels.attention.arguments import check_arguments, without_padding, zero_where_not
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.scores import Score, check_score
 
 TABLE = (
     Implementation("cudnn", cudnn.attention, cudnn.why_not),
+    Implementation("triton", triton_gpu.attention, triton_why.why_not),
     Implementation("xla", xla.attention),
     Implementation("reference", reference.attention),
 )
@@ -35,7 +36,7 @@ def attention(
     alibi_slopes: Float[Array, "H"] | None = None,
     scale: float | None = None,
     score: Score | None = None,
-    implementation: Literal["cudnn", "xla", "reference"] | None = None,
+    implementation: Literal["cudnn", "triton", "xla", "reference"] | None = None,
 ) -> Float[Array, "B T H K"]:
     """Compute softmax attention: o_t = sum_s softmax_s(scale q_t.k_s - slope (pos_t - pos_s)) v_s over the keys seen.
 

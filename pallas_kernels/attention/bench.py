@@ -1,4 +1,4 @@
-"""cuDNN against blocks in XLA: `python -m pallas_kernels.attention.bench`."""
+"""cuDNN and Triton against blocks in XLA: `python -m pallas_kernels.attention.bench`."""
 
 from functools import partial
 from typing import Any
@@ -13,15 +13,21 @@ from pallas_kernels._measure import Case
 from pallas_kernels.attention import masks
 from pallas_kernels.attention.api import attention
 from pallas_kernels.attention.shapes import SHAPES, AttentionShape
+from pallas_kernels.attention.triton_why import why_not
 
 DENSE_BYTES = 2**33
 """Dense scores take no more where the reference is timed."""
 
 
 def plan(shape: AttentionShape, dtype: Any = jnp.bfloat16) -> Plan:
-    """Time cuDNN on a GPU, and the reference where its scores fit, against XLA's blocks; the truth is XLA's in fp32."""
+    """Time cuDNN and Triton on a GPU, and the reference where its scores fit, against XLA's blocks.
+
+    The truth is XLA's in fp32.
+    """
     args = arguments(shape, dtype)
     names = ["cudnn"] * (current_device().platform == "gpu")
+    mask = masks.band(shape.causal, shape.window) & masks.documents(args[3] if args[3:] else None)
+    names += ["triton"] * (why_not(current_device(), args[0], args[1], args[2], mask) is None)
     names += ["reference"] * (4 * shape.batch * shape.heads * shape.tokens**2 <= DENSE_BYTES)
     flops = 2.0 * shape.heads * shape.head_dim * visible_pairs(shape)
     stored, result = float(sum(x.nbytes for x in args[:3])), float(args[0].nbytes)

@@ -114,6 +114,17 @@ class Mask:
         rule = jax.tree.map(lambda lists: lists[:, :, None], by_query(self.rule, queries))
         return seen & rule.sees(here[:, None, None, :, None], there[:, None, None, None, :])
 
+    @property
+    def has_tags(self) -> bool:
+        """True if documents or lengths hide keys."""
+        return any(x is not None for x in (self.segments, self.q_lengths, self.kv_lengths))
+
+    def tags(self, queries: int, keys: int) -> tuple[Int[Array, "#B T"], Int[Array, "#B S"]]:
+        """Return numbers that are equal iff documents and lengths show the key; 0 and -1 where no token is."""
+        q_valid, kv_valid = self.valid(queries, keys)
+        q_ids, kv_ids = (None, None) if self.segments is None else (self.segments.q, self.segments.of_keys)
+        return _tags(q_ids, q_valid, queries, 0), _tags(kv_ids, kv_valid, keys, -1)
+
     def valid(self, queries: int, keys: int) -> tuple[Bool[Array, "B T"] | None, Bool[Array, "B S"] | None]:
         """Return the queries and keys that are neither padding nor holes; None where all are valid."""
         q_ids, kv_ids = (None, None) if self.segments is None else (self.segments.q, self.segments.of_keys)
@@ -183,6 +194,13 @@ def _valid(
     if lengths is None:
         return valid
     return prefix(lengths, size) if valid is None else valid & prefix(lengths, size)
+
+
+def _tags(
+    ids: Int[Array, "B T"] | None, valid: Bool[Array, "B T"] | None, size: int, invalid: int
+) -> Int[Array, "#B T"]:
+    tags = jnp.ones((1, size), jnp.int32) if ids is None else ids.astype(jnp.int32)
+    return tags if valid is None else jnp.where(valid, tags, jnp.int32(invalid))
 
 
 def _only[T](what: str, a: T | None, b: T | None) -> T | None:

@@ -150,14 +150,7 @@ def _marks(mask: Mask, blocks: cut.Blocks) -> _Marks:
     hidden = blocks.pad_k == 0 or (blocks.by_index and (mask.interval.causal or mask.rule is not None))
     if q_valid is None and kv_valid is None and hidden:
         return _Marks(None, None, *places)
-    ids = (None, None) if mask.segments is None else (mask.segments.q, mask.segments.of_keys)
-    q_tags = _tags(ids[0], q_valid, blocks.queries, 0)
-    return _Marks(q_tags, _tags(ids[1], kv_valid, blocks.keys, -1), *places)
-
-
-def _tags(segments: Array | None, valid: Bool[Array, "B T"] | None, length: int, invalid: int) -> Array:
-    tags = jnp.ones((1, length), jnp.int32) if segments is None else segments.astype(jnp.int32)
-    return tags if valid is None else jnp.where(valid, tags, jnp.int32(invalid))
+    return _Marks(*mask.tags(blocks.queries, blocks.keys), *places)
 
 
 def _run(

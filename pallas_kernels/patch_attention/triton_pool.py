@@ -7,21 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.patch_attention.triton_rows import (
-    FLOOR,
-    LOG2E,
-    LOWEST,
-    head_and_tile,
-    launch,
-    like,
-    product,
-    read,
-    read_rows,
-    scale,
-    span,
-    steps,
-    write_rows,
-)
+from pallas_kernels._triton import FLOOR, LOG2E, LOWEST, launch, product, span, steps
+from pallas_kernels.patch_attention.triton_rows import head_and_tile, like, read, read_rows, scale, write_rows
 
 PATCHES = 16
 """Patches of a program, the least that tensor cores take: more would look at more bytes of others."""

@@ -1,8 +1,5 @@
-"""Parts of the Triton kernels: rows of one head in and out of memory, products of them, and the launch."""
+"""Parts of the Triton kernels: rows of one head in and out of memory."""
 
-import math
-import warnings
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,38 +9,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Bool, Float, Int
 
-LOG2E = math.log2(math.e)
-
-LOWEST = -1e30
-"""Score of what is masked. Subtracting no less than FLOOR makes its exp() 0 where nothing is visible as well."""
-
-FLOOR = -0.5e30
-
-
-def launch(
-    kernel: Callable[..., None],
-    name: str,
-    programs: int,
-    out: Any,
-    arrays: Sequence[Array],
-    *,
-    warps: int,
-    stages: int,
-    interpret: bool,
-) -> Any:
-    """Run `kernel(*refs of arrays, *refs of out)` in each of `programs` programs."""
-    with warnings.catch_warnings():
-        # Expect this backend to go: JAX 0.11 announces it, and `hopper.why_not` looks for it.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return pl.pallas_call(
-            kernel,
-            grid=(programs,),
-            out_shape=out,
-            compiler_params=pltriton.CompilerParams(num_warps=warps, num_stages=stages),
-            interpret=interpret,
-            name=name,
-        )(*arrays)
-
 
 def head_and_tile(heads: int) -> tuple[Array, Array]:
     """Return head and tile of this program.
@@ -52,11 +17,6 @@ def head_and_tile(heads: int) -> tuple[Array, Array]:
     """
     program = pl.program_id(0)
     return lax.rem(program, heads), lax.div(program, heads)
-
-
-def span(start: Any, count: int) -> Int[Array, "count"]:
-    """Return start, start + 1, ..."""
-    return start + jnp.arange(count, dtype=jnp.int32)
 
 
 def read(
@@ -78,16 +38,6 @@ def write_rows(
     pltriton.store(ref.at[pl.ds(start, len(keep)), head, :], x.astype(ref.dtype), mask=keep[:, None])
 
 
-def product(left: Array, right: Array) -> Float[Array, "rows columns"]:
-    """Return left @ right, summed in fp32."""
-    return jnp.dot(left, right, preferred_element_type=jnp.float32)
-
-
-def steps(begin: Any, end: Any, step: int) -> Array:
-    """Count the tiles of `step` rows from `begin` to `end`."""
-    return lax.div(end - begin + (step - 1), step)
-
-
 def scale(ref: Any) -> float:
     """Return 1 / sqrt(K)."""
     return ref.shape[-1] ** -0.5
@@ -96,23 +46,3 @@ def scale(ref: Any) -> float:
 def like(x: Array) -> Any:
     """Return the type of a result like x, inside `shard_map` as well."""
     return jax.typeof(x)
-
-
-def exp2(x: Float[Array, "..."], interpret: bool) -> Float[Array, "..."]:
-    """Return 2^x in one instruction, subnormal results as 0.
-
-    `jnp.exp2` takes four to keep them.
-    """
-    return jnp.exp2(x) if interpret else _instruction("ex2.approx.ftz.f32", x)
-
-
-def log2(x: Float[Array, "..."], interpret: bool) -> Float[Array, "..."]:
-    """Return log2(x) for x in the normal range, to 2^-22 of max(1, |log2(x)|)."""
-    return jnp.log2(x) if interpret else _instruction("lg2.approx.ftz.f32", x)
-
-
-def _instruction(name: str, x: Float[Array, "..."]) -> Float[Array, "..."]:
-    out = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
-    return pltriton.elementwise_inline_asm(
-        f"{name} $0, $1;", args=[x], constraints="=f,f", pack=1, result_shape_dtypes=out
-    )[0]

@@ -1,9 +1,9 @@
 """The calls that the Triton kernel takes, known without importing Triton, which many machines lack."""
 
-from importlib.util import find_spec
 from typing import Any
 
 from pallas_kernels._dispatch import Device
+from pallas_kernels._jax_triton import why_not_on
 
 MOST = 8
 """Taps that the kernel is unrolled for, more than the op is meant for."""
@@ -26,10 +26,8 @@ def why_not(
     **_: Any,
 ) -> str | None:
     """Return why the kernel cannot run such a call, or None."""
-    if device.platform != "gpu" or device.capability is None or device.capability < (8, 0):
-        return f"it is compiled for NVIDIA GPUs of compute capability 8.0 or newer, this is {device.kind}"
-    if missing := [name for name in ("triton", "jax_triton") if find_spec(name) is None]:
-        return f"{' and '.join(missing)} not found (pip install 'jaxblt[triton]')"
+    if (reason := why_not_on(device)) is not None:
+        return reason
     dtypes = {str(z.dtype) for z in (x, pre_gate, post_gate, history) if z is not None}
     if not dtypes <= DTYPES:
         return f"it takes bf16 and fp32 streams, these are {', '.join(sorted(dtypes))}"

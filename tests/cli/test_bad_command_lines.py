@@ -98,6 +98,20 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (("generate", "r", "--temperature", "nan"), 1, "temperature must be a finite number, got nan"),
     (("generate", "r", "--top-k", "-1"), 1, "SamplingConfig.top_k must be at least 0, got -1: 0 keeps all"),
     (("generate", "r", "--top-p", "0"), 1, "SamplingConfig.top_p must lie in 1e-06..1, got 0"),
+    (("generate", "r", "--beams", "0"), 1, "--beams must lie in 1..256, got 0"),
+    (("generate", "r", "--length-exponent", "1"), 1, "--length-exponent 1.0 needs --beams"),
+    (
+        ("generate", "r", "--beams", "4", "--temperature", "0.5"),
+        1,
+        "--temperature and --beams .* draws nothing",
+    ),
+    (("generate", "r", "--beams", "4", "--top-k", "2"), 1, "--top-k and --beams were both given"),
+    (
+        ("generate", "r", "--beams", "4", "--stream"),
+        1,
+        "--stream and --beams .* at its end only: leave one out",
+    ),
+    (("generate", "r", "--beams", "4", "--drafts", "8"), 1, "--drafts and --beams .* guesses no bytes"),
     (("generate", "r", "--drafts", "17"), 1, r"--drafts must .*16, got 17"),
     (("generate", "r", "--drafter", "counts"), 1, "--drafter counts needs --drafts: .* such as --drafts 8"),
     (

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.attention import masks, mosaic_gpu_partial
+from pallas_kernels.attention import masks, mosaic_gpu_partial, presets, triton_gpu, triton_prefix
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
@@ -50,10 +50,30 @@ class Program:
 
 
 def _attention() -> Iterator[Program]:
-    """Partial attention as in a ring, with heads of either size."""
+    """Partial attention as in a ring, and rules, with heads of either size."""
     for shape in attention_shapes.SHAPES:
         if shape.name in ("llama3_8b_8k", "esm2_650m"):
             yield from _partials(f"attention/partial_{shape.head_dim}", shape)
+            yield from _rules(f"attention/triton_{shape.head_dim}", shape)
+
+
+def _rules(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
+    """Tiles of 128, and of 64 in packed rows."""
+    q, k = (
+        jax.ShapeDtypeStruct((4, 1024, n, shape.head_dim), jnp.bfloat16) for n in (shape.heads, shape.groups)
+    )
+    arrays = {"q": q, "k": k, "v": k}
+    for block in (128, 64):
+        run = partial(_block_sparse, block=block, packed=block == 64)
+        yield Program(f"{op}_{block}", _forward_and_gradients(run), (q, arrays))
+    if shape.groups < shape.heads:
+        yield from _transformed(op, partial(_block_sparse, block=128, packed=True), arrays, q)
+
+
+def _block_sparse(q: Any, k: Any, v: Any, *, block: int, packed: bool) -> Any:
+    ids = 1 + jax.lax.broadcasted_iota(jnp.int32, q.shape[:2], 1) // 300
+    mask = masks.CAUSAL & presets.bigbird(block=block) & masks.documents(ids if packed else None)
+    return triton_gpu.attention(q, k, v, mask)
 
 
 def _partials(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:
@@ -86,6 +106,26 @@ def _partial(arrays: Any, causal: bool = False, cast_output: bool = False) -> An
     q, k, v = (arrays[name] for name in "qkv")
     options = {"accumulator": arrays.get("accumulator"), "cast_output": cast_output}
     return mosaic_gpu_partial.attention_with_lse(q, k, v, mask, **options)
+
+
+def _prefixes() -> Iterator[Program]:
+    """A token over a long cache of bf16 and of fp32, drafted tokens whose heads share keys; vmap, and four devices."""
+    run = triton_prefix.prefix_attention
+    for name, queries, heads, groups, width, dtype in (
+        ("token", 1, 16, 16, 64, jnp.bfloat16),
+        ("token_fp32", 1, 16, 16, 64, jnp.float32),
+        ("drafts", 16, 32, 8, 128, jnp.bfloat16),
+    ):
+        kv = jax.ShapeDtypeStruct((64, 131_072, groups, width), dtype)
+        arrays = {"q": jax.ShapeDtypeStruct((64, queries, heads, width), jnp.bfloat16), "k": kv, "v": kv}
+        arrays |= {"counts": jax.ShapeDtypeStruct((64, queries), jnp.int32)}
+        arrays |= {"times": jax.ShapeDtypeStruct(kv.shape[:2], jnp.int32)}
+        yield Program(f"attention/prefix_{name}", lambda arrays: run(**arrays), (arrays,))
+    stacked = {name: jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for name, a in arrays.items()}
+    yield Program("attention/prefix_vmap", jax.vmap(lambda arrays: run(**arrays)), (stacked,))
+    specs = dict.fromkeys(arrays, P(AXIS))
+    split = jax.shard_map(lambda arrays: run(**arrays), in_specs=(specs,), out_specs=P(AXIS))
+    yield Program("attention/prefix_shard_map", split, (arrays,), devices=4)
 
 
 def _blocked_conv() -> Iterator[Program]:
@@ -446,6 +486,7 @@ def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
 
 PROGRAMS: tuple[Program, ...] = (
     *_attention(),
+    *_prefixes(),
     *_blocked_conv(),
     *_gated_linear_attention(),
     *_linear_steps(),

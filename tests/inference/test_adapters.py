@@ -11,7 +11,7 @@ import pytest
 from jaxblt.adapters import AdapterConfig, ChunkMean, Ema, Prefix, RouterConfig, attach, fuse
 from jaxblt.adapters.code.fallback import CodeFallbackWarning
 from jaxblt.adapters.update.row_adapters import choose_adapters
-from jaxblt.cli.generate import read_adapter
+from jaxblt.cli.generate import read_adapters
 from jaxblt.inference import Decoder, SamplingConfig, generate
 from jaxblt.inference.generate import _begin
 from jaxblt.mixers import AttentionConfig
@@ -113,7 +113,9 @@ def test_a_patched_model_s_bytes_one_by_one_equal_the_parallel_pass_given_its_pa
 
 
 def test_words_of_the_command_line():
-    assert [read_adapter(text) for text in ("1", "base", "static", "router")] == [1, "base", "static", None]
+    assert read_adapters(("1", "base", "static", "router")) == [1, "base", "static", None]
+    assert read_adapters(("1",)) == 1
+    assert read_adapters(()) is None
 
 
 def test_codes_of_rows():

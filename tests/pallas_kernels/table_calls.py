@@ -174,10 +174,22 @@ def of_attention(run: Any) -> Iterator[Call]:
     return calls(attention_shapes.SHAPES, partial(attend, run), time="tokens")
 
 
+def read_cache(shape: Any, dtype: Any, ids: Any) -> Made:
+    """Return a token's call over a cache as long as the row."""
+    del ids
+    q, k = (
+        like(shape.batch, length, heads, shape.head_dim, dtype=dtype)
+        for length, heads in ((1, shape.heads), (shape.tokens, shape.groups))
+    )
+    marks = (like(shape.batch, length, dtype=INT32) for length in (1, shape.tokens))
+    return attention.prefix_attention, (q, k, k, *marks), {}
+
+
 CALLS: dict[str, Callable[[], Iterator[Call]]] = {
     "attention.api.TABLE": partial(of_attention, attention.attention),
     "attention.partial.FORWARD": partial(of_attention, attention.partial_attention),
     "attention.partial.BACKWARD": partial(of_attention, attention.partial_attention_backward),
+    "attention.prefix.TABLE": partial(calls, attention_shapes.SHAPES, read_cache, "tokens"),
     "blocked_conv.api.TABLE": partial(calls, blocked_shapes.SHAPES, partial(convolve, blocked_conv)),
     "byte_head.api.CROSS_ENTROPY_TABLE": partial(
         calls, head_shapes.SHAPES, partial(predict, byte_head.cross_entropy)

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_kernels
-from pallas_kernels import _dispatch, byte_head
+from pallas_kernels import _dispatch, _jax_triton, byte_head
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels._linear_state import jla
-from pallas_kernels.short_conv import triton_why
 from tests.pallas_kernels.jla import installed
 from tests.pallas_kernels.table_calls import CALLS, Call, like, model_calls
 
@@ -51,13 +50,13 @@ def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(jla.metadata, "version", version)
-    monkeypatch.setattr(triton_why, "find_spec", lambda name: None)
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: None)
 
 
 def with_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that both are here."""
     installed(monkeypatch)
-    monkeypatch.setattr(triton_why, "find_spec", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: SimpleNamespace(name=name))
 
 
 def first_calls(table: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:

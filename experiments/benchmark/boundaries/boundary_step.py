@@ -27,6 +27,8 @@ PARTS = {
     "smoothing": r"_latent_forward/",
 }
 """The parts of a byte-patched model by their paths in the compiled program, inner ones first."""
+SINGLY = {"xla_gpu_enable_command_buffer": ""}
+"""Options of the compiler that launch kernels one by one: a trace does not tell the parts of a command buffer."""
 
 
 def boundary_step(
@@ -38,8 +40,9 @@ def boundary_step(
 ) -> dict[str, Any]:
     """Time a recipe's train step under several ways to cut patches of one mean length, and each part of it.
 
-    Rows are of the embedded book. Parameters are as they are drawn, those of an entropy model too, and routers and
-    thresholds are calibrated, so that every arm cuts patches of the same mean length.
+    Kernels are launched one by one, for the trace's sake. Rows are of the embedded book. Parameters are as they are
+    drawn, those of an entropy model too, and routers and thresholds are calibrated, so that every arm cuts patches of
+    the same mean length.
 
     Args:
       out: file for the figures as JSON, written anew after each arm.
@@ -102,7 +105,7 @@ def timed(ready: "Ready", steps: int) -> dict[str, Any]:
     from pallas_kernels.runtime import measure
 
     step, traced = cast(Any, ready.step()), steps // 2
-    compiled = step.lower(ready.state, ready.batch).compile()
+    compiled = step.lower(ready.state, ready.batch).compile(compiler_options=SINGLY)
     held = [compiled(ready.state, ready.batch)]
 
     def run() -> Any:

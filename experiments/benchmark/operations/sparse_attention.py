@@ -12,7 +12,7 @@ import numpy as np
 from experiments.benchmark.figures.saved import save
 from jaxblt.validation import number, whole
 
-Name = Literal["cudnn", "xla", "reference"]
+Name = Literal["cudnn", "triton", "xla", "reference"]
 
 CHECKED = 1024
 """Tokens over which the output is compared with the reference, which holds all scores."""

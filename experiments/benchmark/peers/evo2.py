@@ -11,6 +11,7 @@ import numpy as np
 from experiments.benchmark.figures.saved import check_commit, save
 from experiments.benchmark.peers.evo2_setting import PARTS, Part, Setting, Side, Timed
 from jaxblt.profiling.provenance import git_commit
+from pallas_kernels.runtime import alone
 
 
 def evo2(
@@ -88,13 +89,14 @@ def measured(
       why: names what an exception is of where a part may go without figures, or returns None.
     """
     try:
-        timed = prepare()
-        timed.call()
-        taken: list[float] = []
-        while len(taken) < setting.trials and (len(taken) < 2 or sum(taken) < setting.seconds):
-            began = time.perf_counter()
+        with alone():
+            timed = prepare()
             timed.call()
-            taken.append(time.perf_counter() - began)
+            taken: list[float] = []
+            while len(taken) < setting.trials and (len(taken) < 2 or sum(taken) < setting.seconds):
+                began = time.perf_counter()
+                timed.call()
+                taken.append(time.perf_counter() - began)
     except Exception as error:
         reason = why(error)
         if reason is None:

@@ -168,9 +168,9 @@ def _enter(
     penalties: Float[Array, "1 2"],
     chosen: dict[str, Any],
 ) -> DraftedRows:
-    state, logits, sound = prompt
+    (state, logits, sound), lengths = prompt, jnp.asarray(asked.lengths)
     part = DraftedRows(
-        place=DraftedPlace(unroll_state(state), base, history, asked.lengths, jnp.zeros((1,), bool)),
+        place=DraftedPlace(unroll_state(state), base, history, lengths, jnp.zeros((1,), bool)),
         sound=sound,
         held=jnp.zeros((1,), jnp.int32),
         last=_nothing(1, 1),
@@ -227,7 +227,7 @@ def _call(
 ) -> tuple[DraftedRows, _Round]:
     """Call the model once; the byte at place `begun` of a row has column 0."""
     place, asked = take_windows(decoder, params, rows.place), rows.requests
-    left = asked.lengths + asked.limits - place.length
+    left = jnp.asarray(asked.lengths + asked.limits) - place.length
     seen = look(decoder, params, place, left, settings)
     raw = jnp.where(rows.sound[:, None, None], seen.logits, jnp.nan)
     at = place.length[:, None] + jnp.arange(DRAWN, dtype=jnp.int32)[None]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
@@ -17,6 +18,7 @@ from jaxtyping import Array
 
 from jaxblt.data.letters import letters_of
 from jaxblt.data.vocab import OFFSET, encode
+from jaxblt.inference.beams import Beam, beam_search
 from jaxblt.inference.decode import Decoder
 from jaxblt.inference.drafts import Drafts
 from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Lane, Piece, Request, Sampling
@@ -76,13 +78,14 @@ class Stats:
 
 @dataclass(eq=False)
 class _Job:
-    """A request, with its ids, its reader, and what was read of its prompt."""
+    """A request, with its ids, its reader, what was known of its prompt, and what was read."""
 
     ticket: Ticket
     ids: np.ndarray
     stream: Stream
     stops: StopStrings
     drawn: int = 0
+    known: Prefix | None = None
     prompt: Prefix | None = None
 
 
@@ -120,7 +123,7 @@ class Engine:
           ValueError: the model or its patcher sees the future, or the mesh splits other axes.
         """
         self._mesh = _check_mesh(mesh.build() if isinstance(mesh, MeshConfig) else mesh)
-        self.config, self._model = config, run.decoder.model
+        self.config, self._decoder, self._model = config, run.decoder, run.decoder.model
         decoder, self._params = run.decoder, nn.meta.unbox(run.decoder_params)
         self._letters = letters_of(run.recipe.data) if as_trained else None
         with self._in_force():
@@ -179,7 +182,7 @@ class Engine:
           RuntimeError: the engine is closed or has failed.
         """
         choose_codes_of_rows(self._model, [request.adapter])
-        prompt = request.prompt if self._letters is None else self._letters.read(request.prompt)
+        prompt = self._read_letters(request.prompt)
         with self._changed:
             if self._closing or self._error is not None:
                 raise RuntimeError(
@@ -211,6 +214,18 @@ class Engine:
                 self._changed.wait_for(self._has_room)
             streams.append(self.submit(request))
         return [stream.read().data for stream in streams]
+
+    def search(self, prompt: bytes, **options: Any) -> list[Beam]:
+        """Return what `jaxblt.inference.beam_search` finds, in rows of its own beside the lanes; see there for options.
+
+        It works in the thread that calls it.
+        """
+        return self._on_mesh(
+            partial(beam_search, self._decoder, self._params, self._read_letters(prompt), **options)
+        )
+
+    def _read_letters(self, prompt: bytes) -> bytes:
+        return prompt if self._letters is None else self._letters.read(prompt)
 
     def _has_room(self) -> bool:
         return self._scheduler.overdue < self.config.max_waiting or self._error is not None
@@ -321,7 +336,7 @@ class Engine:
         while len(self._in_flight) > bool(read or drawn):
             read, drawn = self._in_flight.popleft()
             # Wait for prompts too: without it all pieces of a long one would lie before whatever comes next
-            jax.block_until_ready(read)
+            jax.block_until_ready([read, *(found for _, found in drawn)])
             for tickets, found in drawn:
                 self._hand_out(tickets, jax.device_get(found))
 
@@ -333,7 +348,9 @@ class Engine:
         ticket, lane, done = part.ticket, self._lanes[part.ticket.lane], None
         adapter = job.stream.request.adapter
         if job.prompt is None:
-            job.prompt = lane.begin()
+            # Copy here, not where the lock is held: the device may be busy
+            job.prompt = lane.begin() if job.known is None else copy_prompt(job.known)
+            job.known = None
         if part.size:
             job.prompt, done = lane.read(job.prompt, job.ids[part.start : part.stop], part.size, adapter)
             self._read += part.stop - part.start
@@ -346,10 +363,10 @@ class Engine:
         return done
 
     def _find_prefix(self, ticket: Ticket) -> int:
-        """Return how much of a prompt is known, and take its state."""
+        """Return how much of a prompt is known, and note its state."""
         job = self._jobs[ticket]
         ids = job.ids[: ticket.to_read]
-        count, job.prompt = self._prefixes.take(ticket.lane, job.stream.request.adapter, ids)
+        count, job.known = self._prefixes.take(ticket.lane, job.stream.request.adapter, ids)
         self._known += count
         return count
 

@@ -69,13 +69,16 @@ class PrefixCache:
         return False
 
     def take(self, lane: int, adapter: Adapter, ids: np.ndarray) -> tuple[int, Prefix | None]:
-        """Return how many ids of a prompt are known, and the state behind them; 0 and None if there is none."""
+        """Return how many ids of a prompt are known, and the state behind them; 0 and None if there is none.
+
+        The state is the cache's own: copy it before a call uses it up.
+        """
         edges = range((len(ids) - 1) // self._piece * self._piece, 0, -self._piece)
         for stop in (len(ids), *edges) if self._kept else ():
             key = (lane, adapter, ids[:stop].tobytes())
             if key in self._kept:
                 self._kept.move_to_end(key)
-                return stop, copy_prompt(self._kept[key][0])
+                return stop, self._kept[key][0]
         return 0, None
 
 

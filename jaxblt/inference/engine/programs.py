@@ -185,18 +185,21 @@ def copy_prompt(prompt: Prefix) -> Prefix:
 _copy = jax.jit(partial(jax.tree.map, jnp.copy))
 
 
-def ask_for(request: Request, ids: np.ndarray) -> tuple[Requests, Float[Array, "1 2"]]:
-    """Return a request behind these ids as one row of arrays."""
+def ask_for(request: Request, ids: np.ndarray) -> tuple[Requests, Float[np.ndarray, "1 2"]]:
+    """Return a request behind these ids as one row of arrays, which only a compiled program brings to the device.
+
+    An operation of JAX's own would wait for the device, and keep all other threads from running meanwhile.
+    """
     sampling = request.sampling
     asked = Requests(
-        lengths=jnp.asarray([len(ids)], jnp.int32),
-        limits=jnp.asarray([request.max_new_bytes], jnp.int32),
-        seeds=jnp.asarray([sampling.seed], jnp.uint32),
-        indices=jnp.zeros((1,), jnp.uint32),
+        lengths=np.array([len(ids)], np.int32),
+        limits=np.array([request.max_new_bytes], np.int32),
+        seeds=np.array([sampling.seed], np.uint32),
+        indices=np.zeros(1, np.uint32),
         sampling=sampling_arrays([sampling.config]),
         alphabet=alphabet_table([sampling.alphabet]),
     )
-    return asked, jnp.asarray([[sampling.frequency_penalty, sampling.presence_penalty]], jnp.float32)
+    return asked, np.array([[sampling.frequency_penalty, sampling.presence_penalty]], np.float32)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

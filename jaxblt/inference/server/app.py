@@ -7,10 +7,11 @@ from typing import Any
 
 from jaxblt.inference.engine import Stream
 from jaxblt.inference.server.answer import Answer, answer_error, answer_events, answer_json, answer_text
-from jaxblt.inference.server.completions import complete, parts, read_completion, submit
+from jaxblt.inference.server.completions import complete, complete_search, parts, read_completion, submit
 from jaxblt.inference.server.errors import ApiError
 from jaxblt.inference.server.metrics import Metrics
 from jaxblt.inference.server.records import embed_records, score_records
+from jaxblt.inference.server.searches import Search
 from jaxblt.inference.server.service import Service
 
 PAGE = resources.files("jaxblt.inference.server") / "page.html"
@@ -118,6 +119,8 @@ class _Routes:
         """Continue prompts, at once or as the bytes come."""
         service = self.service
         asked = read_completion(await self.read_body(request), service)
+        if isinstance(asked, Search):
+            return answer_json(complete_search(service, asked))
         streams = submit(service, asked.requests)
         for stream in streams:
             stream.on_first = self._count_first

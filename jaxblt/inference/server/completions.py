@@ -14,6 +14,7 @@ from jaxblt.inference.engine.config import MOST_PENALTY, TOP, join_pieces
 from jaxblt.inference.sampling import LARGEST, SMALLEST
 from jaxblt.inference.server.errors import ApiError, told
 from jaxblt.inference.server.fields import Fields, encode_text
+from jaxblt.inference.server.searches import Search, read_search, search, tell
 from jaxblt.inference.server.service import ROUTED, Service, follow
 from jaxblt.inference.server.text import Text, logprobs_of
 from jaxblt.validation import MOST, MOST_SEED
@@ -21,9 +22,10 @@ from jaxblt.validation import MOST, MOST_SEED
 FIELDS = (
     *("model", "prompt", "prompt_base64", "max_tokens", "temperature", "top_k", "top_p", "seed", "stop"),
     *("alphabet", "frequency_penalty", "presence_penalty", "n", "best_of", "echo", "logprobs", "stream"),
-    *("stream_options", "user", "patches", "adapter"),
+    *("stream_options", "user", "patches", "adapter", "use_beam_search", "length_penalty"),
 )
-"""Fields of a request; OpenAI has no "alphabet", "top_k", "prompt_base64", "patches", "adapter"; "user" is not read."""
+"""Fields of a request; OpenAI has no "alphabet", "top_k", "prompt_base64", "patches", "adapter"; "user" is not read.
+The last two are vLLM's."""
 MOST_STOPS = 16
 """Stop strings of a request."""
 
@@ -53,14 +55,18 @@ class Completion:
     counted: bool
 
 
-def read_completion(data: bytes, service: Service) -> Completion:
-    """Read a request's body.
+def read_completion(data: bytes, service: Service) -> Completion | Search:
+    """Read a request's body: choices to draw, or a beam search.
 
     Raises:
       ApiError: it is not what it should be.
     """
     fields = Fields(data, FIELDS)
     check_model(fields, service)
+    if fields.flag("use_beam_search"):
+        return read_search(fields, service)
+    if "length_penalty" in fields:
+        raise ApiError(400, "length_penalty needs use_beam_search: set it to true", param="length_penalty")
     count = fields.whole("n", 1, least=1, most=service.limits.choices)
     fields.whole("best_of", count, least=count, most=count)
     prompts, coded = fields.documents("prompt", most=service.limits.choices // count)
@@ -179,6 +185,15 @@ async def complete(service: Service, asked: Completion, streams: list[Stream]) -
     choices = choices_of(asked)
     found = [choice.tell(join_pieces(parts)) for choice, parts in zip(choices, pieces, strict=True)]
     return _head(service) | {"choices": found, "usage": _usage(asked, choices)}
+
+
+async def complete_search(service: Service, asked: Search) -> dict[str, Any]:
+    """Search, and return the response."""
+    found = await search(asked, service)
+    pairs = [(prompt, beam) for prompt, beams in zip(asked.prompts, found, strict=True) for beam in beams]
+    choices = [tell(beam, i, prompt, asked) for i, (prompt, beam) in enumerate(pairs)]
+    usage = count_tokens(sum(map(len, asked.prompts)), sum(len(beam.data) for _, beam in pairs))
+    return _head(service) | {"choices": choices, "usage": usage}
 
 
 async def parts(

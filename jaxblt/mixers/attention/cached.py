@@ -4,7 +4,7 @@ A cache that bounds its documents lies in equal runs of slots on the devices of 
 whole on all of them. Many more tokens than it has slots, not split, are put behind what it holds, in the order of
 time, so that blocks of scores out of the window are not visited. Where a mask would be too large for an array, the
 call's own tokens and the cache are two calls of partial attention, by lengths instead of positions. A few tokens read
-a long cache in a loop over stretches of slots, which skips those that no row has filled.
+a long cache as far as it is filled: by one kernel, or in a loop over stretches of slots.
 
 A few tokens are whole on all devices of the sequence too: each device attends to its own slots, and the results merge
 by log-sum-exp. The stretches of many tokens attend to each other as in training (a ring pass, or a halo if there is a
@@ -37,6 +37,7 @@ from pallas_kernels.attention import (
     masks,
     merge_partials,
     partial_attention,
+    prefix_attention,
 )
 from pallas_kernels.attention.arguments import zero_where_not
 from pallas_kernels.attention.masks import Mask
@@ -61,7 +62,8 @@ def attend_cached(
     """
     if plan.cache == "visited":
         return _visited(plan, q, met, slopes)
-    ways = {"joined": _joined, "behind": _behind, "apart": _apart, "filled": _filled, "shared": _shared}
+    ways = {"joined": _joined, "behind": _behind, "apart": _apart, "shared": _shared}
+    ways |= {"prefix": _prefix, "filled": _filled}
     cache, *rows = met
     return on_devices(plan, partial(ways[plan.cache], plan), cache, (q, *rows), slopes, outputs=(False, True))
 
@@ -104,6 +106,27 @@ def _apart(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cac
     mask = masks.query_lengths(going_on) & masks.key_lengths(content.lengths)
     merged = partial_attention(q, k, v, mask, accumulator=own, **plan.options)
     return merged.o.astype(q.dtype), put(emptied(cache, fresh), new)
+
+
+def _prefix(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
+    """Attend to the cache as far as each row has filled it; of one token, after it was written.
+
+    A token of time t lies in slot t, and no token of a later document sees the cache: a count is mask enough.
+    """
+    q, new, fresh, now = rows
+    if q.shape[1] == 1:
+        after = put(emptied(cache, fresh), new)
+        counts = jnp.where(new.ids > 0, new.times + 1, 0)
+        options = {"scale": plan.scale, "cast_output": True}
+        return prefix_attention(q, after.k, after.v, counts, after.times, **options).o, after
+    counts = jnp.where(new.ids == 1, now[:, None], 0)
+    held = prefix_attention(q, cache.k, cache.v, counts, cache.times, scale=plan.scale)
+    mask = time_mask(plan, new.times, new.times) & masks.documents(new.ids, new.ids)
+    own = Partial(*attention_with_lse(q, new.k, new.v, mask, scale=plan.scale))
+    o = merge_partials(held, own).o
+    # Keep the write behind the read: without the barrier XLA copies the whole cache for the read.
+    cache, o = lax.optimization_barrier((cache, o))
+    return o.astype(q.dtype), put(emptied(cache, fresh), new)
 
 
 def _filled(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxblt.parallel.islands import batch_axes, head_devices
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout
 from jaxblt.parallel.sequence import SeqAxis
-from pallas_kernels.attention import cudnn, masks
+from pallas_kernels.attention import cudnn, masks, skips_empty_slots
 from pallas_kernels.attention.cudnn import LARGEST_MASK
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.partial import merges_in_kernel
@@ -26,7 +26,7 @@ Implementation = Literal["reference", "xla", "cudnn"] | None
 """Which attention runs on a device; None picks the best that the device and the shapes allow."""
 Route = Literal["whole", "by_time", "all_to_all", "all_gather", "halo", "ring"]
 """How the keys of a call come to its queries; see `Plan`."""
-CacheUse = Literal["none", "visited", "shared", "behind", "apart", "filled", "joined"]
+CacheUse = Literal["none", "visited", "shared", "behind", "prefix", "apart", "filled", "joined"]
 """How the tokens of a call meet a cache; see `Plan`."""
 
 SHORT = 8192
@@ -148,15 +148,36 @@ class Call:
         return self.length > 1 and self.length * (self.cache.slots + self.length) > LARGEST_MASK
 
     @property
-    def skips_empty(self) -> bool:
-        """True if few tokens meet a long cache that is to be read as far as it is filled.
-
-        Leave GPUs out: there a kernel reads the whole cache at once, and each condition of a loop waits for the host.
-        """
-        if not self.bounded or self.asked.rule is not None or self.asked.implementation not in (None, "xla"):
+    def meets_long_cache(self) -> bool:
+        """True if few tokens meet a long cache of whole documents, which is to be read as far as it is filled."""
+        if self.cache is None or not self.bounded or self.asked.rule is not None:
             return False
-        long = self.cache is not None and self.cache.slots >= MANY_STRETCHES * STRETCH
-        return long and self.length <= FEW and current_device().platform != "gpu"
+        return self.length <= FEW and self.cache.slots >= MANY_STRETCHES * STRETCH
+
+    @property
+    def reads_prefix(self) -> bool:
+        """True if one kernel reads a cache as far as each row has filled it."""
+        asked = self.asked
+        if (
+            self.cache is None
+            or not self.meets_long_cache
+            or not asked.causal
+            or asked.alibi
+            or asked.implementation
+        ):
+            return False
+        q = jax.ShapeDtypeStruct((self.rows, self.length, asked.heads, asked.width), self.dtype)
+        k = jax.ShapeDtypeStruct((self.rows, self.cache.slots, asked.groups, asked.width), self.dtype)
+        return skips_empty_slots(q, k)
+
+    @property
+    def visits_stretches(self) -> bool:
+        """True if a loop reads a cache by stretches as far as the longest row has filled it.
+
+        Leave GPUs out: there each condition of a loop waits for the host.
+        """
+        allowed = self.asked.implementation in (None, "xla") and current_device().platform != "gpu"
+        return self.meets_long_cache and allowed
 
     def divides(self, layout: SequenceLayout) -> bool:
         """Check whether rows divide into the stretches of a layout."""
@@ -192,6 +213,7 @@ class Plan:
           beside a cache. Its gradient keeps the keys of all steps taken.
       cache: how the tokens meet a cache.
         "joined": whole tokens, one call over the cache and them.
+        "prefix": a few whole tokens, a kernel that reads the cache as far as each row has filled it.
         "filled": a few whole tokens, partial attention to stretches of the cache, as far as it is filled.
         "behind": tokens lie behind the cache of a window in the order of time, so that blocks out of it are skipped.
         "apart": whole tokens, partial attention to them and then to the cache, by lengths instead of a mask.
@@ -284,7 +306,8 @@ def plan_call(call: Call) -> Plan:
         (split, "visited"),
         (call.axis is not None and call.bounded, "shared"),
         (call.fills_windows, "behind"),
-        (call.skips_empty, "filled"),
+        (call.reads_prefix, "prefix"),
+        (call.visits_stretches, "filled"),
         (call.fills_masks, "apart"),
         (True, "joined"),
     )

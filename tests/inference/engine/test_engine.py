@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from jax._src.core import EvalTrace
 
 from jaxblt.data.vocab import OFFSET
 from jaxblt.inference import generate
@@ -76,6 +77,28 @@ def test_bytes_are_the_same_whatever_the_load(name, engines, alone):
     assert engine.stats.running == engine.stats.waiting == 0
     # No setting of a request is part of a program
     assert [call._cache_size() for call in calls] == compiled
+
+
+def test_the_device_is_asked_by_programs_only_and_never_under_the_lock(engines, alone, monkeypatch):
+    """An operation of its own would wait for the device, and hold up the threads that answer clients."""
+    engine, seen, copied, plain = engines["transformer"], [], [], EvalTrace.process_primitive
+    assert alone["transformer"]
+
+    def process(trace, primitive, *given):
+        seen.append(primitive.name)
+        return plain(trace, primitive, *given)
+
+    def copy(prompt):
+        copied.append(engine._changed._is_owned())
+        return programs.copy_prompt(prompt)
+
+    monkeypatch.setattr(EvalTrace, "process_primitive", process)
+    monkeypatch.setattr("jaxblt.inference.engine.engine.copy_prompt", copy)
+    for request in REQUESTS:
+        engine.submit(request).read()
+    assert set(seen) <= {"jit"}
+    assert copied
+    assert not any(copied)
 
 
 @pytest.mark.parametrize("name", ["transformer", PATCHES])

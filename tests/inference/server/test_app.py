@@ -9,6 +9,7 @@ import random
 import re
 import string
 import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -18,10 +19,11 @@ from types import SimpleNamespace
 import numpy as np
 import openai
 import pytest
+from jax._src.core import EvalTrace
 
 import jaxblt
 import jaxblt.inference.engine
-from jaxblt.inference import SamplingConfig
+from jaxblt.inference import SamplingConfig, beam_search
 from jaxblt.inference.engine import Engine, Request, Sampling
 from jaxblt.inference.server import Limits, Service, make_app
 from jaxblt.inference.server.completions import FIELDS
@@ -90,6 +92,25 @@ def test_logprobs_name_the_best_bytes(app):
         if token in top:
             assert top[token] == value
         assert max(top.values()) >= value
+
+
+def test_a_beam_search_is_that_of_the_function(app, run):
+    """The best of a search, for each prompt, ordered by nats a byte unless told otherwise."""
+    options = {"max_new_bytes": 5, "beams": 3, "alphabet": b"ab"}
+    decoder, params = run.decoder, run.decoder_params
+    expected = [
+        beam_search(decoder, params, prompt, length_exponent=1.0, **options) for prompt in (b"a", b"bb")
+    ]
+    asked = {"use_beam_search": True, "best_of": 3, "n": 2, "max_tokens": 5, "alphabet": "ab"}
+    found = post(app, "/v1/completions", {"prompt": ["a", "bb"], "echo": True, **asked}).json
+    told = [(choice["text"], choice["log_likelihood"]) for choice in found["choices"]]
+    pairs = [(p, beam) for p, beams in zip(("a", "bb"), expected, strict=True) for beam in beams[:2]]
+    assert told == [(p + beam.data.decode(), beam.log_likelihood) for p, beam in pairs]
+    assert [c["finish_reason"] for c in found["choices"]] == [
+        "stop" if beam.ended else "length" for _, beam in pairs
+    ]
+    drawn = sum(len(beam.data) for _, beam in pairs)
+    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": drawn, "total_tokens": 3 + drawn}
 
 
 def test_stop_strings_and_penalties(app):
@@ -164,6 +185,12 @@ WRONG = [
     ({"seed": -1}, 400, "seed", "seed must lie in 0..4294967295, got -1"),
     ({"frequency_penalty": 101}, 400, "frequency_penalty", "must lie in -100.0..100.0, got 101"),
     ({"adapter": 0}, 400, "adapter", "adapter must be left out, the model offers none, got 0"),
+    ({"use_beam_search": True, "stream": True}, 400, "stream", "a beam search reads no stream"),
+    ({"use_beam_search": True, "temperature": 0.5}, 400, "temperature", "a beam search draws nothing"),
+    ({"use_beam_search": True, "n": 3, "best_of": 2}, 400, "best_of", "best_of must lie in 3..6, got 2"),
+    ({"use_beam_search": True, "alphabet": ""}, 400, "alphabet", "alphabet is empty"),
+    ({"use_beam_search": True, "prompt": "a" * 390}, 400, "prompt", "a prompt of 390 bytes and 16 new ones"),
+    ({"length_penalty": 1}, 400, "length_penalty", "length_penalty needs use_beam_search"),
     ({"stream_options": {"usage": 1}}, 400, "stream_options", "stream_options must be an object"),
 ]
 
@@ -181,6 +208,28 @@ def test_what_is_wrong_is_named_with_its_limit(app, service):
     assert call(app, "GET", "/v1/completions").status == 405
     assert call(app, "GET", "/nothing").json["error"]["message"] == "Not Found: GET /nothing"
     assert service.engine.stats.running == service.engine.stats.waiting == 0
+
+
+def test_what_is_wrong_is_refused_without_the_engine(app, service, monkeypatch):
+    """While its thread holds the lock, and without an operation on the device."""
+    held, ended, asked = threading.Event(), threading.Event(), []
+
+    def hold():
+        with service.engine._changed:
+            held.set()
+            ended.wait(60)
+
+    wrong = [(body, status) for body, status, *_ in WRONG if "do not fit" not in _[1]]
+    monkeypatch.setattr(EvalTrace, "process_primitive", lambda trace, primitive, *_: asked.append(primitive))
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    for body, status in wrong:
+        assert post(app, "/v1/completions", body).status == status
+    assert thread.is_alive()
+    ended.set()
+    thread.join()
+    assert not asked
 
 
 def test_models_health_and_metrics(app):

@@ -23,6 +23,7 @@ FIRST, MANY, LAST = 7, 21, 6
 LENGTH = FIRST + MANY + LAST
 CAPACITY = 64
 STRETCH = 3
+H200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
 
 
 def ids(seed: int) -> np.ndarray:
@@ -118,6 +119,19 @@ def test_one_token_writes_no_cache_anew(options: Any, monkeypatch: pytest.Monkey
     assert len(made) == 2, made
 
 
+@pytest.mark.parametrize(("tokens", "options"), [(1, {}), (9, {"num_kv_heads": 1})], ids=str)
+def test_few_tokens_read_a_long_cache_by_one_kernel(
+    tokens: int, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without cuDNN. Arrays of the cache's size are only keys and values with the tokens put into them."""
+    config = AttentionConfig(dim=128, num_heads=2, **options)
+    text = str(traced_for_h200(config, tokens, 8192, monkeypatch).jaxpr)
+    made = re.findall(rf":bf16\[3,8192,{config.groups},64\] = (\w+)", text)
+    assert "name=prefix_attention" in text
+    assert "cudnn" not in text
+    assert [name for name in made if name not in ("jit", "optimization_barrier")] == ["scatter"] * 2, made
+
+
 @pytest.fixture
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     for room in ("jaxblt.mixers.attention.cached", "jaxblt.parallel.attention.plan"):
@@ -127,10 +141,15 @@ def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow(days=2)
 @pytest.mark.usefixtures("short_stretches")
 @pytest.mark.parametrize(
-    ("position", "dtype", "axes"), [("rope", jnp.float32, ()), ("alibi", jnp.bfloat16, ("data",))]
+    ("use", "position", "dtype", "axes"),
+    [
+        ("filled", "rope", jnp.float32, ()),
+        ("filled", "alibi", jnp.bfloat16, ("data",)),
+        ("prefix", "rope", jnp.float32, ("data",)),
+    ],
 )
-def test_few_tokens_see_by_stretches_what_the_whole_cache_shows(
-    position: Any, dtype: Any, axes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+def test_few_tokens_see_as_far_as_it_is_filled_what_the_whole_cache_shows(
+    use: str, position: Any, dtype: Any, axes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In unequal rows of several documents, one by one and in calls that cross stretches; beyond the capacity too."""
     config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, position=position)
@@ -156,6 +175,7 @@ def test_few_tokens_see_by_stretches_what_the_whole_cache_shows(
         whole.setattr("jaxblt.parallel.attention.plan.FEW", 0)
         plain = program()
         expected = [fed(plain, rows, one_by_one) for rows in documents]
+    monkeypatch.setattr("jaxblt.parallel.attention.plan.skips_empty_slots", lambda q, k: use == "prefix")
     call = program()
     with jax.set_mesh(mesh):
         for rows, outputs in zip(documents, expected, strict=True):
@@ -212,12 +232,11 @@ def test_a_few_tokens_copy_no_cache_and_read_what_is_filled(tokens: int) -> None
     assert np.isfinite(expected).all()
 
 
-def lowered_for_h200(
+def traced_for_h200(
     config: AttentionConfig, tokens: int, capacity: int, monkeypatch: pytest.MonkeyPatch
-) -> str:
-    """The program of a call with a state, in three rows."""
+) -> Any:
+    """Trace a call with a state, in three rows."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
-    h200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
     module = config.build(dtype=jnp.bfloat16)
     x, ids = (
         jax.ShapeDtypeStruct((3, tokens, 128), jnp.bfloat16),
@@ -226,5 +245,14 @@ def lowered_for_h200(
     params = jax.eval_shape(module.init, jax.random.key(0), x)
     state = jax.eval_shape(lambda: init_state(config, 3, capacity=capacity, dtype=jnp.bfloat16))
     call = jax.jit(lambda params, x, ids, state: module.apply(params, x, segment_ids=ids, state=state))
-    with compiling_for(h200):
-        return call.trace(params, x, ids, state).lower(lowering_platforms=("cuda",)).as_text()
+    with compiling_for(H200):
+        return call.trace(params, x, ids, state)
+
+
+def lowered_for_h200(
+    config: AttentionConfig, tokens: int, capacity: int, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Return the program of such a call."""
+    with compiling_for(H200):
+        traced = traced_for_h200(config, tokens, capacity, monkeypatch)
+        return traced.lower(lowering_platforms=("cuda",)).as_text()

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import _jax_triton
 from pallas_kernels.attention import Chosen, attention, blocks, explain, masks, presets
 from pallas_kernels.attention.rules import Custom, Global, Interval, PrefixLM, Strided
 from pallas_kernels.runtime import Device
@@ -101,12 +102,14 @@ def test_memory_is_linear_in_length() -> None:
     assert long < 4 * short * 1.2
 
 
-def test_a_rule_is_run_by_xla_and_explain_says_why() -> None:
+def test_a_rule_is_run_by_xla_and_explain_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: None)
     x = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.bfloat16)
     hopper = Device("gpu", (9, 0), "NVIDIA H200")
     assert explain(x, x, masks.CAUSAL, device=hopper).startswith("attention: cudnn")
     said = explain(x, x, masks.CAUSAL & presets.bigbird(), device=hopper)
     assert said.startswith("attention: xla on NVIDIA H200 (not cudnn: it visits all blocks")
+    assert "not triton: triton and jax_triton not found" in said
 
 
 def _lists(*shape: int, fill: int = 0) -> Chosen:

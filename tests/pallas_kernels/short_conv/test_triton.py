@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
+from pallas_kernels import _jax_triton
 from pallas_kernels._dispatch import Device
-from pallas_kernels.short_conv import short_conv, triton_why
+from pallas_kernels.short_conv import short_conv
 from pallas_kernels.short_conv.triton_gpu import PAIRS, short_conv_triton
 from pallas_kernels.short_conv.triton_reach import AHEAD, ODD, reach
 from pallas_kernels.short_conv.triton_why import MOST, SHORTEST, why_not
@@ -288,7 +289,7 @@ def test_on_a_gpu_inside_shard_map() -> None:
     ],
 )
 def test_says_why_not(change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_why, "find_spec", lambda name: name)
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: name)
     call: dict[str, Any] = {"device": HOPPER, "dtype": jnp.bfloat16, "taps": 3, "length": SHORTEST} | change
     device, dtype, taps, length = (call.pop(name) for name in ("device", "dtype", "taps", "length"))
     x, filter = jax.ShapeDtypeStruct((1, 3, length), dtype), jax.ShapeDtypeStruct((3, taps), jnp.float32)
@@ -297,14 +298,14 @@ def test_says_why_not(change: dict[str, Any], reason: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_takes_any_length_packed_and_with_history(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_why, "find_spec", lambda name: name)
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: name)
     for length in (SHORTEST, 4097):
         arrays = case("any", length, MOST, dtype, None, packed=True, history=True).arrays
         assert why_not(AMPERE, **arrays) is None
 
 
 def test_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_why, "find_spec", lambda name: None if name == "jax_triton" else name)
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: None if name == "jax_triton" else name)
     x, taps = normal(0, (1, 3, SHORTEST)), normal(1, (3, 3))
     assert why_not(AMPERE, x, taps) == "jax_triton not found (pip install 'jaxblt[triton]')"
 

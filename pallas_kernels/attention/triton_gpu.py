@@ -1,0 +1,158 @@
+"""Block-sparse attention on NVIDIA GPUs: three Triton kernels called through jax-triton, and their gradients.
+
+Each runs a loop of FlashAttention-2 (Dao, 2307.08691) over the live tiles of a row, so time falls with the density of a
+rule. The forward pass keeps o and the log-sum-exp. The backward pass has a kernel for dq and one for dk and dv.
+"""
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels._compat import vary_alike
+from pallas_kernels._dispatch import current_device
+from pallas_kernels._own_gradient import OwnGradient
+from pallas_kernels.attention.masks import EMPTY_LSE, Mask
+from pallas_kernels.attention.triton_lists import Lists, Tiles, find_tiles, make_lists
+from pallas_kernels.attention.triton_why import Plan, Tile, make_plan
+
+
+def attention(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    mask: Mask,
+    *,
+    alibi_slopes: None = None,
+    scale: float | None = None,
+) -> Float[Array, "B T H K"]:
+    """Return the output in q's dtype; what `triton_why.why_not` refuses is not checked again."""
+    del alibi_slopes
+    plan = make_plan(current_device(), q, k, mask, scale)
+    tags = mask.tags(plan.queries, plan.keys) if mask.has_tags else (None, None)
+    q_tags, k_tags = (
+        None if x is None else jnp.broadcast_to(x, (len(q), x.shape[1])).astype(jnp.int32) for x in tags
+    )
+    return _attend(plan, *vary_alike(q, k, v, q_tags, k_tags))
+
+
+@partial(OwnGradient, nondiff_argnums=(0,))
+def _attend(plan: Plan, q: Array, k: Array, v: Array, q_tags: Any, k_tags: Any) -> Array:
+    return vary_alike(_forward(plan, q, k, v, q_tags, k_tags)[0], q)[0]
+
+
+def _keep(plan: Plan, *arrays: Any) -> tuple[Array, tuple[Any, ...]]:
+    o, lse = vary_alike(*_forward(plan, *arrays), arrays[0])[:2]
+    return o, (*arrays, o, lse)
+
+
+def _gradients(plan: Plan, kept: Any, do: Array) -> tuple[Any, ...]:
+    return *vary_alike(*_backward(plan, *kept, do), do)[:3], None, None
+
+
+_attend.defvjp(_keep, _gradients)
+
+
+@jax.custom_batching.custom_vmap
+def _forward(
+    plan: Plan,
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    q_tags: Int[Array, "B T"] | None,
+    k_tags: Int[Array, "B S"] | None,
+) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
+    """Return the output and the log-sum-exp."""
+    from pallas_kernels.attention.triton_kernel import attend
+
+    lse = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
+    return _call(attend, plan, plan.kernels.forward, (q, k, v), (q_tags, k_tags), (q, lse))
+
+
+@jax.custom_batching.custom_vmap
+def _backward(
+    plan: Plan,
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    q_tags: Int[Array, "B T"] | None,
+    k_tags: Int[Array, "B S"] | None,
+    o: Float[Array, "B T H K"],
+    lse: Float[Array, "B H T"],
+    do: Float[Array, "B T H K"],
+) -> tuple[Array, Array, Array]:
+    """Return dq, dk and dv."""
+    from pallas_kernels.attention.triton_kernel import keys_gradient, queries_gradient
+
+    delta = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), -1).swapaxes(1, 2)
+    # Keep 2^(score - level) 0 for a query that sees nothing.
+    level = jnp.where(lse > EMPTY_LSE / 2, lse, -EMPTY_LSE) * math.log2(math.e)
+    arrays, tags, kernels = (q, k, v, do, level, delta), (q_tags, k_tags), plan.kernels
+    (dq,) = _call(queries_gradient, plan, kernels.queries, arrays, tags, (q,))
+    dk, dv = _call(keys_gradient, plan, kernels.keys, arrays, tags, (k, v), by_key=True)
+    return dq, dk, dv
+
+
+def _call(
+    kernel: Any,
+    plan: Plan,
+    tile: Tile,
+    arrays: tuple[Array, ...],
+    tags: tuple[Any, Any],
+    outputs: tuple[Any, ...],
+    *,
+    by_key: bool = False,
+) -> Any:
+    """Run a kernel for every row of its lists, every head of that side and every row of the batch."""
+    import jax_triton
+
+    grid, (q, k) = plan.grid(tile, transposed=by_key), arrays[:2]
+    tiles: Any = find_tiles(grid, plan.rule)
+    assert isinstance(tiles, Tiles), tiles
+    packed, find = tags[0] is not None, partial(make_lists, grid, tiles, transposed=by_key)
+    axes: Any = (0, 0, 0, 0, None)
+    lists = jax.vmap(find, out_axes=Lists(*axes))(*tags) if packed else find(None, None)
+    major, minor = current_device().capability or (9, 0)
+    return jax_triton.triton_call(
+        *arrays,
+        *(tags if packed else (q, q)),
+        *lists,
+        kernel=kernel,
+        out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs),
+        grid=(lists.rows.shape[-1] * q.shape[0] * (k if by_key else q).shape[2],),
+        name=kernel.__name__,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        compute_capability=10 * major + minor,
+        T=plan.queries,
+        S=plan.keys,
+        HEADS=q.shape[2],
+        GROUPS=k.shape[2],
+        WIDTH=q.shape[3],
+        SCALE=plan.scale,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        PAIRS=lists.numbers.shape[-1],
+        TAGS=packed,
+    )
+
+
+def _over_more_rows(run: Any) -> Any:
+    """Return the rule of `vmap`: the new axis joins the batch."""
+
+    def rule(size: int, batched: Any, *args: Any) -> tuple[Any, Any]:
+        def join(x: Array, is_batched: bool) -> Array:
+            x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+            return x.reshape(-1, *x.shape[2:])
+
+        found = run(*jax.tree.map(join, args, tuple(batched)))
+        return jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), found), (True,) * len(found)
+
+    return rule
+
+
+_forward.def_vmap(_over_more_rows(_forward))
+_backward.def_vmap(_over_more_rows(_backward))

@@ -1,0 +1,120 @@
+"""The calls that the Triton kernels take, and their tiles; known without importing Triton, which many machines lack."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from pallas_kernels._dispatch import Device
+from pallas_kernels._jax_triton import why_not_on
+from pallas_kernels.attention.blocks import Blocks
+from pallas_kernels.attention.masks import Mask
+from pallas_kernels.attention.rules import Interval, Rule, is_static
+from pallas_kernels.attention.triton_lists import find_tiles
+
+HEADS = (64, 128)
+"""Sizes of a head."""
+
+BLOCKS = (64, 128)
+"""Tokens of the smallest and of the largest tile of a row."""
+
+
+class Tile(NamedTuple):
+    """The tile of a kernel: tokens of a program's own side and of the other, its warps, and stages of its loop."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+class Kernels(NamedTuple):
+    """The tiles of the three kernels."""
+
+    forward: Tile
+    queries: Tile
+    keys: Tile
+
+
+SMALL = Kernels(Tile(64, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 32, 4, 2))
+"""Where a rule's blocks or lengths ask for tiles of 64, and on GPUs other than Hopper."""
+
+LARGE = {
+    64: Kernels(Tile(128, 64, 8, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+    128: Kernels(Tile(128, 64, 4, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 2)),
+}
+"""On Hopper, by size of a head: few registers are spilled, and ptxas waits for no single product."""
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Plan:
+    """The static side of a call.
+
+    Attributes:
+      queries, keys: T and S.
+      interval, rule: of the mask.
+      scale: of the scores.
+      kernels: their tiles.
+    """
+
+    queries: int
+    keys: int
+    interval: Interval
+    rule: Rule | None
+    scale: float
+    kernels: Kernels
+
+    def grid(self, tile: Tile, *, transposed: bool = False) -> Blocks:
+        """Return the pairs of tiles of a kernel; a program of a transposed one owns keys."""
+        block_q, block_k = tile[1::-1] if transposed else tile[:2]
+        return Blocks(self.queries, self.keys, block_q, block_k, self.interval, by_index=True)
+
+
+def make_plan(device: Device, q: Any, k: Any, mask: Mask, scale: float | None) -> Plan:
+    """Return the static side of a call that the kernels take."""
+    grain = BLOCKS[1] if mask.rule is None or mask.rule.grain is None else mask.rule.grain
+    whole = q.shape[1] % BLOCKS[1] == k.shape[1] % BLOCKS[1] == grain % BLOCKS[1] == 0
+    return Plan(
+        queries=q.shape[1],
+        keys=k.shape[1],
+        interval=mask.interval,
+        rule=mask.rule,
+        scale=q.shape[3] ** -0.5 if scale is None else float(scale),
+        kernels=LARGE[q.shape[3]] if whole and device.capability == (9, 0) else SMALL,
+    )
+
+
+def why_not(
+    device: Device,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Mask,
+    *,
+    alibi_slopes: Any = None,
+    scale: Any = None,
+    score: Any = None,
+) -> str | None:
+    """Return why the kernels cannot run this, or None."""
+    if (reason := why_not_on(device)) is not None:
+        return reason
+    if score is not None or alibi_slopes is not None:
+        return "it takes no function of scores and no slopes"
+    if str(q.dtype) not in ("bfloat16", "float16"):
+        return f"it takes bfloat16 and float16 alone, not {q.dtype}"
+    if q.shape[3] not in HEADS:
+        return f"its heads are of size {HEADS[0]} or {HEADS[1]}, not {q.shape[3]}"
+    if 0 in (*q.shape, *k.shape) or q.shape[1] % BLOCKS[0] or k.shape[1] % BLOCKS[0]:
+        return (
+            f"it takes multiples of {BLOCKS[0]} tokens, these are {q.shape[1]} queries and {k.shape[1]} keys"
+        )
+    if scale is not None and scale <= 0:
+        return f"it takes positive scales alone, not {scale}"
+    if mask.positions is not None or (mask.rule is not None and not is_static(mask.rule)):
+        return "it lists pairs while a program is traced, and this mask reads positions or lists from arrays"
+    if mask.kv_lengths is not None and mask.kv_lengths.ndim > 1:
+        return "it takes one length of keys a row"
+    plan = make_plan(device, q, k, mask, scale)
+    found = find_tiles(plan.grid(plan.kernels.forward), plan.rule)
+    return found if isinstance(found, str) else None

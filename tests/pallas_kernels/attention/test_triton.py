@@ -1,0 +1,311 @@
+"""The Triton kernels: their lists on the CPU, interpreted where triton is installed, run on a GPU, what they refuse."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import _jax_triton
+from pallas_kernels._dispatch import Device
+from pallas_kernels.attention import (
+    Chosen,
+    SoftCap,
+    attention,
+    explain,
+    masks,
+    presets,
+    triton_gpu,
+    triton_lists,
+)
+from pallas_kernels.attention.blocks import Blocks
+from pallas_kernels.attention.rules import ByBlock, Custom, Global, Interval, RandomBlocks, Strided
+from pallas_kernels.attention.triton_lists import HIDDEN, SHOWN, Lists, find_tiles, make_lists
+from pallas_kernels.attention.triton_why import Kernels, Tile, make_plan, why_not
+from tests.pallas_kernels.short_conv import interpreted
+from tests.tolerances import assert_close, assert_norms_close
+
+HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+TINY = Kernels(Tile(32, 16, 4, 2), Tile(16, 32, 4, 2), Tile(32, 16, 4, 2))
+
+
+def _third(q: Any, k: Any) -> Any:
+    return (q + k) % 3 > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call in 16 bits; lengths are of documents, and a last document is padding."""
+
+    name: str
+    mask: masks.Mask
+    tokens: int = 1024
+    heads: int = 4
+    groups: int = 2
+    width: int = 128
+    dtype: Any = jnp.bfloat16
+    lengths: tuple[tuple[int, ...], ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    def tags(self) -> Any:
+        """Return segment ids [B, T], or None."""
+        rows = [np.repeat(np.arange(1, len(row) + 1), row) for row in self.lengths]
+        ids = [np.pad(row, (0, self.tokens - len(row))) for row in rows]
+        return jnp.asarray(np.stack(ids), jnp.int32) if ids else None
+
+    def arrays(self) -> list[jax.Array]:
+        """Return q, k, v and the cotangent of the output."""
+        keys = jax.random.split(jax.random.key(len(self.name)), 4)
+        counts = (self.heads, self.groups, self.groups, self.heads)
+        shapes = [(2, self.tokens, n, self.width) for n in counts]
+        return [jax.random.normal(key, shape, self.dtype) for key, shape in zip(keys, shapes, strict=True)]
+
+    def passes(self, run: Any) -> Any:
+        """Return the program that makes the output and the gradients of q, k and v."""
+        mask = self.mask & masks.documents(self.tags())
+
+        @jax.jit
+        def both(*args: jax.Array) -> Any:
+            o, back = jax.vjp(lambda *x: run(*x, mask), *args[:3])
+            return (o, *back(args[3].astype(o.dtype)))
+
+        return lambda arrays: [np.asarray(x) for x in both(*arrays)]
+
+    def check(self, run: Any) -> None:
+        arrays = self.arrays()
+        found = self.passes(run)(arrays)
+        wide = [x.astype(jnp.float32) for x in arrays]
+        expected = self.passes(partial(attention, implementation="reference"))(wide)
+        assert_close(found[0], expected[0], self.dtype, self.tokens, "o")
+        for name, got, want in zip(("dq", "dk", "dv"), found[1:], expected[1:], strict=True):
+            parts = np.ndindex(got.shape[0], got.shape[2])
+            assert_norms_close(got, want, [(b, slice(None), h) for b, h in parts], self.dtype, 1, name)
+
+
+CALLS = (
+    Call(name="bigbird", mask=masks.CAUSAL & presets.bigbird(block=128, random=1)),
+    Call(name="random fp16", mask=masks.FULL & RandomBlocks(2, 1, 128), dtype=jnp.float16, groups=4),
+    Call(name="window of both sides", mask=masks.window(100), tokens=960, heads=2),
+    Call(name="blocks of 64", mask=masks.CAUSAL & RandomBlocks(3), width=64, heads=8),
+    Call(name="strided", mask=masks.FULL & Strided(3), tokens=512, dtype=jnp.float16, width=64),
+    Call(name="sees nothing", mask=masks.CAUSAL & ~Interval(129) & Custom(_third), heads=2),
+    Call(
+        name="packed window",
+        mask=masks.CAUSAL & masks.window(300),
+        lengths=((200, 700, 100), (5, 500, 400, 119)),
+        width=64,
+    ),
+    Call(
+        name="packed rule",
+        mask=masks.CAUSAL & ByBlock(Interval(2, 0), 128) & Global(every=2, rows=False),
+        lengths=((1024,), (0, 333)),
+        groups=1,
+    ),
+)
+
+
+def _seen(lists: Lists, grid: Blocks, tags: Any) -> tuple[np.ndarray, int]:
+    """Walk the lists as a kernel does: return how often each pair of tokens is visited, and the partial tiles."""
+    rows, ends, columns, numbers, seen = map(np.asarray, lists)
+    visited, partial = np.zeros((grid.rows, grid.columns, grid.block_q, grid.block_k), int), 0
+    for row, (first, middle, last) in zip(rows, ends, strict=True):
+        assert middle < last, "a row has no partial tile"
+        for i in range(first, last):
+            tile = seen[numbers[i]] if i >= middle else np.ones_like(seen[0])
+            if tags is not None and i >= middle:
+                q, k = (
+                    np.asarray(x).reshape(-1, n)
+                    for x, n in zip(tags, (grid.block_q, grid.block_k), strict=True)
+                )
+                tile = tile * (q[row][:, None] == k[columns[i]][None])
+            visited[row, columns[i]] += tile
+            partial += i >= middle
+    return visited.swapaxes(1, 2).reshape(grid.queries, grid.keys), partial
+
+
+LISTED = (
+    masks.CAUSAL & presets.bigbird(block=8, random=1),
+    masks.FULL & presets.local_global(before=9, after=3, every=32),
+    masks.CAUSAL & Custom(_third),
+    masks.window(20),
+    masks.CAUSAL & (Interval(before=-40) & Strided(1)),
+)
+
+
+@pytest.mark.parametrize("mask", LISTED, ids=str)
+def test_lists_visit_each_visible_pair_once(mask: masks.Mask) -> None:
+    """On the host and on the device, by query and by key."""
+    ids = jnp.asarray(np.repeat([1, 2, 0, 3], [20, 29, 7, 40])[None], jnp.int32)
+    grid = Blocks(96, 96, 16, 8, mask.interval, by_index=True)
+    tiles = find_tiles(grid, mask.rule)
+    assert not isinstance(tiles, str)
+    flipped = Blocks(96, 96, 8, 16, mask.interval, by_index=True)
+    for whole in (mask, mask & masks.documents(ids)):
+        tags = [x[0] for x in whole.tags(96, 96)] if whole.has_tags else (None, None)
+        truth = np.asarray(whole.seen(96, 96))[0, 0, 0].astype(int)
+        found, partial = _seen(make_lists(grid, tiles, *tags), grid, tags if whole.has_tags else None)
+        np.testing.assert_array_equal(found, truth)
+        lists = make_lists(grid, tiles, *tags, transposed=True)
+        found, _ = _seen(lists, flipped, tags[::-1] if whole.has_tags else None)
+        np.testing.assert_array_equal(found, truth.T)
+        assert partial < grid.rows * grid.columns
+
+
+def test_equal_tiles_are_kept_once() -> None:
+    """All those on the diagonal of a causal mask are one tile."""
+    grid = Blocks(1024, 1024, 64, 64, masks.CAUSAL.interval, by_index=True)
+    tiles = find_tiles(grid, None)
+    assert not isinstance(tiles, str)
+    assert len(tiles.seen) == 3
+    assert not tiles.seen[HIDDEN].any()
+    assert tiles.seen[SHOWN].all()
+    np.testing.assert_array_equal(tiles.numbers, np.where(np.eye(16, dtype=bool), 2, SHOWN))
+    np.testing.assert_array_equal(tiles.live.full, np.tri(16, k=-1, dtype=bool))
+
+
+def test_too_many_tiles_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = Blocks(4096, 4096, 64, 64, Interval(), by_index=True)
+    rule = Strided(61)
+    monkeypatch.setattr(triton_lists, "MOST_DISTINCT", 50)
+    assert "more than 50 partial tiles differ" in str(find_tiles(grid, rule & Strided(1)))
+    monkeypatch.setattr(triton_lists, "MOST_PARTIAL", 100)
+    assert "4096 pairs of tiles are partial" in str(find_tiles(grid, rule & Strided(1) & Strided(61)))
+    monkeypatch.setattr(triton_lists, "MOST_PAIRS", 4095)
+    assert "64 x 64 pairs of tiles are more than 4095" in str(find_tiles(grid, rule | Strided(61)))
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: name)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"device": Device("gpu", (8, 0), "NVIDIA A100"), "tokens": 64, "width": 64}, None),
+        ({"mask": masks.CAUSAL & masks.documents(jax.ShapeDtypeStruct((2, 256), jnp.int32))}, None),
+        ({"device": Device("cpu")}, "for NVIDIA GPUs of compute capability 8.0 or newer, this is cpu"),
+        ({"score": SoftCap(2.0)}, "no function of scores"),
+        ({"alibi_slopes": jax.ShapeDtypeStruct((4,), jnp.float32)}, "no slopes"),
+        ({"dtype": jnp.float32}, "bfloat16 and float16 alone, not float32"),
+        ({"width": 96}, "heads are of size 64 or 128, not 96"),
+        ({"tokens": 250}, "multiples of 64 tokens, these are 250 queries"),
+        ({"scale": -1.0}, "positive scales alone, not -1.0"),
+        ({"mask": masks.CAUSAL & Chosen(jnp.zeros((1, 1, 256, 1), jnp.int32))}, "lists from arrays"),
+        (
+            {"mask": masks.positions(*[jax.ShapeDtypeStruct((2, 256), jnp.int32)] * 2)},
+            "this mask reads positions",
+        ),
+    ],
+)
+def test_says_why_not(change: dict[str, Any], reason: str | None) -> None:
+    given = {"tokens": 256, "width": 128, "dtype": jnp.bfloat16, "device": HOPPER, "mask": masks.CAUSAL}
+    given |= change
+    tokens, width, dtype, device, mask = (given.pop(name) for name in list(given)[:5])
+    q = jax.ShapeDtypeStruct((2, tokens, 4, width), dtype)
+    found = why_not(device, q, q, q, mask, **given)
+    assert found is None if reason is None else reason in (found or "it can run")
+
+
+@pytest.mark.usefixtures("installed")
+def test_rules_go_to_triton_on_a_gpu_and_other_masks_to_cudnn() -> None:
+    x = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.bfloat16)
+    assert explain(x, x, masks.CAUSAL, device=HOPPER) == "attention: cudnn on NVIDIA H200"
+    rule = masks.CAUSAL & presets.bigbird()
+    assert explain(x, x, rule, device=HOPPER).startswith("attention: triton on NVIDIA H200 (not cudnn")
+    said = explain(x, x, rule, score=SoftCap(2.0), device=HOPPER)
+    assert said.startswith("attention: xla on NVIDIA H200 (not cudnn: it visits all")
+
+
+@pytest.mark.parametrize(("block", "tokens", "rows"), [(128, 1024, 128), (64, 1024, 64), (128, 960, 64)])
+def test_tiles_follow_blocks_and_lengths(block: int, tokens: int, rows: int) -> None:
+    q = jax.ShapeDtypeStruct((1, tokens, 4, 128), jnp.bfloat16)
+    plan = make_plan(HOPPER, q, q, masks.CAUSAL & RandomBlocks(1, 0, block), None)
+    assert plan.kernels.forward.rows == plan.kernels.queries.rows == plan.kernels.keys.rows == rows
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels imported meanwhile are interpreted, in small tiles; ranges may end at what a kernel loaded."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Before Triton is imported, whose own functions are kernels.
+    from triton.runtime import interpreter
+
+    patch, name = interpreter._patch_lang_tensor, "pallas_kernels.attention.triton_kernel"
+
+    def with_index(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
+    monkeypatch.setitem(sys.modules, "jax_triton", SimpleNamespace(triton_call=interpreted.triton_call))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    plan = triton_gpu.make_plan
+    monkeypatch.setattr(triton_gpu, "make_plan", lambda *args: replace(plan(*args), kernels=TINY))
+    importlib.import_module(name)
+    yield
+    del sys.modules[name]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.slow(days=28, group="properties of kernels", every="packed-0")
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("number", range(len(LISTED)))
+@pytest.mark.parametrize("lengths", [(), ((20, 37), (64,))], ids=["whole", "packed"])
+def test_interpreted(number: int, lengths: Any) -> None:
+    small = {"tokens": 64, "width": 16, "dtype": jnp.float16, "lengths": lengths}
+    Call(name="small", mask=LISTED[number], **small).check(triton_gpu.attention)
+
+
+RUN = partial(attention, implementation="triton")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_on_a_gpu(call: Call) -> None:
+    call.check(RUN)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", [CALLS[0], CALLS[-1]], ids=str)
+def test_gradients_repeat_bit_for_bit(call: Call) -> None:
+    arrays, run = call.arrays(), call.passes(RUN)
+    first, *others = [run(arrays) for _ in range(3)]
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.gpu
+def test_blocks_that_no_query_sees_are_not_read_on_a_gpu() -> None:
+    """NaN in them reaches neither the output nor a gradient."""
+    hidden = lambda k: (k >= 256) & (k < 384)  # noqa: E731
+    rule = Interval(before=255) & Custom(lambda q, k: ~hidden(k))
+    call = Call(name="hidden", mask=masks.CAUSAL & rule)
+    q, k, v, do = call.arrays()
+    where = hidden(jnp.arange(call.tokens))[None, :, None, None]
+    poisoned, run = [jnp.where(where, jnp.nan, x) for x in (k, v)], call.passes(RUN)
+    for found, expected in zip(run([q, *poisoned, do]), run([q, k, v, do]), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.gpu
+def test_vmap_on_a_gpu() -> None:
+    """Two calls at once are the two calls."""
+    call = CALLS[0]
+    q, k, v, _ = call.arrays()
+    run = jax.jit(jax.vmap(lambda q, k, v: RUN(q, k, v, call.mask), in_axes=(0, None, None)))
+    both = run(jnp.stack([q, 2 * q]), k, v)
+    for found, each in zip(both, (q, 2 * q), strict=True):
+        np.testing.assert_array_equal(found, jax.jit(partial(RUN, mask=call.mask))(each, k, v))
