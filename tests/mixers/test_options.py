@@ -27,21 +27,17 @@ CONFIGS: dict[str, MixerConfig] = {
     **{
         name: ALL[name]
         for name in (
-            "attention",
-            "attention_alibi",
-            "sparse_attention",
-            "hyena_modal",
-            "hyena_implicit",
-            "recurrence",
+            *(
+                "attention",
+                "attention_alibi",
+                "sparse_attention",
+                "hyena_modal",
+                "hyena_implicit",
+                "recurrence",
+            ),
+            *("gru", "lstm", "ntm", "gated_delta_net", "gated_linear_attention", "mamba2"),
+            *("dual_decay", "state_engine", "state_engine_edges", "state_engine_counted"),
         )
-    },
-    **{
-        name: ALL[name]
-        for name in ("gru", "lstm", "ntm", "gated_delta_net", "gated_linear_attention", "mamba2")
-    },
-    **{
-        name: ALL[name]
-        for name in ("dual_decay", "state_engine", "state_engine_edges", "state_engine_counted")
     },
     "attention_none": AttentionConfig(dim=16, num_heads=4, position="none"),
     "neural_memory": NeuralMemoryConfig(**MEMORY),
