@@ -25,6 +25,7 @@ ON_CPU = (
     "measured_memory",
     "memory_context",
     "overlap",
+    "pixels",
     "progressive",
     "planted_boundaries",
     "promoter_baselines",
@@ -32,7 +33,9 @@ ON_CPU = (
     "router_levels",
     "scaling_on_cpu",
     "sequence_plan",
+    "sparse_attention",
     "state_counts",
+    "tasks",
 )
 """Benchmarks whose figures are of no GPU: counts, answers that are right, or times of a CPU."""
 

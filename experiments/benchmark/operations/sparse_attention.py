@@ -1,7 +1,7 @@
-"""Causal attention to random blocks against dense attention: python -m experiments.benchmark sparse_attention --out F.
+"""Causal attention to some blocks against dense attention: python -m experiments.benchmark sparse_attention --out F.
 
-Each block of queries sees itself and a share of the blocks before it, drawn by a hash. Rounds alternate. Before a
-density is timed its output on the first tokens is compared with the reference in fp32.
+Each block of queries sees itself and a share of the blocks before it: drawn by a hash, or every n-th. Rounds alternate.
+Before a density is timed its output on the first tokens is compared with the reference in fp32.
 """
 
 from functools import partial
@@ -13,6 +13,7 @@ from experiments.benchmark.figures.saved import save
 from jaxblt.validation import number, whole
 
 Name = Literal["cudnn", "triton", "xla", "reference"]
+Kind = Literal["random", "strided"]
 
 CHECKED = 1024
 """Tokens over which the output is compared with the reference, which holds all scores."""
@@ -28,6 +29,7 @@ def sparse_attention(
     head_dim: int = 128,
     block: int = 128,
     densities: tuple[float, ...] = (0.5, 0.25, 0.1),
+    kind: Kind = "random",
     sparse: Name = "xla",
     dense: Name = "cudnn",
 ) -> dict[str, Any]:
@@ -38,6 +40,7 @@ def sparse_attention(
       tokens, heads, head_dim: of one row; keys have as many heads.
       block: tokens in a block.
       densities: of visible blocks, as shares of those of a causal mask.
+      kind: of the blocks that are seen; "strided" takes the n-th ones, n the nearest to 1 / density.
       sparse, dense: implementations of `attention` with the rule and without.
 
     Raises:
@@ -53,12 +56,13 @@ def sparse_attention(
         "heads": heads,
         "head_dim": head_dim,
         "block": block,
+        "kind": kind,
         "sparse": sparse,
         "dense": dense,
         "calls": [],
     }
     for density in densities:
-        mask = draw_blocks(density, block, tokens)
+        mask = draw_blocks(density, block, tokens) if kind == "random" else every_nth(density, block)
         error = _error(min(tokens, CHECKED), heads, head_dim, mask, sparse)
         times = {
             name: _time(name, tokens, heads, head_dim, mask, sparse, dense) for name in ("forward", "both")
@@ -87,6 +91,14 @@ def draw_blocks(density: float, block: int, tokens: int) -> Any:
         return (x ^ (x >> np.uint32(16))) <= limit
 
     return masks.CAUSAL & ByBlock(Interval(0, 0) | Custom(draw), block)
+
+
+def every_nth(density: float, block: int) -> Any:
+    """Return the causal mask in which a block sees itself and every n-th block before it."""
+    from pallas_kernels.attention import masks
+    from pallas_kernels.attention.rules import ByBlock, Strided
+
+    return masks.CAUSAL & ByBlock(Strided(round(1 / density)), block)
 
 
 def _shares(mask: Any, tokens: int, heads: int, head_dim: int) -> dict[str, float]:

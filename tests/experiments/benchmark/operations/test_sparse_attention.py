@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benchmark.operations.sparse_attention import draw_blocks, sparse_attention
+from experiments.benchmark.operations.sparse_attention import draw_blocks, every_nth, sparse_attention
 
 
 @pytest.mark.slow(days=28, group="scripts leave their figures")
@@ -22,8 +22,10 @@ def test_it_leaves_its_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("density", [0.5, 0.25, 0.1])
-def test_so_many_blocks_are_drawn(density: float) -> None:
-    mask, blocks = draw_blocks(density, 4, 1024), np.arange(0, 1024, 4, dtype=np.int32)
+@pytest.mark.parametrize("kind", ["random", "strided"])
+def test_so_many_blocks_are_drawn(density: float, kind: str) -> None:
+    mask = draw_blocks(density, 4, 1024) if kind == "random" else every_nth(density, 4)
+    blocks = np.arange(0, 1024, 4, dtype=np.int32)
     seen = np.tril(np.asarray(mask.rule.sees(blocks[:, None], blocks[None])))
     assert seen.diagonal().all()
     assert seen.sum() / (256 * 257 / 2) == pytest.approx(density, rel=0.05)
