@@ -25,6 +25,7 @@ ON_CPU = (
     "measured_memory",
     "memory_context",
     "overlap",
+    "position_layers",
     "progressive",
     "planted_boundaries",
     "promoter_baselines",
