@@ -16,9 +16,6 @@ from jaxblt.mixers.driver.marks import Marks
 from jaxblt.mixers.slots.state_slots import SlotCore, Slots, SlotStreams, only_allowed, written
 from pallas_kernels.gated_linear_attention import gated_linear_attention
 
-WORTH = 4
-"""Slots are gathered if there are this many times as many as a chunk can write to."""
-
 
 @flax.struct.dataclass
 class ChosenCore(SlotCore):

@@ -22,7 +22,7 @@ from jaxblt.mixers.driver.recording import keep_tables
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
 from jaxblt.mixers.driver.steps import per_block
 from jaxblt.mixers.linear.matrix_state import HeadShape, Readout, Streams, check_forward
-from jaxblt.mixers.slots.chosen_slots import WORTH, ChosenCore
+from jaxblt.mixers.slots.chosen_slots import ChosenCore
 from jaxblt.mixers.slots.experimental.state_manager import (
     StateManager,
     closed_slots,
@@ -66,8 +66,10 @@ class StateEngineConfig:
       num_slots: S of each head; None for 16, or for the sum of `levels`.
       levels: slots of each level, such as (32, 16, 8); each forgets 4 times slower than the one before. () for one.
       head_dim: width of a query, key and value; None for D / H.
-      top_k_states: slots that a token writes to, the likeliest; None for all. Where there are 4 times as many slots as
-        a chunk of tokens writes to, and no edges, the others are read only (`slots.chosen_slots`).
+      top_k_states: slots that a token writes to, the likeliest; None for all. Routes stay dense.
+      gathered: rows of at least a chunk compute only the slots that a chunk's tokens write to, and read the others as
+        they are (`slots.chosen_slots`). That saves products where slots are far more than `chunk_size` times
+        `top_k_states`. Chunks run one after another then.
       cell: how slots move at an edge, from what they were at the edge before; None for not at all.
       interval: tokens from edge to edge.
       state_attention: at an edge the slots of a head attend to each other.
@@ -92,6 +94,7 @@ class StateEngineConfig:
     levels: tuple[int, ...] = ()
     head_dim: int | None = None
     top_k_states: int | None = None
+    gathered: bool = False
     cell: Cell | None = None
     interval: int = 64
     state_attention: bool = False
@@ -114,6 +117,8 @@ class StateEngineConfig:
         edges = "cell, state_attention or state_routes"
         check_read(self, "interval", needed=edges, is_read=self.has_edges)
         check_read(self, "count_weight", needed="adaptive_count", is_read=self.adaptive_count)
+        few = self.top_k_states is not None and not self.has_edges
+        check_read(self, "gathered", needed="top_k_states and no edges", is_read=few)
         check_forward(self)
         if self.head_dim is None and self.dim % self.num_heads:
             raise ValueError(
@@ -153,14 +158,6 @@ class StateEngineConfig:
     def interval_of_edges(self) -> int | None:
         """Tokens from edge to edge; None without edges."""
         return self.interval if self.has_edges else None
-
-    def gathers(self, tokens: int) -> bool:
-        """Return whether rows of so many tokens compute only the slots that they write to, as most stay as they are.
-
-        Shorter rows than a chunk, such as a decoded token, would spend more on gathering than they save.
-        """
-        few = self.top_k_states is not None and self.slots >= WORTH * self.top_k_states * self.chunk_size
-        return few and tokens >= self.chunk_size
 
     @property
     def shape(self) -> HeadShape:
@@ -321,7 +318,9 @@ class StateEngine(nn.Module):
             chosen = held(self, CHOICE, largest(logits, config.top_k_states))
         routes = routed(logits, chosen)
         gates = slot_gates(routes, log_gate, jnp.asarray(config.pace))
-        return SlotStreams(q, k, v, gates, mask, chosen if config.gathers(x.shape[1]) else None), routes
+        # Leave shorter rows dense: a decoded token spends more on gathering than it saves
+        few = config.gathered and x.shape[1] >= config.chunk_size
+        return SlotStreams(q, k, v, gates, mask, chosen if few else None), routes
 
     def _core(
         self, closed: Float[Array, "H S"] | None, streams: SlotStreams | EdgeStreams

@@ -1,6 +1,5 @@
 """Slots that a chunk writes to, gathered: the values of dense slots, in fewer operations."""
 
-import dataclasses
 from functools import partial
 from typing import Any
 
@@ -8,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxblt.mixers import StateEngineConfig
 from jaxblt.mixers.driver.marks import mark
 from jaxblt.mixers.slots.chosen_slots import write_chosen
 from jaxblt.mixers.slots.state_slots import Slots, SlotStreams, largest, routed, write_and_read
@@ -67,11 +65,3 @@ def test_compute_falls() -> None:
     compiled: Any = [jax.jit(write).lower(streams, before).compile() for write in (few, dense)]
     gathered, whole = (program.cost_analysis()["flops"] for program in compiled)
     assert gathered < 0.5 * whole
-
-
-def test_engines_gather_where_most_slots_stay() -> None:
-    engine = StateEngineConfig(dim=8, num_heads=2, num_slots=256, top_k_states=1, chunk_size=64)
-    assert engine.gathers(64)
-    assert not engine.gathers(63)
-    assert not dataclasses.replace(engine, num_slots=255).gathers(64)
-    assert not dataclasses.replace(engine, top_k_states=None).gathers(64)

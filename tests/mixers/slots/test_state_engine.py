@@ -123,7 +123,7 @@ CASES = [
         ),
         marks=TURNS,
     ),
-    pytest.param(dataclasses.replace(PLAIN, num_slots=17, top_k_states=1), marks=TURNS),
+    pytest.param(dataclasses.replace(PLAIN, num_slots=17, top_k_states=1, gathered=True), marks=TURNS),
 ]
 
 
