@@ -55,7 +55,7 @@ def position_layers(
     """Train a byte model on a book with positions before chosen blocks: bits per byte, times, and calls.
 
     Attention here knows no order, so that positions are all that tells it. Bits are of the book's validation part.
-    Times are processor seconds of the loss with its gradients, in alternating rounds. `gaps` are bits of an arm less
+    Times are of the loss with its gradients, in alternating rounds; on a CPU processor time. `gaps` are bits of an arm less
     those of the first one, paired by seed.
 
     Args:
@@ -153,7 +153,7 @@ def figures_of(recipe: "Recipe", trained: "Trained") -> dict[str, Any]:
 
 
 def time_arms(trained: "Mapping[Arm, Trained]", setting: Setting) -> dict[Arm, dict[str, Any]]:
-    """Return processor seconds of the loss with its gradients, of all arms in alternating rounds."""
+    """Return seconds of the loss with its gradients, of all arms in alternating rounds."""
     import jax
     import jax.numpy as jnp
     import optax
