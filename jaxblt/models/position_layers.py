@@ -18,8 +18,8 @@ from jaxblt.validation import check_bounds, check_fields, whole
 
 NAME = "positions"
 """The name of such a layer in a pattern."""
-START = 0.1
-"""Scale of the projection at the start. At 1 sinusoids drown the bytes, and models stay at the entropy of single bytes."""
+START = 0.03
+"""Scale of the projection at the start, by which sinusoids are about as large as bytes' vectors. At 1 they drown them."""
 Layers = Literal["all", "ends"] | int
 """Blocks before which positions enter: all, the first and the last, or every n-th from the first on."""
 

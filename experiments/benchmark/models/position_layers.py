@@ -55,8 +55,8 @@ def position_layers(
     """Train a byte model on a book with positions before chosen blocks: bits per byte, times, and calls.
 
     Attention here knows no order, so that positions are all that tells it. Bits are of the book's validation part.
-    Times are of the loss with its gradients, in alternating rounds; on a CPU processor time. `gaps` are bits of an arm less
-    those of the first one, paired by seed.
+    Times are of the loss with its gradients, in alternating rounds; on a CPU processor time. `gaps` are bits of an arm
+    less those of the first one, paired by seed.
 
     Args:
       out: file for the figures as JSON.
