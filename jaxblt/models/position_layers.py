@@ -19,7 +19,7 @@ from jaxblt.validation import check_bounds, check_fields, whole
 NAME = "positions"
 """The name of such a layer in a pattern."""
 START = 0.03
-"""Scale of the projection at the start, by which sinusoids are about as large as bytes' vectors. At 1 they drown them."""
+"""Scale of the projection at the start: sinusoids are about as large as bytes' vectors. At 1 they drown them."""
 Layers = Literal["all", "ends"] | int
 """Blocks before which positions enter: all, the first and the last, or every n-th from the first on."""
 
