@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxblt.mixers.driver.marks import mark
 from jaxblt.mixers.slots.chosen_slots import write_chosen
@@ -26,6 +27,7 @@ def streams_of(rows: int, length: int, width: int, slots: int, routes: int) -> S
     return SlotStreams(normal(width), normal(width), normal(width), gate, None, chosen)
 
 
+@pytest.mark.slow(days=28, group="memories and states")
 def test_values_slots_and_gradients_are_those_of_dense_slots() -> None:
     """A first document that goes on from before the row, others, holes, and chunks without a token."""
     rng = np.random.default_rng(1)
