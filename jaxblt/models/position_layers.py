@@ -18,6 +18,8 @@ from jaxblt.validation import check_bounds, check_fields, whole
 
 NAME = "positions"
 """The name of such a layer in a pattern."""
+START = 0.03
+"""Scale of the projection at the start: sinusoids are about as large as bytes' vectors. At 1 they drown them."""
 Layers = Literal["all", "ends"] | int
 """Blocks before which positions enter: all, the first and the last, or every n-th from the first on."""
 
@@ -88,7 +90,7 @@ class PositionLayer(nn.Module):
         place = positions if rows.tokens is None else rows.tokens.positions
         if place is None:
             place = rows.run(Counted(), jnp.zeros(x.shape[:2], jnp.int32))[0]
-        project = dense(config.dim, axes=("features", "embed"), dtype=self.dtype, name="project")
+        project = dense(config.dim, axes=("features", "embed"), dtype=self.dtype, name="project", scale=START)
         y = rows.restore(project(waves(place, config.periods).astype(self.dtype)))
         return y, None if rows.clock is None else PositionState(rows.clock)
 

@@ -80,6 +80,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "num_slots": (7,),
     "levels": ((9, 5),),
     "top_k_states": (1,),
+    "gathered": (True, False),
     "interval": (3,),
     "state_attention": (True, False),
     "state_routes": (True, False),

@@ -56,8 +56,8 @@ class Settings:
       learning_rate: the peak, after a fifth of the steps.
       ratio_weight: of the ratio loss. At H-Net's .03 the rate of cuts swings in the first steps, and a model in three
         was not back at the target after 120.
-      router_rate: factor of the router's learning rate where it scores without the encoder. Early on patches tell
-        nothing, so the loss shuns them: at the full rate it unlearns motifs that were right before the first step.
+      router_rate: factor of the router's learning rate where it does not score by the encoder alone. Early on patches
+        tell nothing, so the loss shuns them: at the full rate it unlearns motifs that were right before the first step.
     """
 
     seeds: int = 3
@@ -164,7 +164,7 @@ def recipe_of(case: Case, texts: "Planted", entropy_run: str | None, settings: S
     from jaxblt.patching import PatcherConfig
 
     router = replace(router_of(case), ratio_weight=settings.ratio_weight)
-    slow = "content_similarity" not in router.scores
+    slow = router.strategy != "content_similarity"
     return _base(
         settings,
         settings.steps,

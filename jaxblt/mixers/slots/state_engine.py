@@ -22,6 +22,7 @@ from jaxblt.mixers.driver.recording import keep_tables
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
 from jaxblt.mixers.driver.steps import per_block
 from jaxblt.mixers.linear.matrix_state import HeadShape, Readout, Streams, check_forward
+from jaxblt.mixers.slots.chosen_slots import ChosenCore
 from jaxblt.mixers.slots.experimental.state_manager import (
     StateManager,
     closed_slots,
@@ -65,8 +66,10 @@ class StateEngineConfig:
       num_slots: S of each head; None for 16, or for the sum of `levels`.
       levels: slots of each level, such as (32, 16, 8); each forgets 4 times slower than the one before. () for one.
       head_dim: width of a query, key and value; None for D / H.
-      top_k_states: slots that a token writes to, the likeliest; None for all. Routes stay dense, so that fewer save no
-        time; nor could they on tensor cores, which take products in blocks, below about 4,096 slots a route.
+      top_k_states: slots that a token writes to, the likeliest; None for all. Routes stay dense.
+      gathered: rows of at least a chunk compute only the slots that a chunk's tokens write to, and read the others as
+        they are (`slots.chosen_slots`). That saves products where slots are far more than `chunk_size` times
+        `top_k_states`. Chunks run one after another then.
       cell: how slots move at an edge, from what they were at the edge before; None for not at all.
       interval: tokens from edge to edge.
       state_attention: at an edge the slots of a head attend to each other.
@@ -91,6 +94,7 @@ class StateEngineConfig:
     levels: tuple[int, ...] = ()
     head_dim: int | None = None
     top_k_states: int | None = None
+    gathered: bool = False
     cell: Cell | None = None
     interval: int = 64
     state_attention: bool = False
@@ -113,6 +117,8 @@ class StateEngineConfig:
         edges = "cell, state_attention or state_routes"
         check_read(self, "interval", needed=edges, is_read=self.has_edges)
         check_read(self, "count_weight", needed="adaptive_count", is_read=self.adaptive_count)
+        few = self.top_k_states is not None and not self.has_edges
+        check_read(self, "gathered", needed="top_k_states and no edges", is_read=few)
         check_forward(self)
         if self.head_dim is None and self.dim % self.num_heads:
             raise ValueError(
@@ -250,7 +256,9 @@ class StateEngine(nn.Module):
         mask, counted = self._mask(rows, counted, training=before is None)
         closed = closed_slots(self, config.manager, config.num_heads, config.slots)
         streams, routes = self._streams(rows.x, qkv, mask, closed)
-        found, after = rows.run(self._core(closed), streams, None if before is None else before.engine)
+        found, after = rows.run(
+            self._core(closed, streams), streams, None if before is None else before.engine
+        )
         o, reads, *seen = found
         if config.state_routes and config.top_k_states is not None:
             held(self, CHOICE, largest(seen[0], config.top_k_states))
@@ -309,14 +317,20 @@ class StateEngine(nn.Module):
         if config.top_k_states is not None:
             chosen = held(self, CHOICE, largest(logits, config.top_k_states))
         routes = routed(logits, chosen)
-        return SlotStreams(q, k, v, slot_gates(routes, log_gate, jnp.asarray(config.pace)), mask), routes
+        gates = slot_gates(routes, log_gate, jnp.asarray(config.pace))
+        # Leave shorter rows dense: a decoded token spends more on gathering than it saves
+        few = config.gathered and x.shape[1] >= config.chunk_size
+        return SlotStreams(q, k, v, gates, mask, chosen if few else None), routes
 
-    def _core(self, closed: Float[Array, "H S"] | None) -> SlotCore | EdgeCore:
+    def _core(
+        self, closed: Float[Array, "H S"] | None, streams: SlotStreams | EdgeStreams
+    ) -> SlotCore | EdgeCore:
         config, shape = self.config, (self.config.num_heads, self.config.slots)
         bias = self.param("read_bias", named(nn.initializers.zeros, "heads", None), shape, jnp.float32)
         bias = bias if closed is None else bias + closed
-        if not config.has_edges:
-            return SlotCore(bias, config.chunk_size)
+        if isinstance(streams, SlotStreams):
+            core = SlotCore if streams.chosen is None else ChosenCore
+            return core(bias, config.chunk_size)
         return EdgeCore(
             bias,
             jnp.asarray(config.pace),

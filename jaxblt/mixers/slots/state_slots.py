@@ -35,6 +35,7 @@ class SlotStreams:
       q, k, v: queries, and the keys and values that are written.
       log_gate: logarithm of what each slot keeps of itself, at most 0.
       mask: share of each slot that there is, 0..1; None if there are all.
+      chosen: the slots that are written to, where `chosen_slots` is to gather them; None otherwise.
     """
 
     q: Float[Array, "B T H K"]
@@ -42,6 +43,7 @@ class SlotStreams:
     v: Float[Array, "B T H V"]
     log_gate: Float[Array, "B T H S"]
     mask: Float[Array, "B T H S"] | None = None
+    chosen: Int[Array, "B T H k"] | None = None
 
 
 def empty_slots(streams: Any, count: int) -> Slots:
@@ -103,14 +105,14 @@ def write_and_read(
     }
     keys: Any = None if slots is None else slots.keys
     values: Any = None if slots is None else slots.values
-    written = _written(gate, v.dtype)
-    scores: Any = gated_linear_attention(q, k, written, log_value_gate=gate, initial_state=keys, **options)
+    share = written(gate, v.dtype)
+    scores: Any = gated_linear_attention(q, k, share, log_value_gate=gate, initial_state=keys, **options)
     if slots is not None:
         scores, keys = scores
     scores = scores.astype(jnp.float32) + bias[None, None]
     reads = jax.nn.softmax(only_allowed(scores, streams.mask), -1)
     o: Any = gated_linear_attention(
-        reads.astype(v.dtype), written, v, log_key_gate=gate, initial_state=values, scale=1.0, **options
+        reads.astype(v.dtype), share, v, log_key_gate=gate, initial_state=values, scale=1.0, **options
     )
     if slots is None:
         return (o, reads), None
@@ -118,7 +120,8 @@ def write_and_read(
     return (o, reads), Slots(keys, values)
 
 
-def _written(log_gate: Float[Array, "B T H S"], dtype: Any) -> Float[Array, "B T H S"]:
+def written(log_gate: Float[Array, "B T H S"], dtype: Any) -> Float[Array, "B T H S"]:
+    """Return what each slot takes of a token."""
     return -jnp.expm1(log_gate).astype(dtype)
 
 
@@ -152,10 +155,10 @@ class SlotCore:
     def summarise(self, streams: SlotStreams, marks: Marks) -> tuple[Slots, Slots]:
         """Return what the stretch multiplies the slots by, elementwise, and what it adds."""
         k, v, gate = streams.k, streams.v, streams.log_gate
-        written = _written(gate, v.dtype)
+        share = written(gate, v.dtype)
         ids = marks.segment_ids
-        kept_keys, keys = gated_linear_attention_summary(k, written, log_value_gate=gate, segment_ids=ids)
-        kept_values, values = gated_linear_attention_summary(written, v, log_key_gate=gate, segment_ids=ids)
+        kept_keys, keys = gated_linear_attention_summary(k, share, log_value_gate=gate, segment_ids=ids)
+        kept_values, values = gated_linear_attention_summary(share, v, log_key_gate=gate, segment_ids=ids)
         return Slots(kept_keys, kept_values), Slots(keys, values)
 
     def join(self, carry: Slots, summary: tuple[Slots | None, Slots]) -> Slots:

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from jaxblt.patching.learned.config import BoundaryConfig
+from jaxblt.patching.learned.mixture import SHARPNESS, measure_separation
 
 NEAR = 0.02
 """The relative distance from the target's rate that theta may take for the sake of a wider gap between scores."""
@@ -25,8 +26,9 @@ def calibrate_router(
     """Return the router's parameters with theta at the target's rate, and tau the scores' standard deviation.
 
     One in `target` bytes has a score above theta, the middle of the widest gap within 2 % of that rate. Where all
-    scores near it are equal, as those of a few motifs may be, theta lies in the gap whose rate is nearest. A hybrid's
-    centers and spreads are the scores' means and deviations; its gate still weighs them alike.
+    scores near it are equal, as those of a few motifs may be, theta lies in the gap whose rate is nearest. A hybrid
+    has such a threshold for each score, its center, and the score's deviation as its spread. The gate begins at the
+    scores that part the sample most clearly (`mixture`).
 
     Args:
       config: of the router; a plain one has nothing to calibrate.
@@ -48,17 +50,22 @@ def calibrate_router(
         )
     if not np.isfinite(s).all():
         raise ValueError("the router's scores must be finite before step 0: look at the data's entropies")
-    found: dict[str, Any] = {}
-    if config.strategy == "adaptive_hybrid":
-        center, spread = s.mean(0), np.maximum(s.std(0), LEAST_SPREAD)
-        found = {"center": center, "log_spread": np.log(spread)}
-        s = (s - center) / spread
-    mixed = s.mean(1)
+    found, mixed = _mixture(s, target) if config.strategy == "adaptive_hybrid" else ({}, s[:, 0])
     found |= {
         "theta": np.array([_threshold(mixed, target)]),
         "log_tau": np.log(np.maximum([mixed.std()], LEAST_SPREAD)),
     }
     return params | {name: jnp.asarray(value, jnp.float32) for name, value in found.items()}
+
+
+def _mixture(s: Float[np.ndarray, "N K"], target: float) -> tuple[dict[str, Any], Float[np.ndarray, "N"]]:
+    """Return a hybrid's parameters, and the scores as its gate mixes them at first."""
+    center = np.array([_threshold(one, target) for one in s.T])
+    spread = np.maximum(s.std(0), LEAST_SPREAD)
+    separation = measure_separation(s, s > center, np.ones((len(s), 1), bool))
+    share = np.exp(SHARPNESS * (separation - separation.max()))
+    found = {"center": center, "log_spread": np.log(spread), "separation": separation}
+    return found, ((s - center) / spread) @ (share / share.sum())
 
 
 def _threshold(scores: Float[np.ndarray, "N"], target: float) -> float:

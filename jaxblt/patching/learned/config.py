@@ -44,7 +44,10 @@ class BoundaryConfig:
       content_similarity  (1 - cos(W_q h_t, W_k h_{t-1})) / 2, h the encoder's output, W the identity at first
       entropy_based       H_t of the frozen entropy model
       pattern_aware       the largest response of the motifs that end at t, plus a number by position modulo 3
-      adaptive_hybrid     sum over `parts` k of pi_k (s_k - center_k) / spread_k, pi = softmax(W_g h_t)
+      adaptive_hybrid     sum over `parts` k of pi_k (s_k - center_k) / spread_k, pi = softmax(W_g h_t + 4 d_k)
+
+    d_k in 0..8 says how clearly score k parts bytes in two (`mixture`), a running mean over steps without a gradient. A
+    score that does not part them would be noise in the sum, and predictions tell the gate too little of it.
 
     Leave dropout out of the encoder where content is compared: other units are dropped at each byte, so that neighbours
     differ more in training than in use.

@@ -13,9 +13,10 @@ from jaxblt.mixers.driver.base import Clock
 from jaxblt.mixers.driver.sequence import Rows, read
 from jaxblt.patching.learned.config import BoundaryConfig
 from jaxblt.patching.learned.cores import Previous, Responses, motif_table, reach_of
+from jaxblt.patching.learned.mixture import DECAY, SHARPNESS, measure_separation
 from jaxblt.patching.rules import MIDDLE
 from jaxblt.show import show
-from jaxblt.side_outputs import sow_loss, sow_metric
+from jaxblt.side_outputs import sow_loss, sow_metric, sow_next
 
 CODON = 3
 TINY = 1e-12
@@ -99,8 +100,11 @@ class Router(nn.Module):
                 response, seen = self._responses(ids, segment_ids, positions, state)
                 scores.append(response)
         s = jnp.stack(scores, -1)
-        p, slope = self._probability(s, h)
-        p = jnp.where(found[..., -1] == 0, 1.0, p)
+        begins = found[..., -1:] == 0
+        p, slope = self._probability(
+            s, h, ~begins if segment_ids is None else ~begins & (segment_ids > 0)[..., None]
+        )
+        p = jnp.where(begins[..., 0], 1.0, p)
         if state is None:
             self._report(p, slope, segment_ids)
             return p, s, None
@@ -144,27 +148,29 @@ class Router(nn.Module):
         return response, seen
 
     def _probability(
-        self, s: Float[Array, "B T K"], h: Float[Array, "B T C"]
+        self, s: Float[Array, "B T K"], h: Float[Array, "B T C"], inside: Bool[Array, "B T 1"]
     ) -> tuple[Float[Array, "B T"], Float[Array, ""]]:
         """Return p, and its slope by the score where it is 1/2."""
         if self.config.plain:
             return s[..., 0], jnp.float32(1)
-        score = s[..., 0]
-        if self.config.strategy == "adaptive_hybrid":
-            center, spread = self._scalars("center", s.shape[-1]), self._scalars("log_spread", s.shape[-1])
-            gate = Linear(
-                "btc,ck->btk",
-                {"k": s.shape[-1]},
-                ("embed", None),
-                jnp.float32,
-                kernel_init=nn.initializers.zeros,
-                name="gate",
-            )
-            share = jax.nn.softmax(gate(h.astype(jnp.float32)), -1)
-            score = jnp.sum(share * (s - center) * jnp.exp(-spread), -1)
+        score = self._mixed(s, h, inside) if self.config.strategy == "adaptive_hybrid" else s[..., 0]
         theta, log_tau = self._scalars("theta", 1), self._scalars("log_tau", 1)
         per_tau = jnp.exp(-log_tau[..., 0])
         return jax.nn.sigmoid((score - theta[..., 0]) * per_tau), per_tau[0, 0] / 4
+
+    def _mixed(
+        self, s: Float[Array, "B T K"], h: Float[Array, "B T C"], inside: Bool[Array, "B T 1"]
+    ) -> Float[Array, "B T"]:
+        """Return the gate's mixture of scores, and tell the step how clearly each parts the bytes `inside`."""
+        center, spread = self._scalars("center", s.shape[-1]), self._scalars("log_spread", s.shape[-1])
+        separation = jax.lax.stop_gradient(self._scalars("separation", s.shape[-1]))
+        names, zeros = ("embed", None), nn.initializers.zeros
+        sizes = {"k": s.shape[-1]}
+        gate = Linear("btc,ck->btk", sizes, names, jnp.float32, kernel_init=zeros, name="gate")
+        share = jax.nn.softmax(gate(h.astype(jnp.float32)) + jnp.float32(SHARPNESS) * separation, -1)
+        found = measure_separation(jax.lax.stop_gradient(s), s > center, inside)
+        sow_next(self, "separation", DECAY * separation[0, 0] + (1 - DECAY) * found)
+        return jnp.sum(share * (s - center) * jnp.exp(-spread), -1)
 
     def _scalars(self, name: str, count: int) -> Float[Array, "1 1 K"]:
         """Return parameters that `calibrate_router` fills in before step 0."""

@@ -107,6 +107,7 @@ MIXERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "levels": ((0, 4), (2.5,), 8),
         "head_dim": (0, 2.5),
         "top_k_states": (0, 17, 2.5),
+        "gathered": (1, True),
         "cell": ("rnn",),
         "interval": (0, 2.5, 4),
         "state_attention": (1,),

@@ -123,10 +123,11 @@ CASES = [
         ),
         marks=TURNS,
     ),
+    pytest.param(dataclasses.replace(PLAIN, num_slots=17, top_k_states=1, gathered=True), marks=TURNS),
 ]
 
 
-@pytest.mark.parametrize("config", CASES, ids=["counted", "gru", "plain", "lstm", "linear"])
+@pytest.mark.parametrize("config", CASES, ids=["counted", "gru", "plain", "lstm", "linear", "gathered"])
 def test_equals_the_loop(config: StateEngineConfig) -> None:
     subject = subject_of(config)
     w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), subject.params["params"])

@@ -10,6 +10,7 @@ from jaxblt.mixers.driver.marks import mark
 from jaxblt.models.unmerge import smooth
 from jaxblt.patching.learned import BoundaryConfig, Router, calibrate_router, confidence, ratio_loss
 from jaxblt.patching.learned.cores import Responses, motif_table
+from jaxblt.patching.learned.mixture import MOST, SHARPNESS, measure_separation
 from tests.tolerances import tol
 
 DIM, LENGTH, TARGET = 6, 20, 4.0
@@ -90,10 +91,12 @@ def test_calibration_cuts_at_the_targets_rate(strategy: str) -> None:
     config = BoundaryConfig(strategy=strategy, **({"parts": parts} if strategy == "adaptive_hybrid" else {}))
     s = np.random.default_rng(2).gamma(2.0, size=(4, 500, len(config.scores))).astype(np.float32) * 0.02
     here = np.ones(s.shape[:2], bool)
-    found = calibrate_router(config, {}, s, here=here, target=TARGET)
+    found = jax.tree.map(np.asarray, calibrate_router(config, {}, s, here=here, target=TARGET))
+    mixed = s[..., 0]
     if strategy == "adaptive_hybrid":
-        s = (s - np.asarray(found["center"])) / np.exp(np.asarray(found["log_spread"]))
-    mixed = s.mean(-1)
+        np.testing.assert_allclose((s > found["center"]).mean((0, 1)), 1 / TARGET, rtol=0.03)
+        share = np.exp(SHARPNESS * found["separation"])
+        mixed = (s - found["center"]) / np.exp(found["log_spread"]) @ (share / share.sum())
     assert (mixed > np.asarray(found["theta"])).mean() == pytest.approx(1 / TARGET, rel=0.03)
     np.testing.assert_allclose(np.exp(np.asarray(found["log_tau"]))[0], mixed.std(), rtol=1e-4)
     with pytest.raises(ValueError, match="must be finite before step 0"):
@@ -110,3 +113,43 @@ def test_theta_lies_between_scores_where_many_are_equal(target: float, theta: fl
     config = BoundaryConfig(strategy="pattern_aware", motifs=("CG",))
     found = calibrate_router(config, {}, s, here=np.ones(s.shape[:2], bool), target=target)
     np.testing.assert_allclose(found["theta"], theta)
+
+
+def test_separation_is_ashmans_by_hand_whatever_the_scale() -> None:
+    """A score in two clumps, the same times a thousand, two exact values, and one that is above nowhere."""
+    own = np.array([0.0, 1.0, 2.0, 7.0, 9.0, 50.0])
+    s = np.stack([own, 1e3 * own, np.array([0.0, 0, 0, 1, 1, 1]), own], -1).astype(np.float32)
+    above, inside = s > np.array([5.0, 5e3, 0.5, 99.0]), np.array([True] * 5 + [False])[:, None]
+    by_hand = 2**0.5 * (8 - 1) / (1 + 2 / 3) ** 0.5
+    for found in (
+        measure_separation(s, above, inside),
+        measure_separation(*map(jnp.asarray, (s, above, inside))),
+    ):
+        np.testing.assert_allclose(found, [by_hand, by_hand, MOST, 0], rtol=1e-5)
+
+
+def test_a_gate_weighs_the_score_that_separates_and_follows_it() -> None:
+    """Entropies in two clumps beside vectors that tell nothing: before step 0, and in what the step is told."""
+    config = BoundaryConfig(strategy="adaptive_hybrid", parts=("content_similarity", "entropy_based"))
+    rng = np.random.default_rng(3)
+    h = jnp.asarray(rng.standard_normal((2, 200, DIM)), jnp.float32)
+    cuts = rng.random((2, 200)) < 1 / TARGET
+    entropies = jnp.asarray(cuts + 0.1 * rng.standard_normal(cuts.shape), jnp.float32)
+    ids, router = jnp.full((2, 200), 70), Router(config, VOCAB_SIZE, TARGET)
+    given = {"segment_ids": jnp.ones_like(ids), "positions": jnp.zeros_like(ids), "entropies": entropies}
+    params = {name: {"kernel": jnp.eye(DIM)} for name in ("query", "key")}
+    params |= {"gate": {"kernel": jnp.zeros((DIM, 2))}, "theta": jnp.zeros(1), "log_tau": jnp.zeros(1)}
+    params |= {name: jnp.zeros(2) for name in ("center", "log_spread", "separation")}
+    run = jax.jit(
+        lambda params: router.apply({"params": params}, h, ids, **given, mutable=["losses", "metrics"])
+    )
+    (_, scores, _), _ = run(params)
+    here = np.ones(cuts.shape, bool)
+    here[:, 0] = False
+    found = calibrate_router(config, params, np.asarray(scores), here=here, target=TARGET)
+    (p, _, _), side = run(found)
+    assert ((np.asarray(p) > 0.5) == cuts)[here].mean() > 0.95
+    (told,) = side["metrics"]["separation"]
+    np.testing.assert_allclose(told.value, found["separation"], rtol=1e-3)
+    assert told.is_next
+    assert told.value[1] > told.value[0] + 2
