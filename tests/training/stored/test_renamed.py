@@ -57,6 +57,20 @@ def test_parameters_and_optimiser_are_read_under_their_old_names(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, NEW)
 
 
+def test_what_was_added_since_is_zeros(tmp_path):
+    """A mixture of boundary scores had no separation once, which is as if all were 0."""
+    optimizer, old = optax.adam(1e-3), {"router": {"theta": jnp.ones(1), "center": jnp.arange(2.0)}}
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(3, start(old, optimizer), {"seconds": 1.0})
+    wanted = start({"router": old["router"] | {"separation": jnp.zeros(2)}}, optimizer)
+    with Checkpointer(tmp_path) as checkpoints:
+        found = checkpoints.restore(abstract_like(wanted))
+    jax.tree.map(np.testing.assert_array_equal, found.state, wanted)
+    asked = abstract_like({"router": old["router"] | {"bias": jnp.zeros(2)}})
+    with pytest.raises(StateMismatch, match="bias"):
+        restore(tmp_path, asked, subtree="params")
+
+
 @pytest.mark.parametrize("error", [StateMismatch, ValueError])
 def test_a_model_that_does_not_fit_the_old_names_is_asked_about_todays(tmp_path, error):
     with Checkpointer(tmp_path) as checkpoints:
