@@ -63,15 +63,15 @@ def _open_size(args: Any) -> Any:
 
 
 _RECORDERS: ContextVar[tuple[list[str], ...]] = ContextVar("recorders", default=())
-_TARGET: ContextVar[Device | None] = ContextVar("target", default=None)
 _EXPLAINING: ContextVar[bool] = ContextVar("explaining", default=False)
-# Keep this in JAX's context: with a ContextVar, jit would reuse inside the block what it traced outside.
+# Keep these in JAX's context: with a ContextVar, JAX would reuse inside a block what it traced outside.
 _REFERENCE = jax.make_user_context(False)
+_TARGET = jax.make_user_context(None)
 
 
 def current_device() -> Device:
     """Return the device that jit compiles for by default, or that `compiling_for` names."""
-    if (target := _TARGET.get()) is not None:
+    if (target := _TARGET.value) is not None:
         return target
     device = jax.config.jax_default_device or jax.devices()[0]
     if isinstance(device, str):
@@ -85,11 +85,8 @@ def compiling_for(device: Any) -> Iterator[None]:
 
     It is a JAX device that this machine need not have, or a `Device`.
     """
-    token = _TARGET.set(device if isinstance(device, Device) else as_device(device))
-    try:
+    with _TARGET(device if isinstance(device, Device) else as_device(device)):
         yield
-    finally:
-        _TARGET.reset(token)
 
 
 def as_device(device: Any) -> Device:
