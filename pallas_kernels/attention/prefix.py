@@ -86,7 +86,7 @@ def skips_empty_slots(q: Any, k: Any) -> bool:
     """Check whether a kernel of `prefix_attention` runs here for such arrays, or shapes, and reads prefixes only."""
     if _dispatch.has_reference_ops():
         return False
-    return prefix_why.why_not(_dispatch.current_device(), q, k, k, None, None) is None
+    return TABLE[0].cannot_run(_dispatch.current_device(), q, k, k, None, None) is None
 
 
 def _check(q: Any, k: Any, v: Any, counts: Any, times: Any) -> None:
