@@ -9,6 +9,9 @@ from pallas_kernels._hopper import why_not_on
 HEADS = (16, 32, 64, 128)
 """Sizes of a head."""
 
+CACHES = ("bfloat16", "float16", "float32")
+"""Types of keys and values: Pallas' Triton loads no FP8 under a mask."""
+
 MOST_ROWS = 64
 """The most queries of a row that share a key head: a program holds scores and outputs of all."""
 
@@ -29,6 +32,8 @@ def why_not(
         return reason
     if str(q.dtype) not in ("bfloat16", "float16"):
         return f"its products are in bfloat16 or float16, q is {q.dtype}"
+    if str(k.dtype) not in CACHES:
+        return f"it reads caches in {', '.join(CACHES)}, not {k.dtype}"
     if q.shape[3] not in HEADS:
         return f"its heads are of size {', '.join(map(str, HEADS))}, not {q.shape[3]}"
     if 0 in (*q.shape, *k.shape):

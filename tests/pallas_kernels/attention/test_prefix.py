@@ -105,6 +105,7 @@ def test_slots_behind_the_prefix_are_not_read_and_others_change_no_bit_on_a_gpu(
     [
         ({"device": Device("gpu", (10, 0), "NVIDIA B200")}, "9.0 exactly (H100, H200), this is NVIDIA B200"),
         ({"dtype": jnp.float32}, "q is float32"),
+        ({"cache": jnp.float8_e4m3fn}, "bfloat16, float16, float32, not float8_e4m3fn"),
         ({"width": 96}, "16, 32, 64, 128, not 96"),
         ({"slots": 0}, "one query and one key at least"),
         ({"queries": 17}, "64 queries may share a key head, these are 68"),
@@ -113,7 +114,7 @@ def test_slots_behind_the_prefix_are_not_read_and_others_change_no_bit_on_a_gpu(
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
     call = {"device": HOPPER, "dtype": jnp.bfloat16, "width": 64, "slots": 4096, "queries": 16} | change
     q = jax.ShapeDtypeStruct((2, call["queries"], 8, call["width"]), call["dtype"])
-    k = jax.ShapeDtypeStruct((2, call["slots"], 2, call["width"]), call["dtype"])
+    k = jax.ShapeDtypeStruct((2, call["slots"], 2, call["width"]), call.get("cache", call["dtype"]))
     assert reason in (prefix_why.why_not(call["device"], q, k, k, None, None) or "it can run")
 
 
