@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels._dispatch import Device
+from pallas_kernels._dispatch import Device, compiling_for
 from pallas_kernels.attention import EMPTY_LSE, prefix_attention, prefix_why, triton_prefix
 from tests.tolerances import assert_close
 
@@ -62,6 +62,25 @@ def test_interpreted_under_vmap() -> None:
     for i in range(2):
         for x, y in zip(found, INTERPRETED(*(x[i] for x in stacked)), strict=True):
             np.testing.assert_array_equal(x[i], y)
+
+
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/attention/test_prefix")
+def test_gradients_are_those_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, *marks = drawn(SMALL, jnp.float32)
+
+    def gradients(name: Any) -> Any:
+        def loss(q: Any, k: Any, v: Any) -> Any:
+            o, lse = prefix_attention(q, k, v, *marks, implementation=name)
+            return jnp.sum(o**2) + jnp.sum(jnp.where(lse > EMPTY_LSE, lse, 0))
+
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(q, k, v)
+
+    expected = gradients("xla")
+    monkeypatch.setattr(triton_prefix, "prefix_attention", INTERPRETED)
+    with compiling_for(HOPPER):
+        found = gradients("triton")
+    for got, want in zip(found, expected, strict=True):
+        assert_close(got, want, jnp.bfloat16, n=SMALL[5])
 
 
 @pytest.mark.parametrize("case", [SMALL, DRAFTED], ids=["small", "drafted"])
