@@ -10,6 +10,9 @@ import jax
 
 from pallas_kernels._compat import is_symbolic
 
+KERNELS = ("jla", "mosaic_gpu", "triton")
+"""How names of implementations begin that are kernels of ours or of an optional package."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -32,22 +35,23 @@ class Implementation:
         be ShapeDtypeStructs.
       rather_not: returns why a later entry is preferred although this one can run, or None. Ignored if the caller names
         this entry.
-      any_length: whether it takes sizes that `jax.export` leaves open, other than the first of an array.
     """
 
     name: str
     run: Callable[..., Any]
     why_not: Callable[..., str | None] = lambda device, *args, **options: None
     rather_not: Callable[..., str | None] = lambda device, *args, **options: None
-    any_length: bool = False
 
     def cannot_run(self, device: Device, *args: Any, **options: Any) -> str | None:
         """Return why this entry cannot run a call, or None.
 
-        A reference runs at any length.
+        A reference takes all sizes that `jax.export` leaves open. XLA's programs take open numbers of rows, the first
+        axis of an array. Kernels take none, as a number of programs follows from each.
         """
-        if not self.any_length and self.name != "reference" and (size := _open_size(args)) is not None:
+        if self.name != "reference" and (size := _open_size(args, 1)) is not None:
             return f"it is compiled for one length, and the size {size} is symbolic"
+        if self.name.startswith(KERNELS) and (size := _open_size(args, 0)) is not None:
+            return f"it is compiled for one number of rows, and the size {size} is symbolic"
         return self.why_not(device, *args, **options)
 
     def passed_over(self, device: Device, *args: Any, **options: Any) -> str | None:
@@ -56,22 +60,22 @@ class Implementation:
         return self.rather_not(device, *args, **options) if reason is None else reason
 
 
-def _open_size(args: Any) -> Any:
-    """Return a size that `jax.export` leaves open, of an axis behind the first, or None."""
-    sizes = (size for x in jax.tree.leaves(args) for size in getattr(x, "shape", ())[1:])
+def _open_size(args: Any, first: int) -> Any:
+    """Return a size that `jax.export` leaves open, of the axes of an array from `first` on, or None."""
+    sizes = (size for x in jax.tree.leaves(args) for size in getattr(x, "shape", ())[first:])
     return next(filter(is_symbolic, sizes), None)
 
 
 _RECORDERS: ContextVar[tuple[list[str], ...]] = ContextVar("recorders", default=())
-_TARGET: ContextVar[Device | None] = ContextVar("target", default=None)
 _EXPLAINING: ContextVar[bool] = ContextVar("explaining", default=False)
-# Keep this in JAX's context: with a ContextVar, jit would reuse inside the block what it traced outside.
+# Keep these in JAX's context: with a ContextVar, JAX would reuse inside a block what it traced outside.
 _REFERENCE = jax.make_user_context(False)
+_TARGET = jax.make_user_context(None)
 
 
 def current_device() -> Device:
     """Return the device that jit compiles for by default, or that `compiling_for` names."""
-    if (target := _TARGET.get()) is not None:
+    if (target := _TARGET.value) is not None:
         return target
     device = jax.config.jax_default_device or jax.devices()[0]
     if isinstance(device, str):
@@ -85,11 +89,8 @@ def compiling_for(device: Any) -> Iterator[None]:
 
     It is a JAX device that this machine need not have, or a `Device`.
     """
-    token = _TARGET.set(device if isinstance(device, Device) else as_device(device))
-    try:
+    with _TARGET(device if isinstance(device, Device) else as_device(device)):
         yield
-    finally:
-        _TARGET.reset(token)
 
 
 def as_device(device: Any) -> Device:

@@ -3,6 +3,7 @@
 Imports no GPU dialect.
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -31,6 +32,15 @@ def why_not_on(device: Device) -> str | None:
     """Return why no kernel for Hopper runs on this device, or None."""
     if device.platform != "gpu" or device.capability != (9, 0):
         return f"it is compiled for compute capability 9.0 exactly (H100, H200), this is {device.kind}"
+    return None
+
+
+def why_not_triton_on(device: Device) -> str | None:
+    """Return why no kernel of ours in Pallas' Triton runs on this device, or None."""
+    if (reason := why_not_on(device)) is not None:
+        return reason
+    if find_spec("jax.experimental.pallas.triton") is None:
+        return "this JAX has no Pallas backend for Triton any more (0.11 announces that it goes)"
     return None
 
 

@@ -36,7 +36,7 @@ def launch(
 ) -> Any:
     """Run `kernel(*refs of arrays, *refs of out)` in each of `programs` programs."""
     with warnings.catch_warnings():
-        # Expect this backend to go: JAX 0.11 announces it, and `hopper.why_not` looks for it.
+        # Expect this backend to go: JAX 0.11 announces it, and `why_not_triton_on` looks for it.
         warnings.simplefilter("ignore", DeprecationWarning)
         return pl.pallas_call(
             kernel,

@@ -1,11 +1,12 @@
 """Attention of a few queries to what a cache holds: a prefix of its slots, as long as each query says.
 
-A kernel reads no slot behind the longest prefix of its row. It is not differentiable; see `partial`.
+A kernel reads no slot behind the longest prefix of its row. Its gradient is XLA's, which visits all slots.
 """
 
 from functools import partial
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -13,19 +14,13 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels import _dispatch
 from pallas_kernels._arguments import checked
 from pallas_kernels._dispatch import Implementation
+from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.attention import prefix_why, reference, xla
 from pallas_kernels.attention.masks import CAUSAL, positions
 from pallas_kernels.attention.partial import Partial
 
 NEVER = np.iinfo(np.int32).max
 """Position of a slot that no query sees."""
-
-
-def _triton(*args: Any, **options: Any) -> Any:
-    """Import the kernel where it runs, as Pallas' GPU dialect takes over a second to import."""
-    from pallas_kernels.attention.triton_prefix import prefix_attention
-
-    return prefix_attention(*args, **options)
 
 
 def _masked(
@@ -37,6 +32,33 @@ def _masked(
     o, lse = run(q, k.astype(q.dtype), v.astype(q.dtype), mask, scale=scale)
     return (o.astype(q.dtype) if cast_output else o), lse
 
+
+def _triton(*arrays: Array, scale: float | None, cast_output: bool) -> Any:
+    return _read((None if scale is None else float(scale), cast_output), *arrays)
+
+
+@partial(OwnGradient, nondiff_argnums=(0,))
+def _read(options: tuple[float | None, bool], *arrays: Array) -> Any:
+    """Import the kernel where it runs, as Pallas' GPU dialect takes over a second to import."""
+    from pallas_kernels.attention.triton_prefix import prefix_attention
+
+    return prefix_attention(*arrays, scale=options[0], cast_output=options[1])
+
+
+def _keep(options: tuple[float | None, bool], *arrays: Array) -> tuple[Any, tuple[Array, ...]]:
+    return _read(options, *arrays), arrays
+
+
+def _gradients(options: tuple[float | None, bool], kept: tuple[Array, ...], do: Any) -> tuple[Any, ...]:
+    q, k, v, *marks = kept
+
+    def run(q: Array, k: Array, v: Array) -> Any:
+        return _masked(xla.attention_with_lse, q, k, v, *marks, scale=options[0], cast_output=options[1])
+
+    return *jax.vjp(run, q, k, v)[1](do), None, None
+
+
+_read.defvjp(_keep, _gradients)
 
 TABLE = (
     Implementation("triton", _triton, prefix_why.why_not),
@@ -86,7 +108,7 @@ def skips_empty_slots(q: Any, k: Any) -> bool:
     """Check whether a kernel of `prefix_attention` runs here for such arrays, or shapes, and reads prefixes only."""
     if _dispatch.has_reference_ops():
         return False
-    return prefix_why.why_not(_dispatch.current_device(), q, k, k, None, None) is None
+    return TABLE[0].cannot_run(_dispatch.current_device(), q, k, k, None, None) is None
 
 
 def _check(q: Any, k: Any, v: Any, counts: Any, times: Any) -> None:

@@ -33,9 +33,7 @@ def attention(
     del alibi_slopes
     plan = make_plan(current_device(), q, k, mask, scale)
     tags = mask.tags(plan.queries, plan.keys) if mask.has_tags else (None, None)
-    q_tags, k_tags = (
-        None if x is None else jnp.broadcast_to(x, (len(q), x.shape[1])).astype(jnp.int32) for x in tags
-    )
+    q_tags, k_tags = (None if x is None else jnp.broadcast_to(x, (len(q), x.shape[1])) for x in tags)
     return _attend(plan, *vary_alike(q, k, v, q_tags, k_tags))
 
 

@@ -18,7 +18,7 @@ from pallas_kernels.attention.rules import Interval, Rule
 from pallas_kernels.attention.schedule import Live, Tokens, find_live
 
 MOST_PAIRS = 1 << 21
-"""Pairs of tiles that are told apart, live or not: 131,072 tokens in tiles of 128 by 64."""
+"""Pairs of tiles that are told apart, live or not: 131,072 tokens in tiles of 128 by 64, 65,536 in 64 by 32."""
 
 MOST_PARTIAL = 1 << 14
 """Partial tiles that the host tries pair by pair."""

@@ -70,6 +70,16 @@ class Plan:
         block_q, block_k = tile[1::-1] if transposed else tile[:2]
         return Blocks(self.queries, self.keys, block_q, block_k, self.interval, by_index=True)
 
+    def why_not_listed(self) -> str | None:
+        """Return why the pairs of tiles of one of the kernels are too many to list, or None."""
+        grids = (
+            self.grid(self.kernels.forward),
+            self.grid(self.kernels.queries),
+            self.grid(self.kernels.keys, transposed=True),
+        )
+        found = (find_tiles(grid, self.rule) for grid in grids)
+        return next((reason for reason in found if isinstance(reason, str)), None)
+
 
 def make_plan(device: Device, q: Any, k: Any, mask: Mask, scale: float | None) -> Plan:
     """Return the static side of a call that the kernels take."""
@@ -113,8 +123,4 @@ def why_not(
         return f"it takes positive scales alone, not {scale}"
     if mask.positions is not None or (mask.rule is not None and not is_static(mask.rule)):
         return "it lists pairs while a program is traced, and this mask reads positions or lists from arrays"
-    if mask.kv_lengths is not None and mask.kv_lengths.ndim > 1:
-        return "it takes one length of keys a row"
-    plan = make_plan(device, q, k, mask, scale)
-    found = find_tiles(plan.grid(plan.kernels.forward), plan.rule)
-    return found if isinstance(found, str) else None
+    return make_plan(device, q, k, mask, scale).why_not_listed()

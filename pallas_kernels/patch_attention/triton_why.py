@@ -1,10 +1,9 @@
 """The calls that the Triton kernels take, known without importing Pallas' GPU dialect (over a second)."""
 
-from importlib.util import find_spec
 from typing import Any
 
 from pallas_kernels._dispatch import Device
-from pallas_kernels._hopper import why_not_on
+from pallas_kernels._hopper import why_not_triton_on
 
 HEAD = 64
 """Size of a head."""
@@ -24,7 +23,7 @@ def why_not(
 
     Without arrays: why not on the device.
     """
-    if (reason := why_not_on(device)) is not None:
+    if (reason := why_not_triton_on(device)) is not None:
         return reason
     if q is not None and str(q.dtype) != "bfloat16":
         return f"its products are bf16, q, k and v are {q.dtype}"
@@ -34,6 +33,4 @@ def why_not(
         return f"it looks back at {FARTHEST} patches at most, not {look_back}"
     if distances is not None:
         return "it reads the latest patches, and none at distances of a pattern"
-    if find_spec("jax.experimental.pallas.triton") is None:
-        return "this JAX has no Pallas backend for Triton any more (0.11 announces that it goes)"
     return None

@@ -122,14 +122,23 @@ def test_ops_choose_for_the_device_that_is_compiled_for_and_after_it_for_this_on
     assert current_device() == here
 
 
-def test_sizes_that_are_left_open_are_for_any_length_and_the_reference_alone():
+def test_what_was_traced_for_one_device_is_traced_anew_for_another():
+    capability = jax.jit(lambda x: x + (current_device().capability or (0, 0))[0])
+    traced = [capability.trace(1.0).jaxpr]
+    for device in (GPU, Device("gpu", (12, 0), "a newer GPU")):
+        with compiling_for(device):
+            traced.append(capability.trace(1.0).jaxpr)
+    assert len(set(map(str, traced))) == 3
+
+
+def test_lengths_that_are_left_open_are_for_the_reference_alone_and_rows_for_no_kernel():
     rows, length = jax.export.symbolic_shape("b, t")
-    entries = [Implementation("xla", print), Implementation("triton", print, any_length=True)]
-    entries += [Implementation("reference", print)]
+    entries = [Implementation(name, print) for name in ("mosaic_gpu_vjp", "xla", "reference")]
+    too_long = "it is compiled for one length, and the size t is symbolic"
     for shape, reasons in {
-        (rows, 4): [None] * 3,
-        (4, length): ["it is compiled for one length, and the size t is symbolic", None, None],
-        (4, 4, length): ["it is compiled for one length, and the size t is symbolic", None, None],
+        (rows, 4): ["it is compiled for one number of rows, and the size b is symbolic", None, None],
+        (4, length): [too_long, too_long, None],
+        (4, 4, length): [too_long, too_long, None],
     }.items():
         array = jax.ShapeDtypeStruct(shape, "float32")
         assert [entry.cannot_run(CPU, array) for entry in entries] == reasons

@@ -42,8 +42,8 @@ class AttentionState:
 
     @property
     def shape(self) -> CacheShape:
-        """Its size, of which calls are planned."""
-        return CacheShape(self.times.shape[1], bounded=self.capacity is not None)
+        """Its size and dtype, of which calls are planned."""
+        return CacheShape(self.times.shape[1], bounded=self.capacity is not None, dtype=self.k.dtype)
 
 
 def init_attention_state(

@@ -48,7 +48,7 @@ FEW = 64
 
 
 class CacheShape(NamedTuple):
-    """The size of a cache.
+    """The size of a cache, and the dtype of its keys and values.
 
     Attributes:
       slots: tokens that it holds.
@@ -58,6 +58,7 @@ class CacheShape(NamedTuple):
 
     slots: int
     bounded: bool
+    dtype: Any
 
 
 @dataclass(frozen=True)
@@ -158,16 +159,12 @@ class Call:
     def reads_prefix(self) -> bool:
         """True if one kernel reads a cache as far as each row has filled it."""
         asked = self.asked
-        if (
-            self.cache is None
-            or not self.meets_long_cache
-            or not asked.causal
-            or asked.alibi
-            or asked.implementation
-        ):
+        if self.cache is None or not self.meets_long_cache:
+            return False
+        if not asked.causal or asked.alibi or asked.implementation is not None:
             return False
         q = jax.ShapeDtypeStruct((self.rows, self.length, asked.heads, asked.width), self.dtype)
-        k = jax.ShapeDtypeStruct((self.rows, self.cache.slots, asked.groups, asked.width), self.dtype)
+        k = jax.ShapeDtypeStruct((self.rows, self.cache.slots, asked.groups, asked.width), self.cache.dtype)
         return skips_empty_slots(q, k)
 
     @property

@@ -14,6 +14,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jaxblt.mixers import AttentionConfig, init_state
 from jaxblt.mixers.attention.kv_cache import AttentionState
 from jaxblt.parallel import make_mesh
+from jaxblt.parallel.attention.plan import Asked, Call
 from pallas_kernels._dispatch import compiling_for
 from pallas_kernels.attention import blocks, xla
 from tests.tolerances import assert_close
@@ -130,6 +131,18 @@ def test_few_tokens_read_a_long_cache_by_one_kernel(
     assert "name=prefix_attention" in text
     assert "cudnn" not in text
     assert [name for name in made if name not in ("jit", "optimization_barrier")] == ["scatter"] * 2, made
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(jnp.bfloat16, True), (jnp.float32, True), (jnp.float8_e4m3fn, False)], ids=str
+)
+def test_that_kernel_is_planned_for_caches_of_its_types(dtype: Any, expected: bool) -> None:
+    config = AttentionConfig(dim=128, num_heads=2)
+    state = jax.eval_shape(lambda: init_state(config, 1, capacity=8192, dtype=dtype))
+    asked = Asked(heads=2, groups=2, width=64, causal=True, window=None, alibi=False)
+    call = Call(asked, 1, 1, jnp.bfloat16, has_ids=True, axis=None, split=False, cache=state.shape)
+    with compiling_for(H200):
+        assert call.reads_prefix == expected
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels._dispatch import Device
+from pallas_kernels import _hopper
+from pallas_kernels._dispatch import Device, compiling_for
 from pallas_kernels.attention import EMPTY_LSE, prefix_attention, prefix_why, triton_prefix
 from tests.tolerances import assert_close
 
@@ -64,6 +65,25 @@ def test_interpreted_under_vmap() -> None:
             np.testing.assert_array_equal(x[i], y)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/attention/test_prefix")
+def test_gradients_are_those_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, *marks = drawn(SMALL, jnp.float32)
+
+    def gradients(name: Any) -> Any:
+        def loss(q: Any, k: Any, v: Any) -> Any:
+            o, lse = prefix_attention(q, k, v, *marks, implementation=name)
+            return jnp.sum(o**2) + jnp.sum(jnp.where(lse > EMPTY_LSE, lse, 0))
+
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(q, k, v)
+
+    expected = gradients("xla")
+    monkeypatch.setattr(triton_prefix, "prefix_attention", INTERPRETED)
+    with compiling_for(HOPPER):
+        found = gradients("triton")
+    for got, want in zip(found, expected, strict=True):
+        assert_close(got, want, jnp.bfloat16, n=SMALL[5])
+
+
 @pytest.mark.parametrize("case", [SMALL, DRAFTED], ids=["small", "drafted"])
 def test_a_cpu_runs_it_too(case: Any) -> None:
     check(case, prefix_attention)
@@ -105,6 +125,7 @@ def test_slots_behind_the_prefix_are_not_read_and_others_change_no_bit_on_a_gpu(
     [
         ({"device": Device("gpu", (10, 0), "NVIDIA B200")}, "9.0 exactly (H100, H200), this is NVIDIA B200"),
         ({"dtype": jnp.float32}, "q is float32"),
+        ({"cache": jnp.float8_e4m3fn}, "bfloat16, float16, float32, not float8_e4m3fn"),
         ({"width": 96}, "16, 32, 64, 128, not 96"),
         ({"slots": 0}, "one query and one key at least"),
         ({"queries": 17}, "64 queries may share a key head, these are 68"),
@@ -113,14 +134,14 @@ def test_slots_behind_the_prefix_are_not_read_and_others_change_no_bit_on_a_gpu(
 def test_says_why_not(change: dict[str, Any], reason: str) -> None:
     call = {"device": HOPPER, "dtype": jnp.bfloat16, "width": 64, "slots": 4096, "queries": 16} | change
     q = jax.ShapeDtypeStruct((2, call["queries"], 8, call["width"]), call["dtype"])
-    k = jax.ShapeDtypeStruct((2, call["slots"], 2, call["width"]), call["dtype"])
+    k = jax.ShapeDtypeStruct((2, call["slots"], 2, call["width"]), call.get("cache", call["dtype"]))
     assert reason in (prefix_why.why_not(call["device"], q, k, k, None, None) or "it can run")
 
 
 def test_stands_back_where_jax_has_no_triton(monkeypatch: Any) -> None:
     q = jax.ShapeDtypeStruct((1, 1, 8, 64), jnp.bfloat16)
     assert prefix_why.why_not(HOPPER, q, q, q, None, None) is None
-    monkeypatch.setattr(prefix_why, "find_spec", lambda name: None)
+    monkeypatch.setattr(_hopper, "find_spec", lambda name: None)
     assert "no Pallas backend" in (prefix_why.why_not(HOPPER, q, q, q, None, None) or "it can run")
 
 

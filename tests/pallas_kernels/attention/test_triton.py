@@ -203,6 +203,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"width": 96}, "heads are of size 64 or 128, not 96"),
         ({"tokens": 250}, "multiples of 64 tokens, these are 250 queries"),
         ({"scale": -1.0}, "positive scales alone, not -1.0"),
+        ({"mask": masks.window(100), "tokens": (1 << 16) + 64}, "2050 x 1025 pairs of tiles are more than"),
         ({"mask": masks.CAUSAL & Chosen(jnp.zeros((1, 1, 256, 1), jnp.int32))}, "lists from arrays"),
         (
             {"mask": masks.positions(*[jax.ShapeDtypeStruct((2, 256), jnp.int32)] * 2)},

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import _hopper
 from pallas_kernels._bench import check
 from pallas_kernels._dispatch import Device
 from pallas_kernels.patch_attention import bench, lookup, pool, triton_gpu, triton_why
@@ -67,7 +68,7 @@ def test_on_a_gpu(case: OpCase, check: str) -> None:
 
 
 def test_stands_back_where_jax_has_no_triton(monkeypatch: Any) -> None:
-    monkeypatch.setattr(triton_why, "find_spec", lambda name: None)
+    monkeypatch.setattr(_hopper, "find_spec", lambda name: None)
     assert "this JAX has no Pallas backend for Triton" in (triton_why.why_not(HOPPER) or "it can run")
 
 
