@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -22,16 +23,28 @@ def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
     Before, plugins and what --import names are imported. An error that names its own fix becomes one line and exit
     status 1.
     """
+    open_closed_output()
     replace_unknown_characters()
     try:
         load_plugins()
         status = main(take_imports(sys.argv[1:]))
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        # Let the reader leave, as `head` does: the interpreter would complain when it flushes at its end
+        sys.stdout = open(os.devnull, "w")
+        raise SystemExit(1) from error
     except (ValueError, OSError, RuntimeError, ImportError, AssertionError) as error:
         if isinstance(error, AssertionError) and not _is_without_device(error):
             raise
         print(f"error: {explain(error)}", file=sys.stderr)
         raise SystemExit(1) from error
     raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def open_closed_output() -> None:
+    """Write to nowhere where the caller has closed standard output: commands would fail once they are done."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")
 
 
 def replace_unknown_characters() -> None:
@@ -55,6 +68,8 @@ def explain(error: Exception) -> str:
             f"out of memory ({_first_line(said)}): `jaxblt plan RECIPE` shows what needs it; raise "
             "train.accumulate, set remat of the model's stacks to 'full', or lower data.batch_size or data.seq_len"
         )
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{said}: free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)"
     if _is_without_device(error):
         return (
             f"JAX finds no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} here: unset it to take "

@@ -15,8 +15,17 @@ from jaxblt.inference.server.fields import Fields, encode_text
 from jaxblt.inference.server.service import ROUTED, Service
 
 UNREAD: dict[str, Any] = {
-    "top_k": 0, "top_p": 1, "seed": None, "stop": [], "frequency_penalty": 0, "presence_penalty": 0,
-    "logprobs": None, "stream": False, "stream_options": None, "patches": False, "adapter": ROUTED,
+    "top_k": 0,
+    "top_p": 1,
+    "seed": None,
+    "stop": [],
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logprobs": None,
+    "stream": False,
+    "stream_options": None,
+    "patches": False,
+    "adapter": ROUTED,
 }
 """Fields that a beam search does not read, with the values that may be sent all the same."""
 
