@@ -37,7 +37,7 @@ def run_server(
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
-    options = {"log_config": None, "access_log": False, "lifespan": "off"}
+    options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
     config = uvicorn.Config(make_app(service), timeout_graceful_shutdown=math.ceil(drain_s), **options)
     server, stop = uvicorn.Server(config), threading.Event()
     # Keep Uvicorn off the main thread: there it takes the signals, and dies of them once it has shut down
