@@ -23,15 +23,16 @@ def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
     Before, plugins and what --import names are imported. An error that names its own fix becomes one line and exit
     status 1.
     """
-    open_closed_output()
+    if sys.stdout is None:  # the caller closed it
+        discard_output()
     replace_unknown_characters()
     try:
         load_plugins()
         status = main(take_imports(sys.argv[1:]))
-        sys.stdout.flush()
+        print(end="", flush=True)
     except BrokenPipeError as error:
         # Let the reader leave, as `head` does: the interpreter would complain when it flushes at its end
-        sys.stdout = open(os.devnull, "w")
+        discard_output()
         raise SystemExit(1) from error
     except (ValueError, OSError, RuntimeError, ImportError, AssertionError) as error:
         if isinstance(error, AssertionError) and not _is_without_device(error):
@@ -41,10 +42,13 @@ def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
     raise SystemExit(status if isinstance(status, int) else 0)
 
 
-def open_closed_output() -> None:
-    """Write to nowhere where the caller has closed standard output: commands would fail once they are done."""
+def discard_output() -> None:
+    """Let standard output lead to nowhere: nobody reads it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout = os.fdopen(nowhere, "w")
+    else:
+        os.dup2(nowhere, sys.stdout.fileno())
 
 
 def replace_unknown_characters() -> None:
