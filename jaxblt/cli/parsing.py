@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,9 @@ def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
         load_plugins()
         status = main(take_imports(sys.argv[1:]))
         print(end="", flush=True)
+    except KeyboardInterrupt as error:
+        # Exit as shells say of a program that Ctrl-C ended
+        raise SystemExit(128 + signal.SIGINT) from error
     except BrokenPipeError as error:
         # Let the reader leave, as `head` does: the interpreter would complain when it flushes at its end
         discard_output()

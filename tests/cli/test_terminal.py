@@ -45,6 +45,17 @@ def test_output_that_nobody_reads_is_no_error(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
+    def interrupt(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["jaxblt"])
+    with pytest.raises(SystemExit) as stopped:
+        run(interrupt)
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_a_full_disk_is_explained():
     said = explain(OSError(errno.ENOSPC, "No space left on device", "a.tsv"))
     assert said.endswith("'a.tsv': free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)")
