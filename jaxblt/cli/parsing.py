@@ -76,7 +76,7 @@ def explain(error: Exception) -> str:
             f"out of memory ({_first_line(said)}): `jaxblt plan RECIPE` shows what needs it; raise "
             "train.accumulate, set remat of the model's stacks to 'full', or lower data.batch_size or data.seq_len"
         )
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, OSError) and (error.errno, error.filename) == (errno.ENOSPC, None):
         return f"{said}: free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)"
     if _is_without_device(error):
         return (

@@ -57,8 +57,10 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
 
 
 def test_a_full_disk_is_explained():
-    said = explain(OSError(errno.ENOSPC, "No space left on device", "a.tsv"))
-    assert said.endswith("'a.tsv': free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)")
+    """Unless the error names the file, and says more by itself."""
+    said = explain(OSError(errno.ENOSPC, "No space left on device"))
+    assert said.endswith("device: free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)")
+    assert explain(OSError(errno.ENOSPC, "free some", "run")).endswith("free some: 'run'")
 
 
 @pytest.mark.slow(days=28, group="costly", turn="cli/test_terminal")
