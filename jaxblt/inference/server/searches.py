@@ -109,8 +109,12 @@ async def search(asked: Search, service: Service) -> list[list[Beam]]:
     check = make_check(service, gone)
 
     def ask(prompts: list[bytes]) -> list[list[Beam]]:
-        options = asked.options | {"check": check}
-        return [service.engine.search(prompt, **options)[: asked.count] for prompt in prompts]
+        options, found = asked.options | {"check": check}, []
+        for prompt in prompts:
+            # Begin no search, which may compile, once its time is over
+            check()
+            found.append(service.engine.search(prompt, **options)[: asked.count])
+        return found
 
     try:
         with told("prompt"):
