@@ -28,7 +28,7 @@ def check_beams(beams: int | None, length_exponent: float | None, **others: Any)
       length_exponent: as given.
       others: options of `WHY` as given, None or False where one was left out.
     """
-    from jaxblt.inference.beams import MOST_BEAMS
+    from jaxblt.inference.beams import MOST_BEAMS, MOST_EXPONENT
     from jaxblt.validation import number, whole
 
     if beams is None:
@@ -36,7 +36,7 @@ def check_beams(beams: int | None, length_exponent: float | None, **others: Any)
             raise ValueError(f"--length-exponent {length_exponent} needs --beams, such as --beams 4")
         return
     whole("--beams", beams, least=1, most=MOST_BEAMS)
-    number("--length-exponent", length_exponent or 0.0, least=0)
+    number("--length-exponent", length_exponent or 0.0, least=0, most=MOST_EXPONENT)
     for name, value in others.items():
         if value is not None and value is not False and value != ():
             option = f"--{name.replace('_', '-')}"

@@ -16,7 +16,7 @@ from jaxblt.data.tasks.language_pairs import write_language_pairs
 from jaxblt.data.tasks.listops_files import write_files
 from jaxblt.data.tasks.pixels.drawn_files import write_images
 from jaxblt.data.tasks.pixels.picture import draw_sheet
-from jaxblt.outputs import check_output, whole_file
+from jaxblt.outputs import whole_file
 
 USAGE = """usage: jaxblt data fetch NAME [NAME ...]
        jaxblt data draw RECIPE FILE.png
@@ -126,7 +126,8 @@ def draw(argv: Sequence[str]) -> int:
             n for n in recipes.RECIPES if isinstance(getattr(recipes.get(n).data, "task", 0), PixelClasses)
         ]
         raise ValueError(f"recipe {name!r} reads no images, choose one of: {', '.join(drawable)}")
-    check_output("FILE", out)
+    if Path(out).exists():
+        raise FileExistsError(f"{out} is there already, and nothing is overwritten: choose another name")
     try:
         sheet = draw_sheet(task.open("test"), task.num_answers)
     except FileNotFoundError as error:

@@ -2,10 +2,12 @@
 
 import codecs
 import contextlib
+import errno
 import functools
 import io
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -22,16 +24,35 @@ def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
     Before, plugins and what --import names are imported. An error that names its own fix becomes one line and exit
     status 1.
     """
+    if sys.stdout is None:  # the caller closed it
+        discard_output()
     replace_unknown_characters()
     try:
         load_plugins()
         status = main(take_imports(sys.argv[1:]))
+        print(end="", flush=True)
+    except KeyboardInterrupt as error:
+        # Exit as shells say of a program that Ctrl-C ended
+        raise SystemExit(128 + signal.SIGINT) from error
+    except BrokenPipeError as error:
+        # Let the reader leave, as `head` does: the interpreter would complain when it flushes at its end
+        discard_output()
+        raise SystemExit(1) from error
     except (ValueError, OSError, RuntimeError, ImportError, AssertionError) as error:
         if isinstance(error, AssertionError) and not _is_without_device(error):
             raise
         print(f"error: {explain(error)}", file=sys.stderr)
         raise SystemExit(1) from error
     raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def discard_output() -> None:
+    """Let standard output lead to nowhere: nobody reads it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(nowhere, "w")
+    else:
+        os.dup2(nowhere, sys.stdout.fileno())
 
 
 def replace_unknown_characters() -> None:
@@ -55,6 +76,8 @@ def explain(error: Exception) -> str:
             f"out of memory ({_first_line(said)}): `jaxblt plan RECIPE` shows what needs it; raise "
             "train.accumulate, set remat of the model's stacks to 'full', or lower data.batch_size or data.seq_len"
         )
+    if isinstance(error, OSError) and (error.errno, error.filename) == (errno.ENOSPC, None):
+        return f"{said}: free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)"
     if _is_without_device(error):
         return (
             f"JAX finds no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} here: unset it to take "

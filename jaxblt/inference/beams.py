@@ -1,5 +1,6 @@
 """Beam search: the most probable continuations of a prompt that a few rows side by side find."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +27,8 @@ from jaxblt.validation import number, whole
 
 MOST_BEAMS = 256
 """Rows of a search at the most."""
+MOST_EXPONENT = 10
+"""Of lengths: powers of long ones are infinite beyond."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def beam_search(
     beams: int = 4,
     alphabet: bytes | None = None,
     length_exponent: float = 0.0,
+    check: Callable[[], None] | None = None,
 ) -> list[Beam]:
     """Return the continuations of a prompt that a beam search finds, the best first.
 
@@ -78,13 +82,14 @@ def beam_search(
       beams: rows, 1 to 256.
       alphabet: bytes that may be written, such as b"ACGT"; EOS may besides. None for all.
       length_exponent: results are ordered by log-likelihood over (bytes and EOS) to this power: 0 takes the most
-        probable, 1 the most probable byte for byte.
+        probable, 1 the most probable byte for byte; at most 10.
+      check: called before each 32 bytes; an error that it raises ends the search.
 
     Raises:
       ValueError: an option is out of range, or logits are not finite.
     """
     whole("beams", beams, least=1, most=MOST_BEAMS)
-    number("length_exponent", length_exponent, least=0)
+    number("length_exponent", length_exponent, least=0, most=MOST_EXPONENT)
     table, requests = lay_out([prompt], max_new_bytes, SamplingConfig(), 0, alphabet)
     params, num_bytes = nn.meta.unbox(params), table.shape[1] + bucket(max_new_bytes)
     prepared = prepare_decoding(decoder, params, rows=beams, num_bytes=num_bytes)
@@ -93,6 +98,8 @@ def beam_search(
     narrow = narrow_params(apart, beams, unroll_params(prepared), place.state)
     allowed, limit = requests.alphabet[0], np.int32(max_new_bytes)
     for _ in range(0, max_new_bytes, PIECE):
+        if check is not None:
+            check()
         place, finite = _advance(apart, narrow, allowed, limit, place)
         if not finite:
             raise ValueError(

@@ -32,7 +32,9 @@ def user_cache(name: str) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
     if os.access(folder, os.W_OK):
         return folder
-    return _make_stand_in(root) / name
+    folder = _make_stand_in(root) / name
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @lru_cache(maxsize=1)

@@ -179,7 +179,7 @@ def test_a_sheet_of_a_recipes_images_is_written(tmp_path, monkeypatch, capsys):
     assert data.main(["draw", "cifar10_gray", "sheet.png"]) == 0
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
     assert "row k shows class k" in capsys.readouterr().out
-    with pytest.raises(FileExistsError, match=r"sheet\.png is there already"):
+    with pytest.raises(FileExistsError, match=r"sheet\.png is there .* overwritten: choose another name$"):
         data.main(["draw", "cifar10_gray", "sheet.png"])
     with pytest.raises(ValueError, match="recipe 'mqar' reads no images, choose one of: pathfinder"):
         data.main(["draw", "mqar", "other.png"])

@@ -1,12 +1,14 @@
 """Terminals whose encoding lacks a character get another one in its place."""
 
+import errno
 import io
+import os
 import sys
 
 import pytest
 
 from jaxblt.cli.main import main as jaxblt_main
-from jaxblt.cli.parsing import run
+from jaxblt.cli.parsing import explain, run
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,39 @@ def test_other_characters_stand_for_those_it_lacks(encoding, errors, shown, monk
     terminal.flush()
     assert stopped.value.code == 0
     assert terminal.buffer.getvalue() == shown
+
+
+def test_output_that_nobody_reads_is_no_error(monkeypatch, capsys):
+    """Neither closed from the start, nor left by its reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "argv", ["jaxblt"])
+    for output, status in ((None, 0), (os.fdopen(writer, "w"), 1)):
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(SystemExit) as stopped:
+            run(lambda argv: print("a"))
+        assert stopped.value.code == status
+        # Python closes it at its end, and writes what is left
+        sys.stdout.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
+    def interrupt(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["jaxblt"])
+    with pytest.raises(SystemExit) as stopped:
+        run(interrupt)
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_is_explained():
+    """Unless the error names the file, and says more by itself."""
+    said = explain(OSError(errno.ENOSPC, "No space left on device"))
+    assert said.endswith("device: free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)")
+    assert explain(OSError(errno.ENOSPC, "free some", "run")).endswith("free some: 'run'")
 
 
 @pytest.mark.slow(days=28, group="costly", turn="cli/test_terminal")

@@ -60,7 +60,8 @@ def test_one_beam_is_greedy():
     ("options", "said"),
     [
         ({"beams": 0}, "beams must lie in 1..256, got 0"),
-        ({"length_exponent": -1.0}, "length_exponent must be"),
+        ({"length_exponent": -1.0}, "length_exponent must lie in 0..10, got -1.0"),
+        ({"length_exponent": 11}, "length_exponent must lie in 0..10, got 11"),
     ],
 )
 def test_bad_options_are_told(options, said):

@@ -38,7 +38,7 @@ def test_without_a_home_to_write_to_the_cache_is_temporary_and_this_is_said_once
     first, second = user_cache("compiled"), user_cache("remote")
     assert (first.name, second.name) == ("compiled", "remote")
     assert first.parent == second.parent
-    assert os.access(first.parent, os.W_OK)
+    assert os.access(first, os.W_OK)
     (said,) = caplog.messages
     assert said.startswith(f"no cache can be kept in {home or '~'}/.cache: it is {first.parent} until")
     (remove,) = at_exit

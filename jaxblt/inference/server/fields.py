@@ -38,6 +38,10 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return name in self._fields
 
+    def differs(self, name: str, default: Any) -> bool:
+        """Return whether a field was given, and not with its default."""
+        return name in self and self._fields[name] != default
+
     def whole(self, name: str, default: int, *, least: int, most: int) -> int:
         """Return a whole number within the bounds."""
         value = self._fields.get(name, default)

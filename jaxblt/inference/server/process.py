@@ -1,5 +1,6 @@
 """The server as a process: a socket, and an end in good order at SIGTERM."""
 
+import math
 import signal
 import socket
 import threading
@@ -36,7 +37,8 @@ def run_server(
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
-    config = uvicorn.Config(make_app(service), log_config=None, access_log=False, lifespan="off")
+    options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
+    config = uvicorn.Config(make_app(service), timeout_graceful_shutdown=math.ceil(drain_s), **options)
     server, stop = uvicorn.Server(config), threading.Event()
     # Keep Uvicorn off the main thread: there it takes the signals, and dies of them once it has shut down
     thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
@@ -49,7 +51,8 @@ def run_server(
         died = not thread.is_alive()
         service.drain(drain_s)
         server.should_exit = True
-        thread.join(drain_s)
+        # Wait for calls of the run too: whoever exits under them gets a traceback, and waits all the same
+        thread.join()
     finally:
         _restore(before)
         listener.close()

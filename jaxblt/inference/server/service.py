@@ -1,6 +1,7 @@
 """A run as the server sees it: its engine, its name, its limits, and whether it takes requests."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +71,7 @@ class Service:
       limits: what they may ask for.
       created: when it began, in seconds since 1970.
       draining: it takes no more requests.
+      ends: the time of the monotonic clock at which what still runs is cancelled.
       answers: about records, beside the engine.
     """
 
@@ -80,6 +82,7 @@ class Service:
     limits: Limits = Limits()
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    ends: float = math.inf
     answers: Answers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +101,11 @@ class Service:
         return max(lane.capacity for lane in self.engine.config.lanes) - 1
 
     @property
+    def search_bytes(self) -> int:
+        """Bytes of all rows of a beam search together: it takes no more memory than the largest lane."""
+        return max(lane.slots * lane.capacity for lane in self.engine.lanes)
+
+    @property
     def adapters(self) -> tuple[str | int, ...]:
         """The adapters that clients may name, the default first; none for a model without a router."""
         found = self.engine.adapters
@@ -110,7 +118,7 @@ class Service:
 
     def drain(self, within_s: float) -> None:
         """Take no more requests, and wait until all have ended; after `within_s` seconds cancel them."""
-        self.draining = True
+        self.draining, self.ends = True, time.monotonic() + within_s
         self.engine.close(within_s=within_s)
 
 

@@ -102,6 +102,7 @@ def test_a_beam_search_is_that_of_the_function(app, run):
         beam_search(decoder, params, prompt, length_exponent=1.0, **options) for prompt in (b"a", b"bb")
     ]
     asked = {"use_beam_search": True, "best_of": 3, "n": 2, "max_tokens": 5, "alphabet": "ab"}
+    asked |= {"stream": False, "top_p": 1.0, "stop": [], "adapter": "router"}
     found = post(app, "/v1/completions", {"prompt": ["a", "bb"], "echo": True, **asked}).json
     told = [(choice["text"], choice["log_likelihood"]) for choice in found["choices"]]
     pairs = [(p, beam) for p, beams in zip(("a", "bb"), expected, strict=True) for beam in beams[:2]]
@@ -111,6 +112,46 @@ def test_a_beam_search_is_that_of_the_function(app, run):
     ]
     drawn = sum(len(beam.data) for _, beam in pairs)
     assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": drawn, "total_tokens": 3 + drawn}
+
+
+def test_a_beam_search_has_a_time_limit(run, service):
+    app = make_app(replace(service, limits=Limits(seconds=1e-6)))
+    asked = {"prompt": "a", "use_beam_search": True, "n": 3, "max_tokens": 5}
+    reply = post(app, "/v1/completions", asked)
+    assert (reply.status, reply.json["error"]["type"]) == (504, "timeout_error")
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_beam_search_ends_with_its_client_and_with_the_server(leaves, service, monkeypatch):
+    """In the middle of its work, which is in a thread that nobody can cancel."""
+    ended = threading.Event()
+
+    def search(prompt, *, check, **options):
+        try:
+            while True:
+                check()
+                time.sleep(0.001)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(service.engine, "search", search)
+    mine = replace(service, limits=Limits(gather_s=0))
+
+    async def ask():
+        body = json.dumps({"prompt": "a", "use_beam_search": True}).encode()
+        reply = Reply(make_app(mine), "POST", "/v1/completions", body)
+        asyncio.get_running_loop().call_later(0.1, end, reply)
+        return await reply.run()
+
+    def end(reply):
+        if leaves:
+            reply._left.set()
+        else:
+            mine.ends = time.monotonic()
+
+    reply = asyncio.run(ask())
+    assert ended.wait(60)
+    assert reply.status == (0 if leaves else 503)
 
 
 def test_stop_strings_and_penalties(app):
@@ -190,6 +231,13 @@ WRONG = [
     ({"use_beam_search": True, "n": 3, "best_of": 2}, 400, "best_of", "best_of must lie in 3..6, got 2"),
     ({"use_beam_search": True, "alphabet": ""}, 400, "alphabet", "alphabet is empty"),
     ({"use_beam_search": True, "prompt": "a" * 390}, 400, "prompt", "a prompt of 390 bytes and 16 new ones"),
+    (
+        {"use_beam_search": True, "best_of": 5, "max_tokens": 300},
+        400,
+        "best_of",
+        "5 beams of a prompt of 0 bytes and 300 new ones do not fit: the rows of a search hold 1200 bytes",
+    ),
+    ({"use_beam_search": True, "length_penalty": 11}, 400, "length_penalty", "must lie in 0..10, got 11"),
     ({"length_penalty": 1}, 400, "length_penalty", "length_penalty needs use_beam_search"),
     ({"stream_options": {"usage": 1}}, 400, "stream_options", "stream_options must be an object"),
 ]

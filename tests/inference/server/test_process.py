@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -104,6 +105,29 @@ def test_the_command_serves_until_sigterm_and_says_whether_it_is_ready(run, monk
     )
     assert found == {"before": 200, "after": [503, 200]}
     assert f"serving tiny at {address}" in capsys.readouterr().out
+
+
+def test_a_call_that_outlasts_the_drain_is_waited_for(run, monkeypatch):
+    """The server's thread would else go on while the interpreter ends, and die of it."""
+
+    def score(*given, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.5)
+        raise ValueError("late")
+
+    def ask(address):
+        # The server leaves without an answer
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"{address}/v1/scores", b'{"input": "a"}').close()
+
+    def started(address):
+        threading.Thread(target=ask, args=(address,)).start()
+
+    monkeypatch.setattr(type(run), "score", score)
+    with Engine(run, CONFIG) as engine:
+        service = Service(run, engine, "tiny")
+        run_server(service, host="127.0.0.1", port=0, drain_s=0.1, started=started)
+    assert "server" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parametrize(
