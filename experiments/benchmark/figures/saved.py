@@ -25,7 +25,6 @@ ON_CPU = (
     "measured_memory",
     "memory_context",
     "overlap",
-    "pixels",
     "planted_boundaries",
     "position_layers",
     "progressive",
