@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import PROGRAMS, varying_like
-from pallas_kernels._triton import FLOOR, LOG2E, LOWEST, exp2, launch, log2, product, span, steps
+from pallas_kernels._pallas_triton import FLOOR, LOG2E, LOWEST, exp2, launch, log2, product, span, steps
 from pallas_kernels.attention.masks import EMPTY_LSE
 
 STEP = 64

@@ -10,7 +10,7 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Int
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._triton import launch, span
+from pallas_kernels._pallas_triton import launch, span
 
 AT_ONCE = 128
 """Patches of a program."""

@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton as pltriton
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._triton import FLOOR, LOG2E, LOWEST, exp2, launch, log2, product, span, steps
+from pallas_kernels._pallas_triton import FLOOR, LOG2E, LOWEST, exp2, launch, log2, product, span, steps
 from pallas_kernels.patch_attention.triton_rows import head_and_tile, like, read, read_rows, scale, write_rows
 
 WINDOW = 16

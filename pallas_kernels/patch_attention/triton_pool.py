@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels._triton import FLOOR, LOG2E, LOWEST, launch, product, span, steps
+from pallas_kernels._pallas_triton import FLOOR, LOG2E, LOWEST, launch, product, span, steps
 from pallas_kernels.patch_attention.triton_rows import head_and_tile, like, read, read_rows, scale, write_rows
 
 PATCHES = 16
