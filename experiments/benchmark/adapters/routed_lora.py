@@ -28,7 +28,7 @@ def routed_lora(
 ) -> dict[str, Any]:
     """Adapt a frozen model to a mix of domains by static, routed and labelled adapters, each for the same time.
 
-    Arms have equal numbers of trained parameters, except full. Their test rows are the same, and figures are paired
+    Arms have equal numbers of trained parameters. Their test rows are the same, and figures are paired
     over them. `compared` has intervals by the BCa bootstrap, and p of Wilcoxon's test with q over all arms (Benjamini
     and Hochberg). Every seed stands in `arms`. Purity is the share of bytes whose domain is the one that most often
     picks the same expert.
@@ -70,7 +70,7 @@ def routed_lora(
     compile_all(programs, run.params, train, test, print)
     counts = {name: program.parameters for name, program in programs.items()}
     counts |= {name: found["parameters"] for name, found in there.items()}
-    check_sizes(counts, [name for name in counts if name != "full"])
+    check_sizes(counts)
     figures: dict[str, Any] = said | {"base": earlier.get("base"), "arms": dict(there)}
     documents = dict(earlier.get("documents", {}))
     if not earlier:

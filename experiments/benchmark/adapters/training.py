@@ -29,9 +29,8 @@ class Program:
     """The compiled programs of an arm: drawing parameters, some steps, and the score."""
 
     def __init__(self, arm: Arm, model: Any, settings: Settings) -> None:
-        config = model if arm.adapter is None else attach(model, arm.adapter)
-        self.arm, self.settings, self.blocks = arm, settings, (arm.adapter and arm.adapter.blocks) or 0
-        self.module = config.build(dtype=jnp.dtype(settings.dtype))
+        self.arm, self.settings, self.blocks = arm, settings, arm.adapter.blocks or 0
+        self.module = attach(model, arm.adapter).build(dtype=jnp.dtype(settings.dtype))
         self.moments = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(b2=0.99))
 
     def lower(self, base: Any, train: Mix, test: Mix) -> None:
@@ -59,7 +58,7 @@ class Program:
         """Draw the trained part and its moments; what it shares with the base begins as the base has it."""
         with override_codes(jnp.zeros((1, 2, self.blocks))) if self.arm.labelled else nullcontext():
             drawn = nn.meta.unbox(self.module.init(key, jnp.zeros((1, 2), jnp.int32)))["params"]
-        trained = _shared(split_params(drawn, self.arm.also_train)[1], base)
+        trained = _shared(split_params(drawn, self.settings.also_train)[1], base)
         return trained, self.moments.init(trained)
 
     def _logits(self, base: Any, trained: Any, rows: Rows) -> tuple[Any, Any]:
@@ -68,7 +67,7 @@ class Program:
         if self.arm.labelled:
             context = override_codes(jax.nn.one_hot(rows.domain, self.blocks, dtype=jnp.float32))
         else:
-            context = nullcontext() if self.arm.of_blocks else _recorded(codes)
+            context = _recorded(codes)
         with context:
             logits, _ = self.module.apply({"params": join_params(base, trained)}, rows.inputs)
         return logits, codes[0] if codes else None
@@ -102,7 +101,7 @@ class Program:
 
     def _score(self, base: Any, trained: Any, mix: Mix, key: Any) -> tuple[Any, Rows, Any]:
         """Return nats of each target of the test rows, the rows, and which experts a bank's router picked."""
-        settings, routed = self.settings, self.blocks > 0 and not (self.arm.labelled or self.arm.of_blocks)
+        settings, routed = self.settings, self.blocks > 0 and not self.arm.labelled
         test = draw_rows(mix, key, settings.test_rows, settings.length, settings.spans)
         batches = jax.tree.map(lambda x: x.reshape(-1, settings.rows, *x.shape[1:]), test)
 
@@ -128,7 +127,7 @@ class Program:
         carried = jax.block_until_ready(self.start(base, init))
         begun, curve, steps = time.perf_counter(), [], 0
         while (share := self._done(steps, time.perf_counter() - begun)) < 1:
-            rates = np.full(settings.steps_a_call, self.arm.rate * scheduled(share), np.float32)
+            rates = np.full(settings.steps_a_call, settings.rate * scheduled(share), np.float32)
             carried, bits = self.steps(base, carried, mix, data, np.int32(steps), rates)
             curve.append(float(jnp.mean(bits)))
             steps += settings.steps_a_call
