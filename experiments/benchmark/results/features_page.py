@@ -20,11 +20,11 @@ Five systems were the models of this library. The tables list their features, an
 | part | the column "lacks" says what is missing, or was not measured |
 | no | nothing here does it |
 
-A test runs by `pytest --slow TEST`. Figures of benchmarks stand in [results](results.md). What fails or is slow stands
-in [known limits](known-limits.md).
+A test runs by `pytest --slow TEST`. A file of figures names the commit whose script made it. [Results](results.md) has
+its tables, and [known limits](known-limits.md) what fails or is slow.
 
 `python -m experiments.benchmark features_page` writes the page from `docs/features.toml`. A test imports all names, and
-looks up all tests and commands."""
+looks up all tests, commands and files."""
 
 
 def features_page(root: str = ".") -> None:

@@ -61,7 +61,7 @@ def test_what_is_published_of_a_gpu_is_measured_on_one() -> None:
     with pytest.raises(ValueError, match="ring is published from a GPU, this is cpu"):
         save("ring", str(RECORD / "ring.json"), {"seconds": 2.0})
     check_origin("ring", GPU, published=True)
-    check_origin("overlap", GPU | {"devices": {"platform": "cpu", "kind": "cpu"}}, published=True)
+    check_origin("tasks", GPU | {"devices": {"platform": "cpu", "kind": "cpu"}}, published=True)
 
 
 def test_a_time_has_its_interval_and_the_span_where_there_is_one() -> None:
