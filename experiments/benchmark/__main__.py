@@ -16,11 +16,11 @@ ROOMS = {
     "adapters": ("adapter_speed", "routed_lora"),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
     "tasks": ("pixels", "recall", "tasks"),
-    "splitting": ("ring", "sequence_parallel", "sequence_plan", "split_step"),
+    "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
     "peers": ("evo2",),
-    "trained_runs": ("baselines", "boxed_run", "context", "record"),
+    "trained_runs": ("baselines", "context", "record"),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),
 }

@@ -16,12 +16,10 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 
 ON_CPU = (
     "baselines",
-    "boxed_run",
     "memory_context",
     "planted_boundaries",
     "promoter_baselines",
     "scaling_on_cpu",
-    "sequence_plan",
     "sparse_attention",
     "tasks",
 )

@@ -1,7 +1,7 @@
 """Blocks of a mixer and an MLP, and their programs on a row of some length."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from jaxblt.profiling import Case, Method
 
 PASSES = ("forward", "forward+backward")
-REMAT = "remat"
-"""The second pass once more with rematerialisation, which is planned and not timed."""
 STATES = (32, 64, 128, 256)
 """Slots of a head of the state engines T32, T64, T128 and T256."""
 
@@ -27,14 +25,12 @@ class Setting:
       dtype: of the computation; parameters are held in bf16.
       trials: timed calls of each program.
       method: how they are timed.
-      remat: whether memory is planned with rematerialisation, too.
     """
 
     dim: int
     dtype: str = "bfloat16"
     trials: int = 20
     method: "Method | None" = None
-    remat: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,41 +121,31 @@ def programs(name: str, params: Any, length: int, setting: Setting) -> Block:
     from jaxblt.training.flops import as_shapes, countable_device, matmul_flops
     from jaxblt.training.state import widen
 
-    def passes(remat: str) -> tuple[Any, Any]:
-        module = Stack(replace(block(name, setting.dim), remat=remat), jnp.dtype(setting.dtype))
+    module = Stack(block(name, setting.dim), jnp.dtype(setting.dtype))
 
-        def forward(params: Any, x: Any) -> Any:
-            return module.apply({"params": widen(params)}, x)[0]  # pyright: ignore[reportIndexIssue]
+    def forward(params: Any, x: Any) -> Any:
+        return module.apply({"params": widen(params)}, x)[0]  # pyright: ignore[reportIndexIssue]
 
-        def both(params: Any, x: Any, dy: Any) -> Any:
-            y, back = jax.vjp(forward, params, x)
-            y, dy = jax.lax.optimization_barrier((y, dy))
-            return y, back(dy.astype(y.dtype))
-
-        return forward, both
+    def both(params: Any, x: Any, dy: Any) -> Any:
+        y, back = jax.vjp(forward, params, x)
+        y, dy = jax.lax.optimization_barrier((y, dy))
+        return y, back(dy.astype(y.dtype))
 
     x = jax.ShapeDtypeStruct((1, length, setting.dim), setting.dtype)
     shapes = (as_shapes(params), x, x)
-    forward, both = passes("none")
     with jax.default_device(countable_device()):
         flops = matmul_flops(forward, *shapes[:2])
-    # Begin with the longest to compile
-    cases = {PASSES[1]: Case(f"{name} {PASSES[1]}", jax.jit(both), shapes)}
-    if setting.remat:
-        cases[REMAT] = Case(f"{name} {REMAT}", jax.jit(passes("full")[1]), shapes)
-    cases[PASSES[0]] = Case(name, jax.jit(forward), shapes[:2])
-    return Block(flops, cases)
+    both_ways = Case(f"{name} {PASSES[1]}", jax.jit(both), shapes)
+    return Block(flops, {PASSES[0]: Case(name, jax.jit(forward), shapes[:2]), PASSES[1]: both_ways})
 
 
-def compile_blocks(blocks: dict[int, dict[str, Block]]) -> dict[int, dict[str, Block]]:
-    """Compile the programs side by side."""
+def compile_blocks(blocks: dict[str, Block]) -> dict[str, Block]:
+    """Compile the programs side by side, those with gradients first, which take the longest."""
     from jaxblt.profiling import compiled
 
-    places = [(n, name) for n, found in blocks.items() for name in found]
-    order = [(n, name, kind) for kind in (PASSES[1], REMAT, PASSES[0]) for n, name in places]
-    order = [(n, name, kind) for n, name, kind in order if kind in blocks[n][name].cases]
-    made = compiled([blocks[n][name].cases[kind] for n, name, kind in order])
-    ready = {n: {name: Block(one.flops, {}) for name, one in found.items()} for n, found in blocks.items()}
-    for (n, name, kind), case in zip(order, made, strict=True):
-        ready[n][name].cases[kind] = case
-    return ready
+    order = [(name, kind) for kind in reversed(PASSES) for name in blocks]
+    made = compiled([blocks[name].cases[kind] for name, kind in order])
+    cases = dict(zip(order, made, strict=True))
+    return {
+        name: Block(one.flops, {kind: cases[name, kind] for kind in PASSES}) for name, one in blocks.items()
+    }

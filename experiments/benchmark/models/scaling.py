@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.benchmark.models.block_programs import (
     PASSES,
-    REMAT,
     Block,
     Setting,
     compile_blocks,
@@ -32,8 +31,6 @@ def scaling(
     trials: int = 20,
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     method: Literal["profiler", "calls", "processor"] | None = None,
-    remat: bool = False,
-    together: bool = False,
     fit_from: int = LONG,
 ) -> dict[str, Any]:
     """Time a block of each mixer with its MLP on one row, and plan its memory.
@@ -54,8 +51,6 @@ def scaling(
       dtype: of the computation. MFU is only of bfloat16.
       method: "calls" takes the wall clock, for programs of more kernels than the profiler counts, such as edges in long
         rows; "processor" the processor time, on a CPU that others use too; None for what suits the device.
-      remat: plan the memory with rematerialisation, too: half as many programs again to compile.
-      together: compile all lengths before the first is timed, side by side. Nothing is written meanwhile.
       fit_from: tokens from which exponents are fitted.
 
     Raises:
@@ -74,7 +69,7 @@ def scaling(
         raise ValueError(
             f"--trials must be at least {MIN_TRIALS}, got {trials}: fewer say little about spread"
         )
-    setting = Setting(dim, dtype, trials, method, remat)
+    setting = Setting(dim, dtype, trials, method)
     figures: dict[str, Any] = {
         "dim": dim,
         "dtype": dtype,
@@ -83,15 +78,12 @@ def scaling(
         "blocks": {name: [] for name in mixers},
     }
     drawn = {name: draw_block(name, dim) for name in mixers}
-    for group in [lengths] if together else [(length,) for length in lengths]:
-        chosen = {n: [name for name in mixers if name != "A" or n <= attention_up_to] for n in group}
-        ready = compile_blocks(
-            {n: {name: programs(name, drawn[name], n, setting) for name in chosen[n]} for n in group}
-        )
-        for length, blocks in ready.items():
-            for name, found in at_length(blocks, drawn, length, setting).items():
-                figures["blocks"][name].append({"tokens": length, **found})
-            save(recorded_name(), out, figures | summary(figures["blocks"], fit_from))
+    for length in lengths:
+        chosen = [name for name in mixers if name != "A" or length <= attention_up_to]
+        blocks = compile_blocks({name: programs(name, drawn[name], length, setting) for name in chosen})
+        for name, found in at_length(blocks, drawn, length, setting).items():
+            figures["blocks"][name].append({"tokens": length, **found})
+        save(recorded_name(), out, figures | summary(figures["blocks"], fit_from))
     return figures | summary(figures["blocks"], fit_from)
 
 
@@ -152,9 +144,8 @@ def at_length(
                 "mfu": None if peak is None else mfu(times * flops / length, length / seconds, peak),
             }
     for name, one in blocks.items():
-        for label, kind in (("planned_bytes", PASSES[1]), ("planned_bytes_with_remat", REMAT)):
-            if kind in one.cases:
-                found[name][label] = planned_bytes(one.cases[kind].fn, *one.cases[kind].args)
+        longest = one.cases[PASSES[1]]
+        found[name]["planned_bytes"] = planned_bytes(longest.fn, *longest.args)
     return found
 
 

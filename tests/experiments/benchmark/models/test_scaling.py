@@ -112,45 +112,38 @@ def test_programs_that_run_out_of_memory_are_planned_and_not_timed(monkeypatch: 
     setting = block_programs.Setting(32, dtype="float32")
     drawn = {name: block_programs.draw_block(name, 32) for name in ("R", "A")}
     blocks = {name: block_programs.programs(name, params, 16, setting) for name, params in drawn.items()}
-    found = scaling.at_length(block_programs.compile_blocks({16: blocks})[16], drawn, 16, setting)
+    found = scaling.at_length(block_programs.compile_blocks(blocks), drawn, 16, setting)
     assert found["R"]["forward+backward"] is None
     assert all(found["A"][p]["median"] > 0 for p in block_programs.PASSES)
     assert found["R"]["forward"]["median"] > 0
     assert found["R"]["forward"]["mfu"] is None  # the peak is of bf16
     assert found["R"]["planned_bytes"] == {"temporaries": 1}
-    assert "planned_bytes_with_remat" not in found["R"]
 
 
 @pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/models/test_scaling")
-def test_all_lengths_are_compiled_at_once_gradients_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two mixers at two lengths, one with remat; each program comes back to where it belongs."""
+def test_programs_are_compiled_at_once_gradients_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each program comes back to where it belongs."""
     asked: list[list[str]] = []
 
     def compiled(cases: Any) -> Any:
         asked.append([one.name for one in cases])
-        return [replace(one, fn=partial(str, f"{one.name} {one.args[1].shape[1]}")) for one in cases]
+        return [replace(one, fn=partial(str, one.name)) for one in cases]
 
     monkeypatch.setattr(block_programs, "block", one_layer)
     monkeypatch.setattr(profiling, "compiled", compiled)
     drawn = {name: block_programs.draw_block(name, 32) for name in ("R", "A")}
-    kinds = {"R": block_programs.Setting(32, dtype="float32", remat=True), "A": block_programs.Setting(32)}
+    kinds = {"R": block_programs.Setting(32, dtype="float32"), "A": block_programs.Setting(32)}
     found = block_programs.compile_blocks(
-        {
-            n: {name: block_programs.programs(name, drawn[name], n, kinds[name]) for name in drawn}
-            for n in (16, 8)
-        }
+        {name: block_programs.programs(name, drawn[name], 16, kinds[name]) for name in drawn}
     )
-    both = ["R forward+backward", "A forward+backward"]
-    assert asked == [[*both, *both, "R remat", "R remat", "R", "A", "R", "A"]]
-    for n in (16, 8):
-        assert {kind: one.fn() for kind, one in found[n]["R"].cases.items()} == {
-            "forward+backward": f"R forward+backward {n}",
-            "remat": f"R remat {n}",
-            "forward": f"R {n}",
+    assert asked == [["R forward+backward", "A forward+backward", "R", "A"]]
+    for name, dtype in (("R", "float32"), ("A", "bfloat16")):
+        cases = found[name].cases
+        assert {kind: one.fn() for kind, one in cases.items()} == {
+            "forward": name,
+            "forward+backward": f"{name} forward+backward",
         }
-        assert set(found[n]["A"].cases) == set(block_programs.PASSES)
-        assert {one.args[1].dtype.name for one in found[n]["R"].cases.values()} == {"float32"}
-        assert {one.args[1].dtype.name for one in found[n]["A"].cases.values()} == {"bfloat16"}
+        assert {one.args[1].dtype.name for one in cases.values()} == {dtype}
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
@@ -167,7 +160,7 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(PEAK_FLOPS, "cpu", 1e12)
     out = tmp_path / "scaling.json"
     shape: Any = {"mixers": ("R", "A"), "lengths": (16, 32), "dim": 32, "attention_up_to": 16}
-    scaling.scaling(str(out), **shape, together=True, remat=True)
+    scaling.scaling(str(out), **shape)
     found = json.loads(out.read_text())
     assert (found["benchmark"], found["dtype"]) == ("scaling_on_cpu", "bfloat16")
     assert [at["tokens"] for at in found["blocks"]["R"]] == [16, 32]
@@ -182,7 +175,6 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             of = at[name]
             assert of["mfu"] * of["median"] == pytest.approx(times * at["forward_flops"] / 1e12)
         assert at["planned_bytes"]["temporaries"] > 0
-        assert at["planned_bytes_with_remat"]["arguments"] == at["planned_bytes"]["arguments"]
     assert found["growth"]["R"]["forward"] is None  # no row is long
     assert set(found["crossover"]) == {"R"}
 

@@ -1,26 +1,19 @@
 """The benchmark of a split sequence leaves figures, tiny, on virtual devices."""
 
 import json
-from types import SimpleNamespace
 from typing import get_args
 
-import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark.models.books_model import split_model
 from experiments.benchmark.splitting import (
     sequence_parallel,
-    sequence_plan,
     split_books,
     split_layers,
 )
 from experiments.benchmark.splitting.kinds import Kind
 from jaxblt.mixers import GatedRecurrenceConfig, HyenaConfig, ModalFilter
 from jaxblt.models import BLTConfig, StackConfig
-from jaxblt.profiling import targets
-from jaxblt.training.start import compile_ahead as ahead
-from jaxblt.training.start.setup import make_task
 from tests.mixer_table import table
 
 
@@ -108,38 +101,3 @@ def test_lengths_that_do_not_divide_are_an_error_before_anything_runs(name, leng
     lengths = {"step_bytes": (), "forward_bytes": ()} | {name: (length,)}
     with pytest.raises(ValueError, match=rf"{length} bytes on 2 devices.*multiples of 4"):
         sequence_parallel.sequence_parallel("nowhere.json", devices=2, **lengths)
-
-
-def test_plans_are_of_the_model_that_is_timed(tmp_path, monkeypatch):
-    planned, out = [], tmp_path / "plans.json"
-
-    def plan_step(recipe, mesh):
-        planned.append((recipe, mesh.shape["seq"]))
-        return SimpleNamespace(total=1000 * len(planned))
-
-    monkeypatch.setattr(ahead, "plan_step", plan_step)
-    monkeypatch.setattr(targets, "devices_of", lambda _, count: jax.devices()[:count])
-    found = sequence_plan.sequence_plan(str(out), devices=(1, 4), lengths=(4096, 65_536), gpu="h200")
-    entries = [(x["devices"], x["bytes"], x["planned_bytes"]) for x in json.loads(out.read_text())["plans"]]
-    assert entries == [(1, 4096, 1000), (1, 65_536, 2000), (4, 4096, 3000), (4, 65_536, 4000)]
-    assert [(n, r.data.seq_len, r.patcher.block_size) for r, n in planned] == [
-        (1, 4096, 4096),
-        (1, 65_536, 4096),
-        (4, 4096, 1024),
-        (4, 65_536, 4096),
-    ]
-    model = split_model(found["pattern"], found["remat"])
-    assert all(make_task(r).model.config == model and r.data.batch_size == 1 for r, _ in planned)
-
-
-def test_plans_name_what_nobody_knows(tmp_path):
-    with pytest.raises(ValueError, match="no GPU 'h900' to compile for"):
-        sequence_plan.sequence_plan(str(tmp_path / "plans.json"), gpu="h900")
-
-
-@pytest.mark.parametrize(
-    "changes", [{"lengths": ()}, {"devices": ()}, {"lengths": (0,)}, {"devices": (2, 0)}]
-)
-def test_plans_of_nothing_are_refused(tmp_path, changes):
-    with pytest.raises(ValueError, match="give positive lengths and numbers of GPUs, got"):
-        sequence_plan.sequence_plan(str(tmp_path / "plans.json"), **changes)
