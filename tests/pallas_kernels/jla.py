@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module, metadata, util
 from types import ModuleType
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, PartitionSpec
 
 from pallas_kernels._compat import varying_axes
@@ -21,6 +22,7 @@ from pallas_kernels.gated_linear_attention.reference import gated_linear_attenti
 from pallas_kernels.runtime import Device
 from tests.pallas_kernels.linear_state import relative_rms
 from tests.pallas_kernels.op_suite import OpCase, random_cotangents, value_and_grads
+from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
 needs_jla = pytest.mark.skipif(util.find_spec("jla") is None, reason="jax-linear-attention is not installed")
@@ -123,3 +125,23 @@ def check_errors(case: OpCase) -> None:
     expected = value_and_grads(case.reference, wide, cotangents)
     errors = jax.tree.map(relative_rms, found, expected)
     assert max(jax.tree.leaves(errors)) <= MOST_ERROR, errors
+
+
+def check_strong_decay(
+    calls: StandIn,
+    adapter: Callable[[dict[str, Any]], Any],
+    reference: Callable[[dict[str, Any]], Any],
+    case: OpCase,
+    gate: str,
+    strong: float,
+) -> None:
+    """Check that the package gets finite gates, and that values and gradients are those of the gate that was given."""
+    strong_gates = np.random.default_rng(9).uniform(size=case.arrays[gate].shape) < 0.4
+    arrays = {**case.arrays, gate: jnp.where(strong_gates, strong, case.arrays[gate])}
+    with jax.disable_jit():  # to look at numbers: the program makes the gates alone
+        gates = jax.make_jaxpr(lambda arrays: (adapter(arrays), calls.given[0]["g"])[1])(arrays)
+    handed_over = jax.jit(jaxpr_as_fun(gates))(*jax.tree.leaves(arrays))[0]
+    assert float(handed_over.min()) >= -88
+    actual, expected = (value_and_grads(run, arrays, optimised=True) for run in (case.run, reference))
+    for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert_close(got, want, n=case.grad_terms)

@@ -18,7 +18,7 @@ from tests.pallas_kernels.short_conv.streams import (
     CHANNELS,
     assert_exact_in_f64,
     assert_packed_is_apart,
-    conv_case,
+    filter_case,
     normal,
     on_grid,
     ragged,
@@ -28,27 +28,8 @@ from tests.pallas_kernels.short_conv.streams import (
 from tests.sampled import thinned
 
 
-def case(
-    name: str,
-    length: int,
-    taps: int,
-    dtype: Any = jnp.float32,
-    *,
-    causal: bool = True,
-    ids: Any = None,
-    alignment: int = 1,
-    gates: bool = True,
-) -> OpCase:
-    arrays = streams(length, dtype, gates=gates)
-    arrays["filter"] = normal(4, (CHANNELS, taps if causal else 2 * taps - 1))
-    if ids is not None:
-        arrays["segment_ids"] = ids
-
-    def call(implementation: Any, arrays: dict[str, Any]) -> Any:
-        options = {"causal": causal, "segment_alignment": alignment, "implementation": implementation}
-        return blocked_conv(**arrays, **options)
-
-    return conv_case(name, partial(call, None), partial(call, "reference"), arrays, terms=taps)
+def case(name: str, length: int, taps: int, dtype: Any = jnp.float32, **options: Any) -> OpCase:
+    return filter_case(blocked_conv, name, length, taps, dtype, terms=taps, **options)
 
 
 CASES = [

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxpr_as_fun
 
 from pallas_kernels.gated_delta_rule import explain, gated_delta_rule
 from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla
@@ -18,6 +17,7 @@ from tests.pallas_kernels.jla import (
     HOPPER,
     as_others_write,
     check_errors,
+    check_strong_decay,
     installed,
     needs_jla,
     over_devices,
@@ -26,8 +26,7 @@ from tests.pallas_kernels.jla import (
     without_kernels,
 )
 from tests.pallas_kernels.linear_state import heads, log_gates, packed, state_case
-from tests.pallas_kernels.op_suite import OpCase, value_and_grads
-from tests.tolerances import assert_close
+from tests.pallas_kernels.op_suite import OpCase
 
 LENGTH = 21
 
@@ -79,18 +78,7 @@ def test_its_plain_implementation_on_a_mesh(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow(days=28, group="costly", turn="pallas_kernels/gated_delta_rule/test_jla")
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
 def test_strong_decay(strong: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is handed over is finite; values and gradients are those of the gate that was given."""
-    calls = stand_in(monkeypatch)
-    gate = GATED.arrays["log_gate"]
-    strong_gates = np.random.default_rng(9).uniform(size=gate.shape) < 0.4
-    arrays = {**GATED.arrays, "log_gate": jnp.where(strong_gates, strong, gate)}
-    with jax.disable_jit():  # to look at numbers: the program makes the gates alone
-        gates = jax.make_jaxpr(lambda arrays: (adapter(arrays), calls.given[0]["g"])[1])(arrays)
-    handed_over = jax.jit(jaxpr_as_fun(gates))(*jax.tree.leaves(arrays))[0]
-    assert float(handed_over.min()) >= -88
-    actual, expected = (value_and_grads(run, arrays, optimised=True) for run in (GATED.run, reference))
-    for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert_close(got, want, n=GATED.grad_terms)
+    check_strong_decay(stand_in(monkeypatch), adapter, reference, GATED, "log_gate", strong)
 
 
 def test_rows_without_a_token_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tests.pallas_kernels.short_conv.streams import (
     assert_exact_in_f64,
     assert_gradients_are_apart,
     assert_packed_is_apart,
-    conv_case,
+    filter_case,
     normal,
     on_grid,
     ragged,
@@ -30,28 +30,8 @@ from tests.sampled import thinned
 from tests.tolerances import assert_close
 
 
-def case(
-    name: str,
-    length: int,
-    taps: int,
-    dtype: Any = jnp.float32,
-    *,
-    causal: bool = True,
-    ids: Any = None,
-    alignment: int = 1,
-    gates: bool = True,
-    implementation: str | None = None,
-) -> OpCase:
-    arrays = streams(length, dtype, gates=gates)
-    arrays["filter"] = normal(4, (CHANNELS, taps if causal else 2 * taps - 1))
-    if ids is not None:
-        arrays["segment_ids"] = ids
-
-    def call(implementation: Any, arrays: dict[str, Any]) -> Any:
-        options = {"causal": causal, "segment_alignment": alignment, "implementation": implementation}
-        return long_conv(**arrays, **options)
-
-    return conv_case(name, partial(call, implementation), partial(call, "reference"), arrays, terms=length)
+def case(name: str, length: int, taps: int, dtype: Any = jnp.float32, **options: Any) -> OpCase:
+    return filter_case(long_conv, name, length, taps, dtype, terms=length, **options)
 
 
 CASES = [

@@ -89,6 +89,33 @@ def conv_case(name: str, run: Any, reference: Any, arrays: dict[str, Any], *, te
     )
 
 
+def filter_case(
+    op: Callable[..., Any],
+    name: str,
+    length: int,
+    taps: int,
+    dtype: Any,
+    *,
+    terms: int,
+    causal: bool = True,
+    ids: Any = None,
+    alignment: int = 1,
+    gates: bool = True,
+    implementation: str | None = None,
+) -> OpCase:
+    """Return a case of an operation whose filter is given by its taps."""
+    arrays = streams(length, dtype, gates=gates)
+    arrays["filter"] = normal(4, (CHANNELS, taps if causal else 2 * taps - 1))
+    if ids is not None:
+        arrays["segment_ids"] = ids
+
+    def call(implementation: Any, arrays: dict[str, Any]) -> Any:
+        options = {"causal": causal, "segment_alignment": alignment, "implementation": implementation}
+        return op(**arrays, **options)
+
+    return conv_case(name, partial(call, implementation), partial(call, "reference"), arrays, terms=terms)
+
+
 def assert_exact_in_f64(op: Callable[..., Any], arrays: dict[str, Any], n: int, **options: Any) -> None:
     """Values and gradients of the XLA form in f64 are those of the reference, and f64."""
     with jax.enable_x64(True):
