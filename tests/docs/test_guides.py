@@ -231,6 +231,7 @@ def test_conformance_md_finds_the_fault_of_its_layer(capsys):
     assert known <= set(PROMISES)
 
 
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_attention_rules_md_draws_its_picture(capsys):
     guide, names = GUIDES / "attention-rules.md", {}
     for text in blocks(guide, "python"):

@@ -72,6 +72,7 @@ def run(run_dir):
     return jaxblt.load(run_dir, dtype="float32")
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
 def test_projections_of_an_import_may_be_in_fp8(tmp_path):
     """They answer otherwise than in bfloat16, and no further off than their rounding."""
     file = save(tmp_path / "tiny.pt", TENSORS)

@@ -215,6 +215,7 @@ def test_rows_advance_on_their_own_and_documents_change(model):
         np.testing.assert_allclose(np.asarray(logits), whole[::-1, t], **tol(jnp.float32, 1024))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_holes_of_a_block_count_as_time(model):
     """A block with few patches leaves slots unused; the latent stack sees them in both forms alike."""
     config, module, params, forward = model

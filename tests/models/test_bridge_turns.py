@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxblt.layers import FP8, dense
 from jaxblt.models.bridge_turns import in_turns
@@ -27,6 +28,7 @@ class Up(nn.Module):
         return in_turns(lambda module, x: module.up(x), self, (x,), chunk=self.chunk)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_bridge_turns")
 def test_turns_observe_the_largest_entry_of_all() -> None:
     x = jax.random.normal(jax.random.key(0), (2, 4, 3, 16), jnp.bfloat16)
     boxed = Up(None).init(jax.random.key(0), x)["params"]

@@ -34,6 +34,7 @@ def test_hashes_are_those_of_64_bit_integers():
         assert own[0].tolist() == [total % size for total in wrapped]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_released_blt")
 def test_a_state_goes_on_as_the_parallel_pass_does():
     # Slots run out: bytes join the open patch beyond its longest length
     rule = PatcherConfig(threshold=1.0, max_length=3, block_size=12, capacity=3)

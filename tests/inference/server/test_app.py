@@ -464,6 +464,7 @@ async def ask_deployed(replica):
     return data
 
 
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_serving_md_runs(run, monkeypatch, capsys):
     """With the tiny run, its own lane, and a client that asks nobody."""
     create = inspect.signature(openai.resources.Completions.create)

@@ -76,6 +76,7 @@ def _naive_document(config: SparseAttentionConfig, w: dict, x: np.ndarray, conte
     return out
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_sparse", every=("pooled", "predicted"))
 @pytest.mark.parametrize("config", [CONFIG, PREDICTED, BOTH], ids=["pooled", "predicted", "both"])
 def test_equals_the_loop(config: SparseAttentionConfig) -> None:
     subject = Subject(config, length=23)
@@ -107,20 +108,20 @@ def test_the_share_that_is_kept_is_reported() -> None:
     assert float(whole) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_sparse", every="causal")
 @pytest.mark.parametrize(
-    "config", [PREDICTED, dataclasses.replace(PREDICTED, causal=False)], ids=["", "both"]
+    "config", [PREDICTED, dataclasses.replace(PREDICTED, causal=False)], ids=["causal", "both"]
 )
 def test_a_predictor_learns_the_masses_of_dense_attention(config: SparseAttentionConfig) -> None:
     """Its loss is the divergence that a loop finds; the tokens and the rest of the layer get no gradient of it."""
     subject = Subject(config, length=16)
     module, ids = config.build(), jnp.asarray([[1] * 9 + [2] * 7] * 3)
 
-    @jax.jit
     def loss(params: dict, x: jax.Array) -> jax.Array:
         _, found = module.apply(params, x, segment_ids=ids, mutable=["losses"])
         return found["losses"]["predictor"][0]
 
-    value, (by_params, by_x) = jax.value_and_grad(loss, (0, 1))(subject.params, subject.x)
+    value, (by_params, by_x) = jax.jit(jax.value_and_grad(loss, (0, 1)))(subject.params, subject.x)
     w = {name: np.asarray(leaf["kernel"], np.float64) for name, leaf in subject.params["params"].items()}
     x = np.asarray(subject.x, np.float64)
     away = [_away(config, w, x[row, span]) for row in range(3) for span in (slice(0, 9), slice(9, 16))]

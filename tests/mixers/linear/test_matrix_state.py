@@ -204,6 +204,7 @@ def test_keys_of_one_tap_start_at_the_token_itself() -> None:
     assert np.all(np.abs(streams["k_taps"] - 1) < 0.5)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/linear/test_matrix_state")
 def test_layers_of_a_stack_start_unlike_each_other() -> None:
     """A key that layers share, to draw queries and keys alike, would make them copies."""
     mixers = {"D": GatedDeltaNetConfig(dim=8, num_heads=2)}

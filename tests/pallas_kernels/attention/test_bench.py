@@ -36,6 +36,7 @@ def test_the_gate(shape):
     assert 0 < errors["xla"] < 0.01
 
 
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_a_wrong_version_does_not_pass():
     plan = bench.plan(TINY)
     (dense,) = plan.versions

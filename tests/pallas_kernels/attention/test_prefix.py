@@ -33,8 +33,7 @@ def drawn(case: tuple[Any, ...], dtype: Any = jnp.bfloat16) -> tuple[jax.Array, 
 
 def check(case: tuple[Any, ...], run: Any, dtype: Any = jnp.bfloat16) -> None:
     arrays = drawn(case, dtype)
-    expected = prefix_attention(*arrays, implementation="reference")
-    o, lse = run(*arrays)
+    expected, (o, lse) = jax.jit(partial(prefix_attention, implementation="reference"))(*arrays), run(*arrays)
     some = np.asarray(expected.lse) > EMPTY_LSE
     assert_close(o, expected.o, jnp.bfloat16, n=case[5])
     assert_close(np.where(some, lse, 0), np.where(some, expected.lse, 0), jnp.bfloat16, n=case[4])
@@ -86,7 +85,7 @@ def test_gradients_are_those_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("case", [SMALL, DRAFTED], ids=["small", "drafted"])
 def test_a_cpu_runs_it_too(case: Any) -> None:
-    check(case, prefix_attention)
+    check(case, jax.jit(prefix_attention))
 
 
 def test_a_row_costs_what_it_holds_and_no_part_is_without_work() -> None:

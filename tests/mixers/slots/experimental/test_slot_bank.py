@@ -1,6 +1,8 @@
 """Rules of a slot bank by hand: writes, addresses, reads, ageing and pruning; compression and what it loses."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,25 +23,33 @@ from jaxblt.mixers.slots.experimental.slot_compression import compress, count_la
 from tests.tolerances import assert_close
 
 RULES = SlotMemoryConfig(dim=3, num_heads=1, slots=4, novelty=-1.0, top_k=1, rate=0.9)
-write = jax.jit(write_candidates, static_argnums=3)
+RUN = {
+    op: jax.jit(op, static_argnums=at) for op, at in ((write_candidates, 3), (read_slots, 3), (compress, 5))
+}
+
+
+def run(op: Callable[..., Any], *given: Any) -> Any:
+    """Return what a compiled operation gives, on the host."""
+    return jax.tree.map(np.asarray, RUN[op](*given))
+
+
+write = partial(run, write_candidates)
 
 
 def bank(
     slots: Any, usage: Any = (0, 0, 0, 0), age: Any = (0, 0, 0, 0), valid: Any = (1, 1, 1, 1)
 ) -> SlotBank:
     """A bank of one row and head."""
-    slots, usage = (jnp.asarray(x, jnp.float32)[None, None] for x in (slots, usage))
-    return SlotBank(
-        slots, usage, jnp.asarray(age, jnp.int32)[None, None], jnp.asarray(valid, bool)[None, None]
-    )
+    given = ((slots, np.float32), (usage, np.float32), (age, np.int32), (valid, bool))
+    return SlotBank(*(jax.device_put(np.asarray(x, dtype)[None, None]) for x, dtype in given))
 
 
 def offer(content: Any, query: Any = None, kept: Any = None) -> Candidates:
     """Candidates [L, M], compared by themselves if no queries are given."""
-    content = jnp.asarray(content, jnp.float32)[:, None, None]
-    query = content if query is None else jnp.asarray(query, jnp.float32)[:, None, None]
-    kept = jnp.ones(content.shape[:3], bool) if kept is None else jnp.asarray(kept, bool)[:, None, None]
-    return Candidates(content, query, kept, None)
+    content = np.asarray(content, np.float32)[:, None, None]
+    query = content if query is None else np.asarray(query, np.float32)[:, None, None]
+    kept = np.ones(content.shape[:3], bool) if kept is None else np.asarray(kept, bool)[:, None, None]
+    return Candidates(*map(jax.device_put, (content, query, kept)), None)
 
 
 def at_rest(b: SlotBank) -> Any:
@@ -57,7 +67,7 @@ def test_equal_writes_approach_what_is_written(n: int) -> None:
     assert chosen[:, 0, 0].sum(0).tolist() == [n, 0, 0, 0]
     expected = RULES.rate**n * np.array([1.0, 0, 0]) + (1 - RULES.rate**n) * c
     assert_close(after.slots[0, 0, 0], expected, n=8)
-    assert np.asarray(after.slots)[0, 0, 1:].tobytes() == np.asarray(start.slots)[0, 0, 1:].tobytes()
+    assert after.slots[0, 0, 1:].tobytes() == np.asarray(start.slots)[0, 0, 1:].tobytes()
     assert after.age[0, 0].tolist() == [0, 2, 3, 0]
     assert after.valid[0, 0].tolist() == [True, True, True, False]
 
@@ -71,7 +81,7 @@ def test_a_candidate_is_shared_out_among_the_top_slots() -> None:
     a = a / a.sum()
     assert_close(after.slots[0, 0, 1:3], old[1:3] + 0.1 * a[:, None] * (s - old[1:3]), n=8)
     assert_close(after.usage[0, 0], [0, *a, 0], n=8)
-    assert np.asarray(after.slots)[0, 0, ::3].tobytes() == old[::3].tobytes()
+    assert after.slots[0, 0, ::3].tobytes() == old[::3].tobytes()
 
 
 def test_new_candidates_take_free_slots_then_the_least_used() -> None:
@@ -99,7 +109,7 @@ def test_candidates_that_are_not_kept_write_nothing() -> None:
     start = bank(*THREE)
     after, chosen = write(start, at_rest(start), offer([[1.0, 0, 0]], kept=[False]), RULES)
     assert not np.any(chosen)
-    assert np.asarray(after.slots).tobytes() == np.asarray(start.slots).tobytes()
+    assert after.slots.tobytes() == np.asarray(start.slots).tobytes()
     assert after.age[0, 0].tolist() == [6, 2, 3, 0]
 
 
@@ -117,12 +127,12 @@ def test_reads_are_attention_over_valid_slots_and_the_sink() -> None:
     rng = np.random.default_rng(0)
     slots, q, sink = (rng.standard_normal(s).astype(np.float32) for s in ((4, 3), (5, 3), (2, 3)))
     held = bank(slots, valid=(1, 0, 1, 1))
-    o, weights = read_slots(held, jnp.asarray(q)[None, None], jnp.asarray(sink)[None], jnp.float32)
+    o, weights = run(read_slots, held, jax.device_put(q[None, None]), jax.device_put(sink[None]), jnp.float32)
     there = [0, 2, 3]
     p = np.exp(q @ np.concatenate([sink[:1], slots[there]]).T / np.sqrt(3))
     p = p / p.sum(-1, keepdims=True)
     assert_close(o[0, 0], p @ np.concatenate([sink[1:], slots[there]]), n=8)
-    assert_close(weights[0, 0][:, jnp.asarray(there)], p[:, 1:], n=8)
+    assert_close(weights[0, 0][:, there], p[:, 1:], n=8)
     assert not np.any(weights[0, 0, :, 1])
 
 
@@ -144,8 +154,8 @@ def drawn(latents: int) -> tuple[Any, Any, Any, Any]:
     content = np.ones((2, 8), bool)
     content[0, 5] = False
     places = 4.0 * np.eye(8, dtype=np.float32)[None]
-    given = [jnp.asarray(x) for x in (queries[:, :latents], places[:, :latents], k, u, content)]
-    return compress(*given, jnp.float32), given[2], given[3], given[4]
+    given = jax.device_put((queries[:, :latents], places[:, :latents], k, u, content))
+    return RUN[compress](*given, jnp.float32), given[2], given[3], given[4]
 
 
 def test_holes_are_not_compressed() -> None:
@@ -154,7 +164,7 @@ def test_holes_are_not_compressed() -> None:
     rng = np.random.default_rng(1)
     queries = jnp.asarray(rng.standard_normal((1, 8, 6)).astype(np.float32)[:, :3])
     places = jnp.asarray(4.0 * np.eye(8, dtype=np.float32)[None, :3])
-    assert_close(compress(queries, places, k, u, content, jnp.float32), s, n=8)
+    assert_close(run(compress, queries, places, k, u, content, jnp.float32), s, n=8)
 
 
 def test_error_of_reconstruction_falls_with_the_latents() -> None:

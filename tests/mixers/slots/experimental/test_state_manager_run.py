@@ -40,6 +40,7 @@ class Planted(StateEngine):
 ENGINE = StateEngineConfig(dim=8, num_heads=HEADS, head_dim=4, num_slots=SLOTS, manager=MANAGER, chunk_size=8)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/slots/experimental/test_state_manager_run")
 def test_dead_slots_are_neither_written_nor_read_and_importance_follows_reads() -> None:
     module, x = ENGINE.build(), jax.random.normal(jax.random.key(0), (2, 16, 8))
     params = nn.meta.unbox(jax.jit(module.init)(jax.random.key(1), x))["params"]
