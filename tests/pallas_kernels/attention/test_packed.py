@@ -206,14 +206,14 @@ def test_partial_attention_with_its_log_sum_exp(monkeypatch, causal):
     q, k, v, ids = a.values()
     mask, tokens = masks.band(causal) & masks.documents(ids), (ids > 0)[..., None, None]
     o, lse = jax.jit(cudnn_packed.attention_with_lse)(q, k, v, mask)
-    want = reference.attention_with_lse(q, k, v, mask)
+    want = jax.jit(reference.attention_with_lse)(q, k, v, mask)
     assert_close(o, want[0])
     heads_last, told = lse.swapaxes(1, 2), want[1].swapaxes(1, 2)
     assert_close(heads_last[ids > 0], told[ids > 0])
     assert (heads_last[ids <= 0] == EMPTY_LSE).all()
     do, o = (jnp.where(tokens, jnp.asarray(rng.standard_normal(q.shape), jnp.float32), 0) for _ in range(2))
     gradients = jax.jit(cudnn_packed.gradients_given_lse)(q, k, v, o, lse + 0.7, do, mask)
-    expected = reference.gradients_given_lse(q, k, v, o, lse + 0.7, do, mask)
+    expected = jax.jit(reference.gradients_given_lse)(q, k, v, o, lse + 0.7, do, mask)
     for name, got, like in zip("qkv", gradients, expected, strict=True):
         assert_close(got, like, n=51, what=name)
 
@@ -369,7 +369,7 @@ def test_partial_attention_equals_the_reference(name):
     o, lse = reference.attention_with_lse(q, k, v, mask)
     assert_close(found.o, o, q.dtype, case.terms)
     assert_close(found.lse.swapaxes(1, 2)[ids > 0], lse.swapaxes(1, 2)[ids > 0], q.dtype, case.terms)
-    expected = reference.gradients_given_lse(q, k, v, o, lse + 0.7, do, mask)
+    expected = jax.jit(reference.gradients_given_lse)(q, k, v, o, lse + 0.7, do, mask)
     for what, got, like in zip("qkv", gradients, expected, strict=True):
         assert_norms_close(got, like, documents_of(case), q.dtype, case.terms, what)
 

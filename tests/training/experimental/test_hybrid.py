@@ -108,7 +108,7 @@ def test_hard_negatives_by_hand():
         parts, sums = routed_parts(hybrid, lambda *_, **__: (None, None, side), {}, logits, None, batch)
         return combined(hybrid, parts, jnp.int32(0)), sums
 
-    (found, sums), gradient = jax.value_and_grad(total, has_aux=True)(shares)
+    (found, sums), gradient = jax.jit(jax.value_and_grad(total, has_aux=True))(shares)
     np.testing.assert_allclose(found, 2 * (1.5 - np.log(0.2) + np.log(0.5)), rtol=1e-6)
     np.testing.assert_allclose(sums["negative_nats"], found / 2, rtol=1e-6)
     np.testing.assert_allclose(gradient[0], [[-10, 4, 0], [0, 0, 0], [0, 0, 0]], rtol=1e-5)
@@ -183,7 +183,7 @@ def test_rewards_are_base_nats_minus_adapted_nats(stepped):
     """And the price of flips: of the whole batch it is the difference of two losses, whatever was drawn."""
     _, base, batch, _, (seen, _) = stepped
     weights = batch.loss_mask.astype(jnp.float32)
-    logits, _ = PLAIN.build().apply({"params": base}, batch.inputs, segment_ids=batch.segment_ids)
+    logits, _ = jax.jit(PLAIN.build().apply)({"params": base}, batch.inputs, segment_ids=batch.segment_ids)
     nats = jnp.sum(cross_entropy(logits, batch.targets) * weights)
     flips = (
         seen["flips"] * 4 * (3 + 2)

@@ -1,6 +1,7 @@
 """Reinforcement of routers: rewards, credit and clipping by hand, exact gradients by enumeration, and a bandit."""
 
 import itertools
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -29,21 +30,21 @@ MADE = jnp.asarray([[0, 1, 0, 1, 0, 1, 0, 1, 0], [0, 0, 0, 0, 1, 0, 0, 0, 1]], b
 def test_returns_by_hand():
     """A document's later choices count by powers of the discount; another document's do not."""
     reward = jnp.asarray([[9.0, 1, 2, 4, 8, 1, 1, 3, 0], [9.0, 9, 9, 9, 1, 1, 1, 1, 2]])
-    found = returns(reward, MADE, IDS, 0.5)
+    found = np.asarray(jax.jit(returns, static_argnums=3)(reward, MADE, IDS, 0.5))
     np.testing.assert_array_equal(found[0, [1, 3, 5, 7]], [3 + 6, 12, 2 + 1.5, 3])
     np.testing.assert_array_equal(found[1, [4, 8]], [4 + 1, 2])
-    alone = returns(reward, MADE, IDS, 0.0)
+    alone = np.asarray(jax.jit(returns, static_argnums=3)(reward, MADE, IDS, 0.0))
     np.testing.assert_array_equal(alone[0, [1, 3, 5, 7]], [3, 12, 2, 3])
 
 
 def test_baselines_are_means_over_the_other_rows():
-    given = jnp.where(MADE, jnp.arange(18.0).reshape(2, 9), 99.0)
+    given = np.where(MADE, np.arange(18, dtype=np.float32).reshape(2, 9), 99)
     first, second = given[0, [1, 3, 5, 7]], given[1, [4, 8]]
-    found = advantages(given, MADE)
+    found = np.asarray(jax.jit(advantages)(given, MADE))
     np.testing.assert_allclose(found[0, [1, 3, 5, 7]], first - second.mean(), rtol=1e-6)
     np.testing.assert_allclose(found[1, [4, 8]], second - first.mean(), rtol=1e-6)
     assert (np.asarray(found)[~np.asarray(MADE)] == 0).all()
-    np.testing.assert_array_equal(advantages(given[:1], MADE[:1])[0, 1], given[0, 1])
+    np.testing.assert_array_equal(np.asarray(jax.jit(advantages)(given[:1], MADE[:1]))[0, 1], given[0, 1])
 
 
 def test_flips_are_within_a_document_and_not_its_first_choice():
@@ -68,7 +69,7 @@ def test_ppo_sums_by_hand():
     old = Choice(jnp.zeros((2, 1), jnp.int32), jnp.log(jnp.asarray([[0.4], [0.5]])), made)
     now = old.replace(log_p=jnp.log(jnp.asarray([[0.6], [0.45]])))
     gain = jnp.asarray([[3.0], [1.0]])
-    loss, sums = surrogate(PolicyConfig("ppo"), [now], [old], gain, ids)
+    loss, sums = jax.jit(partial(surrogate, PolicyConfig("ppo")))([now], [old], gain, ids)
     np.testing.assert_allclose(loss, -(1.2 * 2 - 0.9 * 2), rtol=1e-5)
     kl = (0.5 - np.log(1.5)) + (-0.1 - np.log(0.9))
     wanted = {"reward": 4, "choices": 2, "flips": 0, "policy_kl": kl, "clipped": 1}

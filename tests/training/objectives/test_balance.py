@@ -87,7 +87,7 @@ def test_gradients_of_heads_hold_losses_and_weighed_slopes(balance):
         return sums_of(params, x)["loss"] / objective.weight(batch)
 
     grads, by_state = jax.jit(jax.grad(loss_of, (0, 1)))(params, x)
-    figures = objective.figures(sums_of(params, x))
+    figures = objective.figures(jax.jit(sums_of)(params, x))
     np.testing.assert_allclose(grads[TASK_WEIGHTS], [figures["kind/loss"], figures["size/loss"]], rtol=1e-5)
     np.testing.assert_allclose([figures["kind/weight"], figures["size/weight"]], [0.5, 2.0], rtol=1e-6)
     np.testing.assert_allclose(
