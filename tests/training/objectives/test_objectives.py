@@ -82,7 +82,7 @@ def test_span_hides_whole_runs_and_stays_in_its_document():
     segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 2, 0]], jnp.int32)
     np.testing.assert_array_equal(document_ends(segments), [[3, 3, 3, 7, 7, 7, 7, 8]])
     batch = random_batch(1, rows=256, length=32)
-    asked = Span(rate=0.05, max_length=10)(KEY, batch)
+    asked = jax.jit(Span(rate=0.05, max_length=10))(KEY, batch)
     scored = np.asarray(asked.loss_mask) == 1
     assert (np.asarray(asked.inputs)[scored] == MASK).all()
     assert (scored[:, :-1] & scored[:, 1:]).sum() > 100
@@ -116,7 +116,7 @@ def test_order_agnostic_weighs_by_the_share_hidden(batch):
 def test_order_agnostic_hides_any_number_and_any_set():
     batch = random_batch(2, rows=6000, length=8)
     allowed = int((np.asarray(batch.segment_ids[0]) > 0).sum())
-    scored = np.asarray(OrderAgnostic()(KEY, batch).loss_mask) > 0
+    scored = np.asarray(jax.jit(OrderAgnostic())(KEY, batch).loss_mask) > 0
     numbers = np.bincount(scored.sum(1), minlength=allowed + 1)
     assert numbers[0] == 0
     for count in numbers[1:]:
@@ -131,7 +131,7 @@ def test_a_row_of_padding_asks_for_nothing():
         segment_ids=jnp.zeros_like(batch.segment_ids), inputs=jnp.full_like(batch.inputs, PAD)
     )
     for objective in BIDIRECTIONAL:
-        asked = objective(KEY, empty)
+        asked = jax.jit(objective)(KEY, empty)
         assert float(jnp.sum(asked.loss_mask)) == 0
         np.testing.assert_array_equal(asked.inputs, empty.inputs)
 

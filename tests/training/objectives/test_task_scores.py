@@ -76,13 +76,13 @@ def loss_of(objective, answers, batch):
 def test_fixed_weights_sum_the_mean_losses():
     objective, answers = tasks_of(kind=0.25, size=3.0), answers_of()
     (kind, size), slopes = by_hand(answers)
-    loss, gradient = jax.value_and_grad(lambda a: loss_of(objective, a, batch_of()))(answers)
+    loss, gradient = jax.jit(jax.value_and_grad(lambda a: loss_of(objective, a, batch_of())))(answers)
     np.testing.assert_allclose(loss, 0.25 * kind + 3 * size, rtol=1e-6)
     np.testing.assert_allclose(gradient.outputs["kind"], 0.25 * slopes["kind"], rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(gradient.outputs["size"], 3 * slopes["size"], rtol=1e-5, atol=1e-7)
     batch = objective(KEY, batch_of())
     assert float(objective.weight(batch)) == 6
-    found = objective.figures(objective.sums(answers, batch))
+    found = objective.figures(jax.jit(objective.sums)(answers, batch))
     np.testing.assert_allclose(found["loss"], loss, rtol=1e-6)
     np.testing.assert_allclose([found["kind/loss"], found["size/loss"]], [kind, size], rtol=1e-6)
     np.testing.assert_allclose(found["size/rmse"], 2 * np.sqrt(size), rtol=1e-6)

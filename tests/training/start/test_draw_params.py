@@ -85,6 +85,7 @@ def test_equal_programs_of_unequal_numbers_are_kept_apart():
     np.testing.assert_array_equal(three, two)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/start/test_draw_params")
 def test_a_run_starts_with_the_same_parameters_however_they_are_drawn(monkeypatch):
     mesh = make_mesh(devices=jax.devices()[:2])
     with jax.set_mesh(mesh):

@@ -238,6 +238,7 @@ def test_routers_with_traces_give_a_code_a_byte_without_a_prefix() -> None:
         assert (arm.imitation, arm.adapter.blocks) == (imitation, blocks)
 
 
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_arms_of_the_recipe_have_the_static_arms_size_and_small_routers() -> None:
     """Over the recipe that the benchmark is made for, with the settings that it has by itself.
 
