@@ -71,6 +71,7 @@ def test_rows_change_their_adapters_without_a_new_program(params):
     assert _begin._cache_size() == programs
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_adapters")
 def test_a_code_that_is_not_finite_is_the_fallback_and_told(params):
     """Of a router with NaN, codes of the first chunk are the fallback anyway: the first prompt reads no more."""
     dense = params["stack"]["router"]["code"]

@@ -47,6 +47,7 @@ def model():
     return module, params, partial(forward, params)
 
 
+@pytest.mark.slow(days=7, group="weekly", turn="models/test_level")
 def test_packed_documents_equal_documents_apart(model) -> None:
     _, _, forward = model
     ids = sample()[0]

@@ -57,6 +57,7 @@ def test_scanned_and_unrolled_share_checkpoints():
     )
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_stack")
 def test_layers_do_not_share_parameters():
     stack = Stack(config(pattern="A", num_layers=2))
     params = nn.meta.unbox(jax.jit(stack.init)(jax.random.key(0), inputs()))["params"]
@@ -98,6 +99,7 @@ def test_full_remat_needs_less_memory(scan, num_layers):
     assert peaks[1].temp_size_in_bytes < 0.7 * peaks[0].temp_size_in_bytes
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_stack")
 def test_offload_moves_block_inputs_to_the_host():
     _, params, x = plain()
     text = (

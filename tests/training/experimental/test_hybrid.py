@@ -169,6 +169,7 @@ def test_only_routers_learn_from_rewards(stepped):
     assert 0 < seen["flips"] < 1
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/experimental/test_hybrid")
 def test_the_routers_that_act_are_two_updates_old_at_most(stepped):
     trained, _, _, (first, second), (_, later) = stepped
     router = lambda tree: tree["stack"]["router"]  # noqa: E731
