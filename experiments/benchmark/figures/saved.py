@@ -16,6 +16,7 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 
 ON_CPU = (
     "baselines",
+    "level_pareto",
     "memory_context",
     "planted_boundaries",
     "promoter_baselines",
