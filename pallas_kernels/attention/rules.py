@@ -83,6 +83,11 @@ class Rule(ABC):
         """True if the rule means nothing where later keys are hidden."""
         return False
 
+    @property
+    def is_shift_invariant(self) -> bool:
+        """True if only the distance of query and key counts, which is the same in a document and in its row."""
+        return False
+
     def __and__(self, other: Any) -> Any:
         return And(self, other) if isinstance(other, Rule) else NotImplemented
 
@@ -115,6 +120,10 @@ class Interval(Rule):
     def window(self) -> int | None:
         """Keys at a distance below it are visible: to the left if causal, else to both sides."""
         return None if self.before is None else self.before + 1
+
+    @property
+    def is_shift_invariant(self) -> bool:
+        return True
 
     @property
     def is_plain(self) -> bool:
@@ -210,6 +219,10 @@ class Strided(Rule):
     def __post_init__(self) -> None:
         _check(self, "stride", least=1)
 
+    @property
+    def is_shift_invariant(self) -> bool:
+        return True
+
     def sees(self, q: Any, k: Any) -> Any:
         return (q - k) % self.stride == 0
 
@@ -230,6 +243,10 @@ class Dilated(Rule):
     def __post_init__(self) -> None:
         _check(self, "reach", least=1)
         _check(self, "base", least=2)
+
+    @property
+    def is_shift_invariant(self) -> bool:
+        return True
 
     @property
     def distances(self) -> tuple[int, ...]:
@@ -404,6 +421,10 @@ class _Joined(Rule):
     @property
     def looks_ahead(self) -> bool:
         return any(part.looks_ahead for part in self._parts())
+
+    @property
+    def is_shift_invariant(self) -> bool:
+        return all(part.is_shift_invariant for part in self._parts())
 
 
 @jax.tree_util.register_dataclass

@@ -62,6 +62,18 @@ def _dense(rule: Rule) -> np.ndarray:
     return np.broadcast_to(np.asarray(rule.sees(index[:, None], index[None])), (T, T))
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_shift_invariant_rules_read_distances_alone(name: str) -> None:
+    """So do the rules that join them; with a rule of places beside them none does."""
+    rule, places = RULES[name], np.arange(T)
+    expected = name in ("all", "causal", "later", "window", "strided", "strided_1", "dilated", "dilated_3")
+    assert rule.is_shift_invariant is expected
+    assert (~rule & Strided(4) | Interval(2, 0)).is_shift_invariant is expected
+    if expected:
+        moved = rule.sees(places[:, None] + 7, places[None] + 7)
+        np.testing.assert_array_equal(moved, rule.sees(places[:, None], places[None]))
+
+
 def _span(size: int, axis: int) -> Span:
     tokens = np.minimum(np.arange(-(-T // size) * size, dtype=np.int32), T - 1).reshape(-1, size)
     return Span(np.expand_dims(tokens.min(-1), axis), np.expand_dims(tokens.max(-1), axis), tokens)
