@@ -15,8 +15,11 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._own_gradient import OwnGradient
+from pallas_kernels.attention import triton_chosen
+from pallas_kernels.attention.choices import Chosen
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 from pallas_kernels.attention.triton_lists import Lists, Tiles, find_tiles, make_lists
+from pallas_kernels.attention.triton_rows import over_more_rows
 from pallas_kernels.attention.triton_why import Plan, Tile, make_plan
 
 
@@ -31,6 +34,8 @@ def attention(
 ) -> Float[Array, "B T H K"]:
     """Return the output in q's dtype; what `triton_why.why_not` refuses is not checked again."""
     del alibi_slopes
+    if isinstance(mask.rule, Chosen):
+        return triton_chosen.attention(q, k, v, mask, scale=scale)
     plan = make_plan(current_device(), q, k, mask, scale)
     tags = mask.tags(plan.queries, plan.keys) if mask.has_tags else (None, None)
     q_tags, k_tags = (None if x is None else jnp.broadcast_to(x, (len(q), x.shape[1])) for x in tags)
@@ -138,19 +143,5 @@ def _call(
     )
 
 
-def _over_more_rows(run: Any) -> Any:
-    """Return the rule of `vmap`: the new axis joins the batch."""
-
-    def rule(size: int, batched: Any, *args: Any) -> tuple[Any, Any]:
-        def join(x: Array, is_batched: bool) -> Array:
-            x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-            return x.reshape(-1, *x.shape[2:])
-
-        found = run(*jax.tree.map(join, args, tuple(batched)))
-        return jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), found), (True,) * len(found)
-
-    return rule
-
-
-_forward.def_vmap(_over_more_rows(_forward))
-_backward.def_vmap(_over_more_rows(_backward))
+_forward.def_vmap(over_more_rows(_forward))
+_backward.def_vmap(over_more_rows(_backward))

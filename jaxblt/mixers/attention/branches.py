@@ -38,12 +38,16 @@ SAMPLED = 16
 
 
 class Branches(NamedTuple):
-    """Sizes of the branches: tokens of a block, blocks that a token chooses, and steps of the window; its direction."""
+    """Sizes of the branches: tokens of a block, blocks that a token chooses, and steps of the window; its direction.
+
+    `alone` says that each row is one document without holes, so that indices say where its blocks lie.
+    """
 
     block: int
     top_k: int
     window: int
     causal: bool = True
+    alone: bool = False
 
     @property
     def direction(self) -> Mask:
@@ -130,8 +134,11 @@ def attend_tokens(
         lists = _choose(branches, axis, stream, grid, pooled)
     losses = _imitate(branches, axis, stream, grid, pooled) if learns else None
     own = Seen(stream.k, stream.v, stream.shown, stream.times)
-    attend = _attend_whole if axis is None else _attend_split
-    return _gate(stream.gates, by_blocks, *attend(branches, stream.q, own, lists)), lists, losses
+    if axis is None:
+        others = _attend_whole(branches, grid, stream.q, own, lists)
+    else:
+        others = _attend_split(branches, stream.q, own, lists)
+    return _gate(stream.gates, by_blocks, *others), lists, losses
 
 
 def _pool(branches: Branches, axis: SeqAxis | None, stream: Stream) -> tuple[Grid, Pooled]:
@@ -184,13 +191,34 @@ def _sample(length: int) -> np.ndarray:
     return np.linspace(0, length - 1, min(SAMPLED, length)).astype(int)
 
 
-def _attend_whole(branches: Branches, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:
+def _attend_whole(branches: Branches, grid: Grid, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:
     """Return attention to chosen blocks and to the window."""
-    mask = branches.direction & masks.documents(own.ids)
-    chosen = mask & masks.positions(own.times, own.times) & branches.chosen(lists)
-    return attention(q, own.k, own.v, chosen), attention(
-        q, own.k, own.v, mask & masks.window(branches.window)
-    )
+    band = branches.direction & masks.window(branches.window)
+    if branches.alone:
+        chosen = branches.direction & branches.chosen(lists)
+        return tuple(attention(q, own.k, own.v, mask) for mask in (chosen, band))
+    blocks = _by_block(branches, grid, own)
+    # Number a document's blocks along the row: those before it are what ended before its first token.
+    before = jax.vmap(count_below)(grid.ends, jnp.arange(q.shape[1], dtype=jnp.int32)[None] - own.times)
+    lists = jnp.where(lists < 0, -1, lists + before[..., None, None])
+    chosen = masks.documents(own.ids, blocks.ids) & branches.chosen(lists)
+    window = attention(q, own.k, own.v, band & masks.documents(own.ids))
+    return attention(q, blocks.k, blocks.v, chosen), window
+
+
+def _by_block(branches: Branches, grid: Grid, own: Seen) -> Seen:
+    """Return keys in blocks of one size, whose numbers are their places; where a block is short there is no token."""
+    place = grid.first[..., None] + jnp.arange(branches.block, dtype=jnp.int32)[None, None]
+    length, size = own.ids.shape[1], place.shape[1] * branches.block
+    inside = (place <= grid.ends[..., None]) & (grid.wanted < NEVER)[..., None]
+    # Give what is no token a place of its own, too: where places repeat, gradients are added by atomics.
+    nowhere = length + jnp.arange(size, dtype=jnp.int32)[None]
+    place = jnp.where(inside.reshape(-1, size), place.reshape(-1, size), nowhere)
+
+    def take(x: Array, place: Array) -> Array:
+        return x.at[place].get(mode="fill", fill_value=0, unique_indices=True)
+
+    return jax.tree.map(lambda x: jax.vmap(take)(x, place), own)
 
 
 def _attend_split(branches: Branches, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:
