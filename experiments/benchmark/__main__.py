@@ -9,7 +9,7 @@ from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
-    "operations": ("kernels", "sparse_attention"),
+    "operations": ("dynamic_layer", "kernels", "sparse_attention"),
     "models": ("dispatch", "drafted_bytes", "position_layers", "scaling", "serving"),
     "boundaries": ("boundary_books", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "measured_memory", "memory_context"),
