@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from pallas_kernels.attention.choices import Chosen, check_lists
+from pallas_kernels.attention.choices import check_lists
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.rules import Interval
 
@@ -27,9 +27,8 @@ def check_arguments(q: Any, k: Any, v: Any, mask: Mask, alibi_slopes: Any) -> No
         raise ValueError(
             f"alibi_slopes must have one slope a head, shape {(heads,)}, got {alibi_slopes.shape}"
         )
-    # Lists belong to queries by index and name blocks of keys by index, so nothing is compared.
-    has_rule = mask.rule is not None and not isinstance(mask.rule, Chosen)
-    by_distance = mask.interval != Interval() or has_rule or alibi_slopes is not None
+    compares = mask.rule is not None and mask.rule.compares_places
+    by_distance = mask.interval != Interval() or compares or alibi_slopes is not None
     if queries != keys and mask.positions is None and by_distance:
         raise ValueError(
             f"T = {queries} queries against S = {keys} keys: causal, window, rules and ALiBi compare positions, "

@@ -88,6 +88,11 @@ class Rule(ABC):
         """True if only the distance of query and key counts, which is the same in a document and in its row."""
         return False
 
+    @property
+    def compares_places(self) -> bool:
+        """True if queries and keys are tokens of one row, whose positions the rule compares."""
+        return True
+
     def __and__(self, other: Any) -> Any:
         return And(self, other) if isinstance(other, Rule) else NotImplemented
 
@@ -408,6 +413,27 @@ class ByBlock(Rule):
         return self.rule.bounds(box.over(self.size))
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class BlocksBefore(Rule):
+    """Keys that stand for `size` queries each: key j for the j-th block, which later blocks see."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _check(self, "size", least=1)
+
+    @property
+    def compares_places(self) -> bool:
+        return False
+
+    def sees(self, q: Any, k: Any) -> Any:
+        return k < q // self.size
+
+    def bounds(self, box: Box) -> Bounds:
+        return Bounds(box.k.least < box.q.most // self.size, box.k.most < box.q.least // self.size)
+
+
 class _Joined(Rule):
     """The part that joined rules share."""
 
@@ -425,6 +451,10 @@ class _Joined(Rule):
     @property
     def is_shift_invariant(self) -> bool:
         return all(part.is_shift_invariant for part in self._parts())
+
+    @property
+    def compares_places(self) -> bool:
+        return any(part.compares_places for part in self._parts())
 
 
 @jax.tree_util.register_dataclass

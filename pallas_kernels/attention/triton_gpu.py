@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._own_gradient import OwnGradient
-from pallas_kernels.attention import triton_chosen
 from pallas_kernels.attention.choices import Chosen
+from pallas_kernels.attention.chosen import triton_gpu as chosen_blocks
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 from pallas_kernels.attention.triton_lists import Lists, Tiles, find_tiles, make_lists
 from pallas_kernels.attention.triton_rows import over_more_rows
@@ -35,7 +35,7 @@ def attention(
     """Return the output in q's dtype; what `triton_why.why_not` refuses is not checked again."""
     del alibi_slopes
     if isinstance(mask.rule, Chosen):
-        return triton_chosen.attention(q, k, v, mask, scale=scale)
+        return chosen_blocks.attention(q, k, v, mask, scale=scale)
     plan = make_plan(current_device(), q, k, mask, scale)
     tags = mask.tags(plan.queries, plan.keys) if mask.has_tags else (None, None)
     q_tags, k_tags = (None if x is None else jnp.broadcast_to(x, (len(q), x.shape[1])) for x in tags)

@@ -7,8 +7,8 @@ import jax
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels._jax_triton import why_not_on
-from pallas_kernels.attention import triton_chosen
 from pallas_kernels.attention.blocks import Blocks
+from pallas_kernels.attention.chosen import triton_gpu as chosen_blocks
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.rules import Interval, Rule, is_static
 from pallas_kernels.attention.triton_lists import find_tiles
@@ -121,7 +121,7 @@ def why_not(
     if scale is not None and scale <= 0:
         return f"it takes positive scales alone, not {scale}"
     if mask.rule is not None and not is_static(mask.rule):
-        return triton_chosen.why_not(q, k, mask)
+        return chosen_blocks.why_not(q, k, mask)
     if 0 in (*q.shape, *k.shape) or q.shape[1] % BLOCKS[0] or k.shape[1] % BLOCKS[0]:
         return (
             f"it takes multiples of {BLOCKS[0]} tokens, these are {q.shape[1]} queries and {k.shape[1]} keys"

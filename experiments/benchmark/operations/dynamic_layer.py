@@ -64,7 +64,8 @@ def _compare(length: int, *, heads: int, groups: int, head_dim: int, **sparse: i
     from jaxblt.profiling import Case, compare, compiled, forward_backward
     from pallas_kernels.runtime import record_choices
 
-    shared = {"dim": heads * head_dim, "num_heads": heads, "num_kv_heads": groups, "head_dim": head_dim}
+    shared: dict[str, Any] = {"dim": heads * head_dim, "num_heads": heads, "num_kv_heads": groups}
+    shared |= {"head_dim": head_dim}
     x = jax.random.normal(jax.random.key(0), (1, length, heads * head_dim), jnp.bfloat16)
 
     def case(name: str, config: Any) -> Case:
@@ -108,7 +109,7 @@ def _time_parts(
         return Pooled(k[:, ::block], v[:, ::block], None, jnp.ones_like(numbers), numbers)
 
     runs = {
-        "pooled": lambda q, k, v: attend_blocks(q, pooled(k, v), ones, times, block, causal=True),
+        "pooled": lambda q, k, v: attend_blocks(q, pooled(k, v), ones, times, block, causal=True, alone=True),
         "chosen": lambda q, k, v: attention(q, k, v, masks.CAUSAL & Chosen(lists, block)),
         "window": lambda q, k, v: attention(q, k, v, masks.CAUSAL & masks.window(window)),
     }

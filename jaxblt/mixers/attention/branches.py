@@ -127,9 +127,8 @@ def attend_tokens(
     """
     stream, lists = given
     grid, pooled = _pool(branches, axis, stream)
-    by_blocks = attend_blocks(
-        stream.q, pooled, stream.shown, stream.times, branches.block, causal=branches.causal
-    )
+    options = {"causal": branches.causal, "alone": branches.alone}
+    by_blocks = attend_blocks(stream.q, pooled, stream.shown, stream.times, branches.block, **options)
     if lists is None:
         lists = _choose(branches, axis, stream, grid, pooled)
     losses = _imitate(branches, axis, stream, grid, pooled) if learns else None
@@ -195,8 +194,8 @@ def _attend_whole(branches: Branches, grid: Grid, q: Array, own: Seen, lists: Ar
     """Return attention to chosen blocks and to the window."""
     band = branches.direction & masks.window(branches.window)
     if branches.alone:
-        chosen = branches.direction & branches.chosen(lists)
-        return tuple(attention(q, own.k, own.v, mask) for mask in (chosen, band))
+        chosen = attention(q, own.k, own.v, branches.direction & branches.chosen(lists))
+        return chosen, attention(q, own.k, own.v, band)
     blocks = _by_block(branches, grid, own)
     # Number a document's blocks along the row: those before it are what ended before its first token.
     before = jax.vmap(count_below)(grid.ends, jnp.arange(q.shape[1], dtype=jnp.int32)[None] - own.times)

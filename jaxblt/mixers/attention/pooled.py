@@ -9,18 +9,16 @@ from typing import NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.show import show
 from pallas_kernels.attention import attention, masks
-from pallas_kernels.runtime import is_symbolic
+from pallas_kernels.attention.chosen import select
+from pallas_kernels.attention.chosen.places import Places
+from pallas_kernels.attention.rules import BlocksBefore
 
 NEVER = 1 << 30
 """Index of the end of a block that is not there."""
-
-STRIP = 256
-"""Queries whose scores of all blocks are held at a time."""
 
 
 class Pooled(NamedTuple):
@@ -43,6 +41,11 @@ class Pooled(NamedTuple):
     def keys(self) -> Float[Array, "B M G K"]:
         """Keys that queries choose by: a predictor's if there is one."""
         return self.k if self.p is None else self.p
+
+    @property
+    def places(self) -> Places:
+        """Documents and numbers."""
+        return Places(self.ids, self.numbers)
 
     def join(self, other: "Pooled") -> "Pooled":
         """Return the blocks of both."""
@@ -130,8 +133,14 @@ def attend_blocks(
     size: int,
     *,
     causal: bool,
+    alone: bool = False,
 ) -> Float[Array, "B T H K"]:
-    """Return attention to the pooled blocks of the document; if causal to those before each query's own, 0 if none."""
+    """Return attention to the pooled blocks of the document; if causal to those before each query's own, 0 if none.
+
+    `alone` promises rows of one document, whose blocks are known when a program is compiled.
+    """
+    if causal and alone:
+        return attention(q, pooled.k, pooled.v, masks.FULL & BlocksBefore(size))
     mask = masks.documents(ids, pooled.ids)
     if causal:
         mask &= masks.CAUSAL & masks.positions(times // size - 1, pooled.numbers)
@@ -151,47 +160,17 @@ class Queries(NamedTuple):
     ids: Int[Array, "B T"]
     numbers: Int[Array, "B T"] | None
 
-    def see(self, pooled: Pooled) -> Bool[Array, "B T M"]:
-        """Return which blocks each may choose."""
-        seen = (self.ids[:, :, None] == pooled.ids[:, None]) & (self.ids > 0)[:, :, None]
-        if self.numbers is None:
-            return seen
-        return seen & (pooled.numbers[:, None] < self.numbers[:, :, None])
-
-
-def score_blocks(q: Float[Array, "B T H K"], keys: Float[Array, "B M G K"]) -> Float[Array, "B G R T M"]:
-    """Return the products of the R query heads of each key head with keys of blocks, in fp32, over the root of K."""
-    batch, length, heads, width = q.shape
-    q = q.reshape(batch, length, keys.shape[2], heads // keys.shape[2], width)
-    return jnp.einsum("btgrk,bmgk->bgrtm", q, keys, preferred_element_type=jnp.float32) * width**-0.5
+    @property
+    def places(self) -> Places:
+        """Documents, and numbers of the first blocks that they do not see."""
+        return Places(self.ids, jnp.full_like(self.ids, NEVER) if self.numbers is None else self.numbers)
 
 
 def choose_blocks(queries: Queries, pooled: Pooled, top_k: int) -> Int[Array, "B T G n"]:
     """Return the numbers of the `top_k` blocks that heads of a group attend to most; -1 where there are fewer.
 
-    Shares of attention to the blocks' keys are summed over the query heads of a key head (2502.11089, eq. 10).
-    They are made in strips of `STRIP` queries. There is no gradient.
+    There is no gradient.
     """
-    batch, length = queries.ids.shape
-    strips = 1 if is_symbolic(length) else -(-length // STRIP)
-    size_of = -(-length // strips)
-
-    def cut(x: Array) -> Array:
-        x = jnp.pad(x, ((0, 0), (0, strips * size_of - length), *((0, 0),) * (x.ndim - 2)))
-        return jnp.moveaxis(x.reshape(batch, strips, size_of, *x.shape[2:]), 1, 0)
-
-    def choose(strip: Queries) -> Array:
-        seen = strip.see(pooled)[:, None, None]
-        shares = jax.nn.softmax(jnp.where(seen, score_blocks(strip.q, pooled.keys), -1e30), -1)
-        shares = jnp.sum(jnp.where(seen, shares, -1.0), 2)
-        # Leave room behind the blocks, as there may be fewer than are chosen.
-        shares = jnp.pad(shares, ((0, 0), (0, 0), (0, 0), (0, top_k)), constant_values=-1.0)
-        found, best = lax.top_k(shares, top_k)
-        numbers = jnp.take_along_axis(numbers_of, best, -1)
-        return jnp.where(found >= 0, numbers, -1).swapaxes(1, 2)
-
-    queries, pooled = lax.stop_gradient((queries, pooled))
-    numbers_of = jnp.pad(pooled.numbers, ((0, 0), (0, top_k)))[:, None, None]
-    chosen = lax.map(choose, jax.tree.map(cut, queries))
-    groups = pooled.k.shape[2]
-    return jnp.moveaxis(chosen, 0, 1).reshape(batch, strips * size_of, groups, top_k)[:, :length]
+    best = select.choose_blocks(queries.q, pooled.keys, queries.places, pooled.places, count=top_k)
+    found = jnp.take_along_axis(pooled.numbers[:, None, None], jnp.maximum(best, 0), -1)
+    return jnp.where(best >= 0, found, -1)

@@ -11,6 +11,7 @@ import pytest
 from pallas_kernels.attention import Chosen, masks
 from pallas_kernels.attention.presets import bigbird, local_global, longformer
 from pallas_kernels.attention.rules import (
+    BlocksBefore,
     Box,
     ByBlock,
     Custom,
@@ -47,6 +48,7 @@ LEAVES: dict[str, tuple[Rule, object]] = {
     "dilated_3": (Dilated(30, base=3), lambda q, k: abs(q - k) in (0, 1, 3, 9, 27)),
     "prefix": (PrefixLM(11), lambda q, k: k < 11 or k <= q),
     "custom": (Custom(_odd), lambda q, k: (q + 2 * k) % 7 < 3),
+    "before": (BlocksBefore(10), lambda q, k: k < q // 10),
     "blocks": (ByBlock(Interval(1, 0), 10), lambda q, k: 0 <= q // 10 - k // 10 <= 1),
 }
 RANDOM = {

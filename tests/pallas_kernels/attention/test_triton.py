@@ -206,7 +206,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"scale": -1.0}, "positive scales alone, not -1.0"),
         ({"mask": masks.window(100), "tokens": (1 << 16) + 64}, "2050 x 1025 pairs of tiles are more than"),
         ({"mask": masks.CAUSAL & LISTS}, None),
-        ({"mask": LISTS | Interval(3)}, "joined to no other rule"),
+        ({"mask": masks.FULL & (LISTS | Interval(3))}, "joined to no other rule"),
         ({"mask": masks.FULL & Chosen(LISTS.lists, 48)}, "chosen blocks of 16, 32, 64, 128 keys, not of 48"),
         (
             {"mask": masks.positions(*[jax.ShapeDtypeStruct((2, 256), jnp.int32)] * 2)},

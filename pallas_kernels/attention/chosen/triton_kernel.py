@@ -10,7 +10,8 @@ With c = scale / log 2, l = lse / log 2, which is `level`,
     p = 2^(c q.k - l),  ds = p (do.v - delta),  dq = scale ds k,  dk = scale ds^T q,  dv = p^T do.
 
 q, do are [B, T, H, K], k, v [B, S, G, K], tags [B, T] and [B, S], level and delta [B, T, H] in fp32.
-`triton_chosen.Work` says what is in the other arrays. No annotation is checked here: Triton compiles the source.
+`triton_gpu.Work` says what is in the other arrays. `block_shares` and `largest` choose blocks for `select_triton`.
+No annotation is checked here: Triton compiles the source.
 """
 
 from typing import no_type_check
@@ -43,10 +44,10 @@ def find_work(
     batch, group = line // GROUPS, line % GROUPS
     lists = batch * LISTS + group % LISTS
     block = tl.load(rows + lists * BLOCKS + turn)
-    # Step over the tokens that choose nothing, which have a number of their own behind the blocks.
     first = tl.load(starts + lists * (BLOCKS + 1) + block)
     last = tl.load(starts + lists * (BLOCKS + 1) + block + 1)
-    return batch, group, part, block, first, last
+    # Count on from the pairs of the lists before.
+    return batch, group, part, block, first + lists * (T * COUNT), last + lists * (T * COUNT)
 
 
 @triton.jit
@@ -251,3 +252,123 @@ def chosen_gradients(
     to = place[:, None] + tl.arange(0, WIDTH)[None, :]
     tl.store(dk + to, to_keys * SCALE)
     tl.store(dv + to, to_values)
+
+
+@triton.jit
+@no_type_check
+def share_pointers(
+    shares, batch, group, token, block, T: tl.constexpr, BLOCKS: tl.constexpr, GROUPS: tl.constexpr
+):
+    """Return where shares lie, of tokens [n] and blocks [m]: [n, m]."""
+    line = ((batch * GROUPS + group).to(tl.int64) * T + token) * BLOCKS
+    return shares + line[:, None] + block[None, :]
+
+
+@triton.jit
+@no_type_check
+def may_choose(
+    ids, numbers, block_ids, block_numbers, batch, token, block, T: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """Return whether tokens [n] may choose blocks [m], of their document and of lower numbers: [n, m]."""
+    own, number = tl.load(ids + batch * T + token), tl.load(numbers + batch * T + token)
+    place = batch * BLOCKS + tl.minimum(block, BLOCKS - 1)
+    other, turn = tl.load(block_ids + place), tl.load(block_numbers + place)
+    seen = (own[:, None] == other[None, :]) & (turn[None, :] < number[:, None])
+    return seen & (block < BLOCKS)[None, :]
+
+
+@triton.jit
+@no_type_check
+def block_shares(
+    q,
+    k,
+    ids,
+    numbers,
+    block_ids,
+    block_numbers,
+    shares,
+    T: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SCALE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write shares of attention to one key a block, summed over heads: [B, G, T, BLOCKS]; -1 where not seen.
+
+    Nothing is written in tiles that no token of a program sees.
+    """
+    SHARE: tl.constexpr = HEADS // GROUPS
+    strips: tl.constexpr = (T + TOKENS - 1) // TOKENS
+    strip, line = tl.program_id(0) % strips, tl.program_id(0) // strips
+    batch, group = line // GROUPS, line % GROUPS
+    member = tl.arange(0, TOKENS * SHARE)
+    token = tl.minimum(strip * TOKENS + member // SHARE, T - 1)
+    place = ((batch * T + token).to(tl.int64) * HEADS + group * SHARE + member % SHARE) * WIDTH
+    queries = tl.load(q + place[:, None] + tl.arange(0, WIDTH)[None, :])
+    own = strip * TOKENS + tl.arange(0, TOKENS)
+    begin, end = BLOCKS, 0
+    for at in range(0, BLOCKS, COLUMNS):
+        block = at + tl.arange(0, COLUMNS)
+        seen = may_choose(
+            ids, numbers, block_ids, block_numbers, batch, tl.minimum(own, T - 1), block, T, BLOCKS
+        )
+        some = tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0
+        begin, end = tl.where(some & (at < begin), at, begin), tl.where(some, at + COLUMNS, end)
+    total = tl.zeros((TOKENS * SHARE,), tl.float32)
+    top = tl.full((TOKENS * SHARE,), FLOOR, tl.float32)
+    for again in tl.static_range(2):
+        level = top + tl.log2(tl.where(total > 0, total, 1.0))
+        for at in range(begin, end, COLUMNS):
+            block = at + tl.arange(0, COLUMNS)
+            inside = tl.minimum(block, BLOCKS - 1)
+            rows = ((batch * BLOCKS + inside).to(tl.int64) * GROUPS + group) * WIDTH
+            keys = tl.load(k + rows[:, None] + tl.arange(0, WIDTH)[None, :])
+            seen = may_choose(ids, numbers, block_ids, block_numbers, batch, token, block, T, BLOCKS)
+            scores = tl.dot(queries, tl.trans(keys)) * (SCALE / LOG2)
+            scores = tl.where(seen, scores, -float("inf"))
+            if again:
+                p = tl.where(seen, tl.exp2(scores - level[:, None]), -1.0)
+                p = tl.sum(tl.reshape(p, (TOKENS, SHARE, COLUMNS)), 1)
+                to = share_pointers(shares, batch, group, own, block, T, BLOCKS, GROUPS)
+                tl.store(to, p, mask=(own < T)[:, None] & (block < BLOCKS)[None, :])
+            else:
+                higher = tl.maximum(top, tl.max(scores, 1))
+                total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(scores - higher[:, None]), 1)
+                top = higher
+
+
+@triton.jit
+@no_type_check
+def largest(
+    shares,
+    ids,
+    numbers,
+    block_ids,
+    block_numbers,
+    found,
+    T: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Write the indices of the COUNT largest shares of ROWS tokens, [B, T, G, COUNT]; -1 where there are fewer."""
+    strips: tl.constexpr = (T + ROWS - 1) // ROWS
+    strip, line = tl.program_id(0) % strips, tl.program_id(0) // strips
+    batch, group = line // GROUPS, line % GROUPS
+    own = strip * ROWS + tl.arange(0, ROWS)
+    token = tl.minimum(own, T - 1)
+    block = tl.arange(0, WIDE)
+    seen = may_choose(ids, numbers, block_ids, block_numbers, batch, token, block, T, BLOCKS)
+    left = tl.load(
+        share_pointers(shares, batch, group, token, block, T, BLOCKS, GROUPS), mask=seen, other=-1.0
+    )
+    place = ((batch * T + own).to(tl.int64) * GROUPS + group) * COUNT
+    for rank in range(COUNT):
+        most, best = tl.max(left, 1, return_indices=True)
+        tl.store(found + place + rank, tl.where(most >= 0, best, -1), mask=own < T)
+        left = tl.where(block[None, :] == best[:, None], -2.0, left)

@@ -2,7 +2,7 @@
 
 A tile of queries that visited the union of its tokens' blocks would compute pairs that most of its tokens hide. So work
 goes by blocks of keys instead: tokens are sorted by the blocks that they choose, on the device, and a program takes the
-tokens of a block. It writes a partial result for each block of a token (`triton_chosen_kernel`). The log-sum-exp merge
+tokens of a block. It writes a partial result for each block of a token (`triton_kernel`). The log-sum-exp merge
 and the sum of dq are XLA's. Partial results of at most `ROOM` bytes exist at a time.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from pallas_kernels._compat import count_below, vary_alike
 from pallas_kernels._dispatch import current_device
@@ -55,14 +55,14 @@ class Work(NamedTuple):
 
     Attributes:
       rows: blocks, those of most tokens first.
-      starts: of each block where its pairs begin in `order`, then where those that name no block begin.
-      order: pairs, sorted by block.
+      starts: of each block where its pairs begin in `order`, then where those of no block begin.
+      order: pairs, sorted by block; last those that name no block, or one that the list has named already.
       there: whether a token's list names a block at a rank, and not once more.
     """
 
     rows: Int[Array, "B L blocks"]
     starts: Int[Array, "B L blocks_and_1"]
-    order: Int[Array, "pairs"]
+    order: Int[Array, "B L pairs"]
     there: Bool[Array, "B L T n"]
 
 
@@ -108,8 +108,8 @@ def attention(
 ) -> Float[Array, "B T H K"]:
     """Return the output in q's dtype; what `why_not` refuses is not checked again."""
     rule: Any = by_query(mask.rule, q.shape[1])  # pyright: ignore[reportArgumentType]
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    plan = Plan(k.shape[1], k.shape[2], rule.block, mask.interval, scale)
+    by = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    plan = Plan(k.shape[1], k.shape[2], rule.block, mask.interval, by)
     tags = mask.tags(q.shape[1], k.shape[1]) if mask.has_tags else (None, None)
     q_tags, k_tags = (None if x is None else jnp.broadcast_to(x, (len(q), x.shape[1])) for x in tags)
     return _attend(plan, *vary_alike(q, k, v, rule.lists, q_tags, k_tags))
@@ -129,7 +129,7 @@ def _keep(
         first, q, lists, q_tags = given
         return vary_alike(*_forward(plan, first, q, k, v, lists, q_tags, k_tags), q)[:2]
 
-    o, level = (_join(x) for x in lax.map(attend, _cut(strips, q, lists, q_tags)))
+    o, level = (join_strips(x) for x in lax.map(attend, _cut(strips, q, lists, q_tags)))
     return o, (q, k, v, lists, q_tags, k_tags, o, level)
 
 
@@ -146,7 +146,7 @@ def _gradients(plan: Plan, kept: Any, do: Array) -> tuple[Any, ...]:
     zeros = [jnp.zeros(x.shape, jnp.float32) for x in (k, v)]
     cut = _cut(strips, q, lists, q_tags, do, level, delta)
     (dk, dv), dq = lax.scan(step, list(vary_alike(*zeros, do)[:2]), cut)
-    return _join(dq), dk.astype(k.dtype), dv.astype(v.dtype), None, None, None
+    return join_strips(dq), dk.astype(k.dtype), dv.astype(v.dtype), None, None, None
 
 
 _attend.defvjp(_keep, _gradients)
@@ -162,32 +162,39 @@ def _count_strips(q: Array, lists: Array) -> int:
 
 def _cut(strips: int, q: Array, lists: Array, *others: Any) -> tuple[Any, ...]:
     """Return the index of each strip's first query, and arrays [B, T, ...] by strip; lists are [B, L, T, n]."""
-
-    def cut(x: Array) -> Array:
-        return jnp.moveaxis(x.reshape(x.shape[0], strips, -1, *x.shape[2:]), 1, 0)
-
-    lists = cut(lists.swapaxes(1, 2)).swapaxes(2, 3)
+    lists = cut_strips(strips, lists.swapaxes(1, 2)).swapaxes(2, 3)
     first = jnp.arange(strips, dtype=jnp.int32)[:, None] * (q.shape[1] // strips)
-    return jnp.broadcast_to(first, (strips, len(q))), cut(q), lists, *jax.tree.map(cut, others)
+    others = jax.tree.map(partial(cut_strips, strips), others)
+    return jnp.broadcast_to(first, (strips, len(q))), cut_strips(strips, q), lists, *others
 
 
-def _join(x: Array) -> Array:
+def cut_strips(strips: int, x: Shaped[Array, "B T ..."]) -> Shaped[Array, "strips B size ..."]:
+    """Cut the tokens into strips."""
+    return jnp.moveaxis(x.reshape(x.shape[0], strips, -1, *x.shape[2:]), 1, 0)
+
+
+def join_strips(x: Shaped[Array, "strips B size ..."]) -> Shaped[Array, "B T ..."]:
+    """Undo `cut_strips`."""
     x = jnp.moveaxis(x, 0, 1)
     return x.reshape(x.shape[0], -1, *x.shape[3:])
 
 
 def sort_tokens(lists: Int[Array, "B L T n"], blocks: int) -> Work:
     """Sort the tokens of lists by the blocks that they name."""
-    batch, groups, _, count = lists.shape
+    count, pairs = lists.shape[3], math.prod(lists.shape[2:])
     earlier = jnp.tri(count, k=-1, dtype=bool)[None, None, None]
     repeated = jnp.any((lists[..., None, :] == lists[..., None]) & earlier, -1)
     there = (lists >= 0) & (lists < blocks) & ~repeated
-    line = jnp.arange(batch * groups, dtype=jnp.int32).reshape(batch, groups, 1, 1)
-    number = (line * (blocks + 1) + jnp.where(there, lists, blocks)).reshape(-1)
-    pairs = jnp.arange(number.size, dtype=jnp.int32) % math.prod(lists.shape[2:])
-    number, order = lax.sort((number, pairs), num_keys=1, is_stable=True)
-    starts = count_below(number, jnp.arange(batch * groups * (blocks + 1), dtype=jnp.int32))
-    starts = starts.reshape(batch, groups, blocks + 1)
+    number = jnp.where(there, lists, blocks).reshape(*lists.shape[:2], pairs)
+    place = jnp.broadcast_to(jnp.arange(pairs, dtype=jnp.int32), number.shape)
+    if (blocks + 1) * pairs < 1 << 31:
+        # Sort one number a pair: it takes a third of the traffic of two numbers in a stable order.
+        both = lax.sort(number * pairs + place)
+        number, order = both // pairs, both % pairs
+    else:
+        number, order = lax.sort((number, place), num_keys=1, is_stable=True)
+    wanted = jnp.arange(blocks + 1, dtype=jnp.int32)
+    starts = jax.vmap(jax.vmap(lambda line: count_below(line, wanted)))(number)
     rows = jnp.argsort(starts[..., :-1] - starts[..., 1:], -1).astype(jnp.int32)
     return Work(rows, starts, order, there)
 
@@ -204,7 +211,7 @@ def _forward(
     k_tags: Int[Array, "B S"] | None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"]]:
     """Return the output, and the log-sum-exp / log 2, which is large where a query sees nothing."""
-    from pallas_kernels.attention.triton_chosen_kernel import attend_chosen
+    from pallas_kernels.attention.chosen.triton_kernel import attend_chosen
 
     work = sort_tokens(lists, plan.blocks)
     shape = (*q.shape[:2], lists.shape[-1], *q.shape[2:])
@@ -235,7 +242,7 @@ def _backward(
     delta: Float[Array, "B T H"],
 ) -> tuple[Array, Float[Array, "B S G K"], Float[Array, "B S G K"]]:
     """Return dq in q's dtype, and what these queries add to dk and dv."""
-    from pallas_kernels.attention.triton_chosen_kernel import chosen_gradients
+    from pallas_kernels.attention.chosen.triton_kernel import chosen_gradients
 
     work, tile = sort_tokens(lists, plan.blocks), plan.backward
     of_queries = jax.ShapeDtypeStruct((*q.shape[:2], lists.shape[-1], *q.shape[2:]), q.dtype)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.attention import Chosen, attention, masks, triton_chosen, triton_gpu
+from pallas_kernels.attention import Chosen, attention, masks, triton_gpu
+from pallas_kernels.attention.chosen import triton_gpu as chosen
 from tests.pallas_kernels.attention.test_triton import Call
 from tests.pallas_kernels.attention.triton_interpreter import interpreting
 
@@ -55,22 +56,20 @@ def calls(size: int, dtype: Any, width: int) -> tuple[Call, ...]:
 
 
 def test_tokens_are_sorted_by_block() -> None:
-    found = triton_chosen.sort_tokens(
-        jnp.asarray([[[[1, 1], [0, 2], [-1, 1]], [[2, 9], [2, -1], [0, 2]]]]), 3
-    )
+    found = chosen.sort_tokens(jnp.asarray([[[[1, 1], [0, 2], [-1, 1]], [[2, 9], [2, -1], [0, 2]]]]), 3)
     np.testing.assert_array_equal(found.there[0, 0], [[True, False], [True, True], [False, True]])
     np.testing.assert_array_equal(found.there[0, 1], [[True, False], [True, False], [True, True]])
-    np.testing.assert_array_equal(found.starts[0], [[0, 1, 3, 4], [6, 7, 7, 10]])
-    np.testing.assert_array_equal(found.order, [2, 0, 5, 3, 1, 4, 4, 0, 2, 5, 1, 3])
+    np.testing.assert_array_equal(found.starts[0], [[0, 1, 3, 4], [0, 1, 1, 4]])
+    np.testing.assert_array_equal(found.order[0], [[2, 0, 5, 3, 1, 4], [4, 0, 2, 5, 1, 3]])
     np.testing.assert_array_equal(found.rows[0], [[1, 0, 2], [2, 0, 1]])
 
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    plan = triton_chosen.Plan
-    tile = triton_chosen.Tile(16, 4, 2, 2)
-    monkeypatch.setattr(triton_chosen, "Plan", lambda *args: plan(*args, forward=tile, backward=tile))
-    with interpreting(monkeypatch, "pallas_kernels.attention.triton_chosen_kernel"):
+    plan = chosen.Plan
+    tile = chosen.Tile(16, 4, 2, 2)
+    monkeypatch.setattr(chosen, "Plan", lambda *args: plan(*args, forward=tile, backward=tile))
+    with interpreting(monkeypatch, "pallas_kernels.attention.chosen.triton_kernel"):
         yield
 
 
@@ -89,10 +88,11 @@ def test_interpreted(call: Call) -> None:
 @pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.usefixtures("interpreter")
 def test_strips_of_queries_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_chosen, "ROOM", 1 << 16)
+    monkeypatch.setattr(chosen, "ROOM", 1 << 16)
     call = SMALL[0]
     q, *_ = call.arrays()
-    assert triton_chosen._count_strips(q, call.mask.rule.lists) == 2
+    assert isinstance(call.mask.rule, Chosen)
+    assert chosen._count_strips(q, call.mask.rule.lists) == 2
     call.check(triton_gpu.attention)
 
 
@@ -100,11 +100,9 @@ def test_says_which_lists_it_takes() -> None:
     q, k = (jax.ShapeDtypeStruct((2, 200, heads, 64), jnp.bfloat16) for heads in (12, 2))
     mask = masks.CAUSAL & Chosen(lists(200, 4), 64)
     places = masks.positions(*2 * [jnp.zeros((2, 200), jnp.int32)])
-    assert "a power of 2 of query heads up to 64 share a key head, not 6" in str(
-        triton_chosen.why_not(q, k, mask)
-    )
-    assert triton_chosen.why_not(k, k, mask) is None
-    assert "joined to no other rule" in str(triton_chosen.why_not(k, k, mask & places))
+    assert "a power of 2 of query heads up to 64 share a key head, not 6" in str(chosen.why_not(q, k, mask))
+    assert chosen.why_not(k, k, mask) is None
+    assert "joined to no other rule" in str(chosen.why_not(k, k, mask & places))
 
 
 LARGE = calls(64, jnp.bfloat16, 128)
