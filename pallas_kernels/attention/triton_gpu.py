@@ -22,6 +22,9 @@ from pallas_kernels.attention.triton_lists import Lists, Tiles, find_tiles, make
 from pallas_kernels.attention.triton_rows import over_more_rows
 from pallas_kernels.attention.triton_why import Plan, Tile, make_plan
 
+FEW = 128
+"""Programs that leave most of a GPU idle."""
+
 
 def attention(
     q: Float[Array, "B T H K"],
@@ -95,8 +98,20 @@ def _backward(
     level = jnp.where(lse > EMPTY_LSE / 2, lse, -EMPTY_LSE) * math.log2(math.e)
     arrays, tags, kernels = (q, k, v, do, level, delta), (q_tags, k_tags), plan.kernels
     (dq,) = _call(queries_gradient, plan, kernels.queries, arrays, tags, (q,))
-    dk, dv = _call(keys_gradient, plan, kernels.keys, arrays, tags, (k, v), by_key=True)
+    share = _spread(plan, q, k)
+    wide = [jnp.repeat(x, share, axis=2) for x in (k, v)]
+    shape = jax.ShapeDtypeStruct(wide[0].shape, k.dtype if share == 1 else jnp.float32)
+    arrays = (q, *wide, *arrays[3:])
+    dk, dv = _call(keys_gradient, plan, kernels.keys, arrays, tags, (shape, shape), by_key=True)
+    if share > 1:
+        dk, dv = (x.reshape(*k.shape[:3], share, -1).sum(3).astype(k.dtype) for x in (dk, dv))
     return dq, dk, dv
+
+
+def _spread(plan: Plan, q: Array, k: Array) -> int:
+    """Return by how many heads of queries keys are repeated for their gradient, where they are too few for a GPU."""
+    programs = plan.grid(plan.kernels.keys, transposed=True).columns * k.shape[0] * k.shape[2]
+    return q.shape[2] // k.shape[2] if programs < FEW else 1
 
 
 def _call(

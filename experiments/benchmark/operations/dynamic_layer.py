@@ -55,7 +55,7 @@ def dynamic_layer(
     return figures
 
 
-def _compare(length: int, *, heads: int, groups: int, head_dim: int, **sparse: int) -> dict[str, Any]:
+def _compare(length: int, *, heads: int, groups: int, head_dim: int, **sparse: Any) -> dict[str, Any]:
     """Time both layers, forward and with gradients of parameters and inputs; say what runs attention."""
     import jax
     import jax.numpy as jnp

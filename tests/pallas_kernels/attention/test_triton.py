@@ -24,7 +24,15 @@ from pallas_kernels.attention import (
     triton_lists,
 )
 from pallas_kernels.attention.blocks import Blocks
-from pallas_kernels.attention.rules import ByBlock, Custom, Global, Interval, RandomBlocks, Strided
+from pallas_kernels.attention.rules import (
+    BlocksBefore,
+    ByBlock,
+    Custom,
+    Global,
+    Interval,
+    RandomBlocks,
+    Strided,
+)
 from pallas_kernels.attention.triton_lists import HIDDEN, SHOWN, Lists, find_tiles, make_lists
 from pallas_kernels.attention.triton_why import Kernels, Tile, make_plan, why_not
 from tests.pallas_kernels.attention.triton_interpreter import interpreting
@@ -254,7 +262,9 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("number", range(len(LISTED)))
 @pytest.mark.parametrize("lengths", [(), ((20, 37), (64,))], ids=["whole", "packed"])
-def test_interpreted(number: int, lengths: Any) -> None:
+def test_interpreted(number: int, lengths: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two calls one finds the gradients of keys by heads of queries."""
+    monkeypatch.setattr(triton_gpu, "FEW", 128 * (number % 2))
     small = {"tokens": 64, "width": 16, "dtype": jnp.float16, "lengths": lengths}
     Call(name="small", mask=LISTED[number], **small).check(triton_gpu.attention)
 
@@ -300,3 +310,14 @@ def test_vmap_on_a_gpu() -> None:
     both = run(jnp.stack([q, 2 * q]), k, v)
     for found, each in zip(both, (q, 2 * q), strict=True):
         np.testing.assert_array_equal(found, jax.jit(partial(RUN, mask=call.mask))(each, k, v))
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.slow(days=28, group="properties of kernels")
+@pytest.mark.usefixtures("interpreter")
+def test_pooled_blocks_interpreted() -> None:
+    """Queries that are more than the keys, each of which stands for a block of them."""
+    call = Call(
+        name="pooled", mask=masks.FULL & BlocksBefore(2), tokens=64, keys=32, width=16, dtype=jnp.float16
+    )
+    call.check(triton_gpu.attention)
