@@ -22,6 +22,8 @@ from jaxblt.mixers.attention.pooled import (
     find_all_ends,
     find_ends,
     sum_blocks,
+    sum_whole_blocks,
+    take_tokens,
 )
 from jaxblt.mixers.attention.predictor import Asked, Keys, imitate
 from jaxblt.parallel.attention.by_time import Seen, document_times
@@ -31,7 +33,7 @@ from jaxblt.parallel.sequence import SeqAxis
 from pallas_kernels.attention import Chosen, Partial, attention, attention_with_lse, masks, merge_partials
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.rules import Interval
-from pallas_kernels.runtime import count_below
+from pallas_kernels.runtime import count_below, is_symbolic
 
 SAMPLED = 16
 """Queries of a device's row for which dense attention is computed, beside what is chosen."""
@@ -154,7 +156,10 @@ def _pool(branches: Branches, axis: SeqAxis | None, stream: Stream) -> tuple[Gri
     own = blocks if axis is None else lax.dynamic_slice_in_dim(blocks, first, length, 1)
     last = at_ends(times, ends)
     grid = Grid(jnp.where(stream.ids > 0, own, -1), wanted, ends - first - last % size, ends - first)
-    values, tokens = grid.sum(stream.pooled_values, size, axis)
+    if branches.alone and branches.causal and not is_symbolic(length) and length % size == 0:
+        values, tokens = sum_whole_blocks(stream.pooled_values, size)
+    else:
+        values, tokens = grid.sum(stream.pooled_values, size, axis)
     return grid, Sums(*values, tokens).pool(at_ends(document, ends), last // size, stream.k.dtype)
 
 
@@ -208,16 +213,8 @@ def _attend_whole(branches: Branches, grid: Grid, q: Array, own: Seen, lists: Ar
 def _by_block(branches: Branches, grid: Grid, own: Seen) -> Seen:
     """Return keys in blocks of one size, whose numbers are their places; where a block is short there is no token."""
     place = grid.first[..., None] + jnp.arange(branches.block, dtype=jnp.int32)[None, None]
-    length, size = own.ids.shape[1], place.shape[1] * branches.block
-    inside = (place <= grid.ends[..., None]) & (grid.wanted < NEVER)[..., None]
-    # Give what is no token a place of its own, too: where places repeat, gradients are added by atomics.
-    nowhere = length + jnp.arange(size, dtype=jnp.int32)[None]
-    place = jnp.where(inside.reshape(-1, size), place.reshape(-1, size), nowhere)
-
-    def take(x: Array, place: Array) -> Array:
-        return x.at[place].get(mode="fill", fill_value=0, unique_indices=True)
-
-    return jax.tree.map(lambda x: jax.vmap(take)(x, place), own)
+    there = (place <= grid.ends[..., None]) & (grid.wanted < NEVER)[..., None]
+    return jax.tree.map(lambda x: take_tokens(x, place, there), own)
 
 
 def _attend_split(branches: Branches, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.show import show
 from pallas_kernels.attention import attention, masks
@@ -113,16 +113,37 @@ def sum_blocks[T](
     """
     length = counted.shape[1]
     place = ends[..., None] + jnp.arange(1 - size, 1, dtype=jnp.int32)[None, None]
-    inside = (place >= 0) & (place < length)
-    place = jnp.clip(place, 0, length - 1).reshape(ends.shape[0], ends.shape[1] * size)
-    there = jnp.take_along_axis(counted, place, 1).reshape(inside.shape) == wanted[..., None]
-    there = (inside & there).astype(jnp.float32)
+    inside = jnp.clip(place, 0, length - 1).reshape(ends.shape[0], ends.shape[1] * size)
+    there = jnp.take_along_axis(counted, inside, 1).reshape(place.shape) == wanted[..., None]
+    there &= (place >= 0) & (place < length)
 
     def summed(x: Array) -> Array:
-        tokens = jnp.take_along_axis(x, place[..., None, None], 1).reshape(*inside.shape, *x.shape[2:])
-        return jnp.einsum("bmsgk,bms->bmgk", tokens.astype(jnp.float32), there, precision="highest")
+        return jnp.sum(take_tokens(x, place, there).reshape(*place.shape, *x.shape[2:]), 2, dtype=jnp.float32)
 
-    return jax.tree.map(summed, values), jnp.sum(there, -1)
+    return jax.tree.map(summed, values), jnp.sum(there, -1, dtype=jnp.float32)
+
+
+def take_tokens(
+    x: Shaped[Array, "B T ..."], place: Int[Array, "B M size"], there: Bool[Array, "B M size"]
+) -> Shaped[Array, "B tokens ..."]:
+    """Return tokens by place, each at most once; 0 where not `there`."""
+    shape = (place.shape[0], place.shape[1] * place.shape[2])
+    # Give what is not there a place of its own, too: where places repeat, XLA adds gradients by atomics.
+    nowhere = x.shape[1] + jnp.arange(shape[1], dtype=jnp.int32)[None]
+    place = jnp.where(there.reshape(shape), place.reshape(shape), nowhere)
+    return jax.vmap(lambda x, place: x.at[place].get(mode="fill", fill_value=0, unique_indices=True))(
+        x, place
+    )
+
+
+def sum_whole_blocks[T](values: T, size: int) -> tuple[T, Float[Array, "B M"]]:
+    """Return what `sum_blocks` finds in rows that consist of whole blocks: without a gather, whose gradient is slow."""
+
+    def summed(x: Array) -> Array:
+        return jnp.sum(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 2, dtype=jnp.float32)
+
+    sums = jax.tree.map(summed, values)
+    return sums, jnp.full(jax.tree.leaves(sums)[0].shape[:2], size, jnp.float32)
 
 
 def attend_blocks(

@@ -90,6 +90,21 @@ def test_equals_the_loop(config: SparseAttentionConfig) -> None:
     assert_close(y[live], expected[live], jnp.float32, n=subject.length * config.dim)
 
 
+@pytest.mark.slow(days=28, group="further properties of mixers", every="causal")
+@pytest.mark.parametrize(("config", "length"), [(CONFIG, 24), (BOTH, 23)], ids=["causal", "both"])
+def test_rows_without_ids_are_those_of_one_document(config: SparseAttentionConfig, length: int) -> None:
+    """In values and in gradients: indices say where the blocks of such rows lie."""
+    subject, module = Subject(config, length=length), config.build()
+    x, ids = jnp.asarray(subject.x), jnp.ones(subject.x.shape[:2], jnp.int32)
+
+    def both(ids: jax.Array | None) -> tuple:
+        run = lambda params, x: jnp.sum(jnp.sin(module.apply(params, x, segment_ids=ids)[0]))  # noqa: E731
+        return jax.jit(jax.value_and_grad(run, (0, 1)))(subject.params, x)
+
+    for found, expected in zip(*(jax.tree.leaves(both(given)) for given in (None, ids)), strict=True):
+        assert_close(found, expected, jnp.float32, n=length * config.dim)
+
+
 def test_the_share_that_is_kept_is_reported() -> None:
     """It is all of it where a token chooses all blocks."""
     x = jax.random.normal(jax.random.key(0), (2, 40, 8))
