@@ -46,8 +46,8 @@ class Tile(NamedTuple):
     parts: int
 
 
-FORWARD, BACKWARD = Tile(64, 4, 2, 4), Tile(64, 8, 2, 4)
-"""The tiles of the two kernels."""
+FORWARD, BACKWARD, WIDE = Tile(64, 4, 2, 4), Tile(64, 8, 2, 4), Tile(32, 8, 2, 4)
+"""The tiles of the two kernels; the last one is of gradients in blocks of 128, where twice the rows spill registers."""
 
 
 class Work(NamedTuple):
@@ -76,8 +76,8 @@ class Plan:
     block: int
     interval: Interval
     scale: float
-    forward: Tile = FORWARD
-    backward: Tile = BACKWARD
+    forward: Tile
+    backward: Tile
 
     @property
     def blocks(self) -> int:
@@ -109,7 +109,9 @@ def attention(
     """Return the output in q's dtype; what `why_not` refuses is not checked again."""
     rule: Any = by_query(mask.rule, q.shape[1])  # pyright: ignore[reportArgumentType]
     by = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    plan = Plan(k.shape[1], k.shape[2], rule.block, mask.interval, by)
+    plan = Plan(
+        k.shape[1], k.shape[2], rule.block, mask.interval, by, FORWARD, WIDE if rule.block > 64 else BACKWARD
+    )
     tags = mask.tags(q.shape[1], k.shape[1]) if mask.has_tags else (None, None)
     q_tags, k_tags = (None if x is None else jnp.broadcast_to(x, (len(q), x.shape[1])) for x in tags)
     return _attend(plan, *vary_alike(q, k, v, rule.lists, q_tags, k_tags))
@@ -308,7 +310,7 @@ def _call(
         LISTS=work.there.shape[1],
         WIDTH=q.shape[3],
         SCALE=plan.scale,
-        TOKENS=tile.rows // share,
+        TOKENS=max(1, tile.rows // share),
         BLOCK=plan.block,
         BLOCKS=plan.blocks,
         COUNT=work.there.shape[3],

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pallas_kernels._measure import measure, this_machine
-from pallas_kernels.attention.chosen.triton_gpu import Plan, Tile, _gradients, _keep
+from pallas_kernels.attention.chosen.triton_gpu import BACKWARD, FORWARD, Plan, Tile, _gradients, _keep
 from pallas_kernels.attention.rules import Interval
 
 CANDIDATES = {
@@ -72,7 +72,7 @@ def _lines(tokens: int, heads: int, groups: int, width: int) -> Iterator[dict[st
     before = (jnp.arange(tokens, dtype=jnp.int32) // BLOCK)[None, None, :, None]
     share = jax.random.uniform(keys[4], (1, groups, tokens, COUNT)) * before.astype(jnp.float32)
     lists = jnp.where(before > 0, share.astype(jnp.int32), -1)
-    plan = Plan(tokens, groups, BLOCK, Interval(after=0), width**-0.5)
+    plan = Plan(tokens, groups, BLOCK, Interval(after=0), width**-0.5, FORWARD, BACKWARD)
     _, kept = jax.jit(partial(_keep, plan))(q, k, v, lists, None, None)
     for kernel, tiles in CANDIDATES.items():
         right = None

@@ -66,9 +66,8 @@ def test_tokens_are_sorted_by_block() -> None:
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    plan = chosen.Plan
-    tile = chosen.Tile(16, 4, 2, 2)
-    monkeypatch.setattr(chosen, "Plan", lambda *args: plan(*args, forward=tile, backward=tile))
+    for name in ("FORWARD", "BACKWARD"):
+        monkeypatch.setattr(chosen, name, chosen.Tile(16, 4, 2, 2))
     with interpreting(monkeypatch, "pallas_kernels.attention.chosen.triton_kernel"):
         yield
 
