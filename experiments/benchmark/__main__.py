@@ -19,7 +19,7 @@ ROOMS = {
     "splitting": ("overlap", "ring", "sequence_parallel", "sequence_plan", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "half_precision", "quantized_decode"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
-    "peers": ("evo2",),
+    "peers": ("evo2", "evo2_parity", "flex_blocks"),
     "trained_runs": ("baselines", "boxed_run", "context", "distillation", "pruning", "record"),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),

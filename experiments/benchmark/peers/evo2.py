@@ -26,7 +26,8 @@ def evo2(
     `forward` and `long` are whole passes. `write` writes bytes behind 8K, `write_long` behind 131K, `write_rows` in 64
     rows; caches hold zeros, as if so many bytes had been read. `adapters` is a train step of LoRA, of ours alone.
     `substitutions` reads mutants of a record behind states of their shared prefix, of ours alone; beside it stands
-    what `forward` takes for as many. `compared` has seconds of the peer over ours.
+    what `forward` takes for as many. `split` is a pass over one row that all GPUs share, of ours alone. `compared`
+    has seconds of the peer over ours.
 
     The peer runs without flash-attn and Transformer Engine: PyTorch's attention stands in for the first, and input
     projections are bf16. Its Triton kernels are on. Bytes planned or allocated include parameters.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.benchmark.adapters.adapter_speed import make_step
 from experiments.benchmark.figures.programs import planned_bytes
@@ -22,6 +24,7 @@ from jaxblt.inference import Decoder, decode_bytes, decode_step, init_decoder, t
 from jaxblt.interchange.striped_hyena import embedding_rows, entries
 from jaxblt.models.row_layout import RowLayout
 from jaxblt.models.striped_hyena import Evo2, striped_hyena
+from jaxblt.parallel import MeshConfig
 from jaxblt.training.flops import PEAK_FLOPS
 from jaxblt.training.metrics import cross_entropy
 
@@ -36,17 +39,19 @@ class Program(NamedTuple):
       function: jitted.
       arguments: makes its arguments on the device; its shapes are what is compiled.
       start: (compiled program) -> the call that is timed, with figures.
+      mesh: of the devices that share it; None for one.
     """
 
     function: Any
     arguments: Callable[[], tuple[Any, ...]]
     start: Callable[[Any], Timed]
+    mesh: Mesh | None = None
 
 
 class Ours:
     """Parts of `evo2`, compiled."""
 
-    parts = ("forward", "long", "write", "write_long", "write_rows", "adapters", "substitutions")
+    parts = ("forward", "long", "write", "write_long", "write_rows", "adapters", "substitutions", "split")
 
     def __init__(self, sizes: Evo2, tensors: dict[str, Any], setting: Setting, parts: Any) -> None:
         model = striped_hyena(sizes)
@@ -85,6 +90,8 @@ class Ours:
         if part in ("checked", "forward", "long"):
             lengths = {"checked": (1, setting.checked), "forward": setting.forward, "long": (1, setting.long)}
             return self._pass(*lengths[part])
+        if part == "split":
+            return self._split(setting.split)
         if part == "adapters":
             return self._step(*setting.adapters)
         if part == "substitutions":
@@ -102,6 +109,21 @@ class Ours:
             return Timed(lambda: jax.block_until_ready(compiled(*arguments)), {})
 
         return Program(apply, given, start)
+
+    def _split(self, length: int) -> Program:
+        """Read one row whose bytes all devices share."""
+        mesh = MeshConfig(data=1, seq=len(jax.devices())).build()
+        on_all, shared = (NamedSharding(mesh, spec) for spec in (PartitionSpec(), PartitionSpec(None, "seq")))
+        module = self.model.build(dtype=jnp.bfloat16)
+        apply = lambda params, ids: module.apply({"params": params}, ids)[0]  # noqa: E731
+        given = lambda: (self.params, ids_of(1, length))  # noqa: E731
+
+        def start(compiled: Any) -> Timed:
+            arguments = jax.device_put(given(), (on_all, shared))
+            call = lambda: jax.block_until_ready(compiled(*arguments))  # noqa: E731
+            return Timed(call, {"bytes": length, "devices": mesh.size})
+
+        return Program(jax.jit(apply, in_shardings=(on_all, shared)), given, start, mesh)
 
     def _writing(self, rows: int, behind: int) -> Program:
         decoder = Decoder(self.model, dtype=jnp.bfloat16)
@@ -193,7 +215,8 @@ class Ours:
 
 
 def _lower(program: Program) -> Any:
-    return program.function.lower(*jax.eval_shape(program.arguments))
+    with nullcontext() if program.mesh is None else jax.set_mesh(program.mesh):
+        return program.function.lower(*jax.eval_shape(program.arguments))
 
 
 def params_of(model: Any, tensors: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from jaxblt.validation import check_bounds, check_fields
 
 Side = Literal["theirs", "ours"]
-Part = Literal["forward", "long", "write", "write_long", "write_rows", "adapters", "substitutions"]
+Part = Literal["forward", "long", "write", "write_long", "write_rows", "adapters", "substitutions", "split"]
 PARTS: tuple[Part, ...] = (
     "forward",
     "long",
@@ -16,6 +16,7 @@ PARTS: tuple[Part, ...] = (
     "write_rows",
     "adapters",
     "substitutions",
+    "split",
 )
 
 
@@ -26,6 +27,7 @@ class Setting:
     Attributes:
       forward: (rows, bytes) of `forward`.
       long: bytes of the row of `long`, and behind which `write_long` writes.
+      split: bytes of the row of `split`.
       short: bytes behind which `write` and `write_rows` write.
       rows: of `write_rows`.
       new_bytes: written by a call.
@@ -42,6 +44,7 @@ class Setting:
 
     forward: tuple[int, int] = (8, 8192)
     long: int = 131_072
+    split: int = 1_048_576
     short: int = 8192
     rows: int = 64
     new_bytes: int = 64
@@ -57,7 +60,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        whole = ("forward", "long", "short", "rows", "new_bytes", "adapters", "rank")
+        whole = ("forward", "long", "split", "short", "rows", "new_bytes", "adapters", "rank")
         check_bounds(self, *whole, "mutants", "piece", "checked", "trials", least=1)
         check_bounds(self, "seconds", above=0)
         if self.forward[1] % self.piece:

@@ -110,8 +110,7 @@ class Vortex:
 
     def logits(self, text: np.ndarray) -> np.ndarray:
         """Return logits behind the end of a document and each byte but the last."""
-        ids = np.concatenate([[0], text[:-1]]).astype(np.int64)[None]
-        return self._pass(self.torch.as_tensor(ids, device="cuda"))[0].float().cpu().numpy()
+        return read(self.torch, self.net, np.concatenate([[0], text[:-1]]))
 
     def prepare(self, part: str) -> Timed:
         """Return the call of a part."""
@@ -198,8 +197,8 @@ def attend(torch: Any, q: Any, kv: Any) -> Any:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
 
-def load(torch: Any, given: dict[str, Any], tensors: dict[str, Any]) -> Any:
-    """Return the peer's model with these weights, loaded and rounded as its own loader does."""
+def load(torch: Any, given: dict[str, Any], tensors: dict[str, Any], *, precise: bool = False) -> Any:
+    """Return the peer's model with these weights, loaded and rounded as its own loader does, or left in fp32."""
     model = import_vortex(torch)
     from vortex.model.utils import dotdict
 
@@ -207,8 +206,17 @@ def load(torch: Any, given: dict[str, Any], tensors: dict[str, Any]) -> Any:
     with torch.inference_mode():
         net.to_bfloat16_except_pr_lc(to_float32=True)
         net.custom_load_state_dict({name: to_torch(torch, x) for name, x in tensors.items()})
+        if precise:
+            return net.float()
         net.to_bfloat16_except_pr_lc()
     return net
+
+
+def read(torch: Any, net: Any, ids: np.ndarray) -> np.ndarray:
+    """Return logits [T, V] behind each id of a row."""
+    with torch.inference_mode():
+        found = net(torch.as_tensor(ids.astype(np.int64)[None], device="cuda"))[0][0]
+    return found.float().cpu().numpy()
 
 
 def to_torch(torch: Any, array: Any) -> Any:

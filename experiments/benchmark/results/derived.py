@@ -77,6 +77,14 @@ def doubling_gains(row: Row) -> float:
     return row["ring"] / row["doubling"]
 
 
+def seconds_a_sequence(row: Row) -> dict[str, float]:
+    """Return seconds of Evo 2 for a row of a whole pass, on each side, and for a mutant behind a shared prefix."""
+    parts, rows = row["parts"], row["setting"]["forward"][0]
+    found = {side: at["seconds"] / rows for side, at in parts.get("forward", {}).items()}
+    mutants = parts.get("substitutions", {}).get("ours", {})
+    return found | ({"mutant": mutants["seconds"] / mutants["mutants"]} if "mutants" in mutants else {})
+
+
 def pieces(row: Row) -> list[float]:
     """Return seconds of a piece with prepared taps, and with taps made in the call."""
     return list(row["seconds_a_piece"].values())

@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 
 from experiments.benchmark.peers.evo2 import compared, difference, evo2, measured
+from experiments.benchmark.peers.evo2_parity import evo2_parity
 from experiments.benchmark.peers.evo2_setting import Setting, Timed
 from experiments.benchmark.peers.evo2_vortex import settings
 from experiments.benchmark.peers.evo2_weights import sizes_of
 
-TINY = Setting(forward=(2, 32), checked=16, mutants=2, piece=16, trials=1)
+TINY = Setting(forward=(2, 32), split=64, checked=16, mutants=2, piece=16, trials=1)
 
 
 @pytest.mark.slow(days=28, group="scripts leave their figures")
 def test_ours_leaves_its_figures(tmp_path: Path) -> None:
     out = str(tmp_path / "evo2.json")
-    evo2(out, "tiny", ("ours",), ("substitutions",), TINY)
-    found = json.loads(Path(out).read_text())["parts"]["substitutions"]["ours"]
-    assert found["mutants"] == 4
-    assert found["seconds"] > 0 < found["peak_bytes"]
+    evo2(out, "tiny", ("ours",), ("substitutions", "split"), TINY)
+    found = [x["ours"] for x in json.loads(Path(out).read_text())["parts"].values()]
+    assert (found[0]["mutants"], found[1]["devices"]) == (4, 8)
+    assert all(x["seconds"] > 0 < x["peak_bytes"] for x in found)
 
 
 def test_ratios_are_of_the_peer_over_ours() -> None:
@@ -69,5 +70,9 @@ def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         evo2(str(tmp_path / "out"), "evo2_7b")
     with pytest.raises(RuntimeError, match="install torch on a machine with a GPU"):
         evo2(str(tmp_path / "out"), "tiny", ("theirs",))
+    with pytest.raises(RuntimeError, match="install torch on a machine with a GPU"):
+        evo2_parity(str(tmp_path / "out"), "tiny")
+    with pytest.raises(ValueError, match="lengths"):
+        evo2_parity(str(tmp_path / "out"), "tiny", (0,))
     with pytest.raises(ValueError, match=r"piece = 1000 must divide the 8192 bytes"):
         Setting(piece=1000)
