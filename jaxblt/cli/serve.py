@@ -27,6 +27,7 @@ def serve(
     piece_bytes: int = 1024,
     prefix_mb: int = 0,
     drafts: int | None = None,
+    beams: int = 0,
     compiled: Path | None = None,
     request_s: float = 600.0,
     drain_s: float = 60.0,
@@ -52,6 +53,7 @@ def serve(
       piece_bytes: bytes of prompts that are read between two times that others draw.
       prefix_mb: memory for the states behind prompts, in MiB; prompts that begin alike are read once.
       drafts: bytes to guess from a row's own and to check in one call of the model, 0 to 16; none are by default.
+      beams: compile for beam searches of up to so many beams before the first request; others compile when they come.
       compiled: folder in which compiled programs are kept; by default jaxblt's in the user's cache, and none on a CPU.
       request_s: seconds of a request at the most.
       drain_s: seconds after SIGTERM at which requests that still run are cancelled.
@@ -75,20 +77,16 @@ def serve(
     whole("--port", port, least=0, most=65_535)
     for option, value in (("--request-s", request_s), ("--drain-s", drain_s)):
         number(option, value, above=0)
-    config = make_config(lanes, max_waiting, piece_bytes, prefix_mb, drafts)
+    config = make_config(lanes, max_waiting, piece_bytes, prefix_mb, drafts, beams)
     with _keeping_programs(compiled):
         devices = read_mesh(mesh, quantize)
         run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype, mesh=devices)
         engine = Engine(run, config, as_trained=as_trained, mesh=devices)
         print("compiling the programs of all lanes", flush=True)
         engine.warm()
-    service = Service(
-        run,
-        engine,
-        name or Path(run_dir).name,
-        key=os.environ.get(KEY) or None,
-        limits=Limits(choices=min(Limits.choices, max_waiting), seconds=request_s),
-    )
+    limits = Limits(choices=min(Limits.choices, max_waiting), seconds=request_s)
+    key = os.environ.get(KEY) or None
+    service = Service(run, engine, name or Path(run_dir).name, key=key, limits=limits)
     with engine:
         run_server(
             service,
@@ -100,7 +98,12 @@ def serve(
 
 
 def make_config(
-    lanes: tuple[str, ...], max_waiting: int, piece_bytes: int, prefix_mb: int, drafts: int | None
+    lanes: tuple[str, ...],
+    max_waiting: int,
+    piece_bytes: int,
+    prefix_mb: int,
+    drafts: int | None,
+    beams: int = 0,
 ) -> Any:
     """Return the settings of an engine from those of a command line.
 
@@ -117,6 +120,7 @@ def make_config(
         piece_bytes=piece_bytes,
         prefix_bytes=prefix_mb << 20,
         drafts=None if drafts is None else Drafts(count=drafts),
+        beams=beams,
     )
 
 
