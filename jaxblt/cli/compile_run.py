@@ -54,7 +54,7 @@ def compile_run(
     from jaxblt.inference.stored_programs import storing_programs
 
     config = make_config(lanes, 1, piece_bytes, prefix_mb, drafts, beams)
-    folder = programs_folder(out)
+    folder = programs_folder("--out", out)
     if folder is None:
         raise ValueError(
             "programs of a CPU are kept only where you say: name a folder by --out, and give it to jaxblt serve as "

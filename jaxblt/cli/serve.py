@@ -11,6 +11,7 @@ import tyro
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.quantize import load_quantized
 from jaxblt.precision.weights import Scheme
+from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Step, Weights
 from jaxblt.validation import number, whole
 
@@ -78,7 +79,7 @@ def serve(
     for option, value in (("--request-s", request_s), ("--drain-s", drain_s)):
         number(option, value, above=0)
     config = make_config(lanes, max_waiting, piece_bytes, prefix_mb, drafts, beams)
-    with _keeping_programs(compiled):
+    with _keeping_programs(programs_folder("--compiled", compiled)):
         devices = read_mesh(mesh, quantize)
         run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype, mesh=devices)
         engine = Engine(run, config, as_trained=as_trained, mesh=devices)
@@ -125,11 +126,11 @@ def make_config(
 
 
 @contextmanager
-def _keeping_programs(compiled: Path | None) -> Iterator[None]:
+def _keeping_programs(folder: Path | None) -> Iterator[None]:
     """Take programs from a folder, and say how many were not there; without a folder change nothing."""
     from jaxblt.inference.stored_programs import storing_programs
 
-    if (folder := programs_folder(compiled)) is None:
+    if folder is None:
         yield
         return
     with storing_programs(folder) as found:
@@ -137,15 +138,21 @@ def _keeping_programs(compiled: Path | None) -> Iterator[None]:
     print(f"{folder}: {found}", flush=True)
 
 
-def programs_folder(given: Path | None) -> Path | None:
-    """Return the folder of compiled programs: the given one, else jaxblt's in the user's cache; None on a CPU.
+def programs_folder(option: str, given: Path | None) -> Path | None:
+    """Return the folder of compiled programs: that of an option, else jaxblt's in the user's cache; None on a CPU.
 
     A run's own folder is none: programs are machine code, and a run may be a stranger's.
+
+    Raises:
+      ValueError: what the option names is no local folder.
     """
     from jaxblt.training.start.startup import cache_folder
     from jaxblt.training.train_config import USER_CACHE
 
-    kept = cache_folder(USER_CACHE) if given is None else str(given)
+    if given is not None:
+        refuse_remote(option, given)
+        return given
+    kept = cache_folder(USER_CACHE)
     return None if kept is None else Path(kept)
 
 
