@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from experiments.benchmark.figures.saved import timed
-from experiments.benchmark.served.written_bytes import Written, delays
+from experiments.benchmark.models.written_bytes import Written, delays
 
 SHORT = 4096
 """Bytes of the document that a long one is compared with."""
