@@ -72,13 +72,15 @@ def serve(
       OSError: the address is taken.
     """
     from jaxblt.inference.engine import Engine
-    from jaxblt.inference.server import Limits, Service, run_server
+    from jaxblt.inference.server import Limits, Service, listen, run_server
 
     check_installed()
     whole("--port", port, least=0, most=65_535)
     for option, value in (("--request-s", request_s), ("--drain-s", drain_s)):
         number(option, value, above=0)
     config = make_config(lanes, max_waiting, piece_bytes, prefix_mb, drafts, beams)
+    # Look for the address now: compiling takes minutes
+    listen(host, port).close()
     with _keeping_programs(programs_folder("--compiled", compiled)):
         devices = read_mesh(mesh, quantize)
         run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype, mesh=devices)
