@@ -212,3 +212,16 @@ def test_rules_join_masks() -> None:
     assert (ByBlock(PrefixLM(1)) & rule).looks_ahead
     with pytest.raises(TypeError, match="unsupported operand"):
         rule | masks.CAUSAL  # pyright: ignore[reportUnusedExpression, reportOperatorIssue]
+
+
+def test_a_function_is_tried_outside_of_the_mesh_in_force():
+    """Its devices may be absent, as of a plan."""
+    meshes = []
+
+    def sees(q, k):
+        meshes.append(jax.sharding.get_abstract_mesh())
+        return q >= k
+
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])):
+        jax.jit(lambda x: [Custom(sees), x][1])(1)
+    assert [mesh.empty for mesh in meshes] == [True, True]
