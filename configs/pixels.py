@@ -26,7 +26,7 @@ def _classifier(
     """
     taps = reach * side + reach + 1
     periods = tuple(2**n for n in range(1, 2 * side.bit_length() - 1))
-    rows = HyenaConfig(dim=dim, filter=ExplicitFilter(taps=taps))
+    rows = HyenaConfig(dim=dim, filter=ExplicitFilter(taps=taps, columns=side))
     stack = StackConfig(
         dim=dim, num_layers=layers, pattern=("rows",), mixers={"rows": rows}, dropout=dropout, causal=False
     )
