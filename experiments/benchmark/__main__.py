@@ -15,7 +15,7 @@ ROOMS = {
     "memory": ("babilong", "gap_recall", "measured_memory", "memory_context"),
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "labels": ("contacts", "families", "fitness", "promoters", "reviews", "zero_shot"),
-    "tasks": ("pixels", "progressive", "recall", "state_counts", "tasks"),
+    "tasks": ("copies", "pixels", "progressive", "recall", "state_counts", "tasks"),
     "splitting": ("overlap", "ring", "sequence_parallel", "sequence_plan", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "half_precision", "quantized_decode"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
