@@ -21,7 +21,7 @@ def test_rows_are_symbols_and_their_copy() -> None:
     assert set(lengths) == {1, 2, 3, 4, 5}
     for row, answers, asked, n in zip(inputs, targets, scored, lengths, strict=True):
         assert row[n] == EOS
-        assert ((OFFSET <= row[:n]) & (row[:n] < OFFSET + 8)).all()
+        assert ((row[:n] >= OFFSET) & (row[:n] < OFFSET + 8)).all()
         assert list(answers[asked]) == list(row[:n])
         assert list(row[n + 1 : 2 * n + 1]) == list(row[:n])
         assert not answers[2 * n :].any()
