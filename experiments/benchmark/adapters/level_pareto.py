@@ -70,8 +70,8 @@ def level_pareto(
     A token's label is its value plus the regime, modulo 8. A slow document names its regime once, at its start. A fast
     one names the regime of each chunk in the chunk before. With `--setting.kinds chunks` that changes in place: where
     the chunk before names a regime as fast it holds, and else the one that the document's start names. The stack below
-    has no memory, so only a code can carry the regime. `front` has the arms that no other arm beats, in seconds for rows and for tokens. A call with the file of an
-    earlier one measures what it lacks.
+    has no memory, so only a code can carry the regime. `front` has the arms that no other arm beats, in seconds for
+    rows and for tokens. A call with the file of an earlier one measures what it lacks.
 
     Args:
       out: file for the figures as JSON.
