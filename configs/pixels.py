@@ -64,7 +64,7 @@ def pathfinder() -> Recipe:
 
     Two in five training images have shorter contours, of 2 to 12 segments, and those of the other splits have 14.
     """
-    return _path("pathfinder", 32, 64, 12, reach=5, steps=6000)
+    return _path("pathfinder", 32, 64, 12, reach=3, steps=6000)
 
 
 def path_x() -> Recipe:
