@@ -1,5 +1,6 @@
 """Copies longer than in training by neural Turing machines: python -m experiments.benchmark copies --out FILE."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,6 +10,9 @@ from jaxblt.validation import check_bounds
 if TYPE_CHECKING:
     from experiments.benchmark.tasks.small_models import Rows
     from jaxblt.models import ByteLMConfig
+
+TEST = 1_000_000
+"""The seed of the rows that all machines are tested on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,7 @@ class Settings(Budget):
         return ByteLMConfig(stack=stack, vocab_size=max(VOCAB_SIZE, self.symbols + 4))
 
 
-def copies(out: str, seeds: int = 6, settings: Settings = Settings()) -> dict[str, Any]:
+def copies(out: str, seeds: int = 6, first_seed: int = 0, settings: Settings = Settings()) -> dict[str, Any]:
     """Train neural Turing machines to copy symbols, all seeds side by side, and ask for longer copies (1410.5401).
 
     `accuracy` is the share of symbols that are right, `whole` the share of rows without a wrong one. A list has a
@@ -68,7 +72,8 @@ def copies(out: str, seeds: int = 6, settings: Settings = Settings()) -> dict[st
 
     Args:
       out: file for the figures as JSON.
-      seeds: machines, with seeds 0, 1, ...
+      seeds: machines, with seeds `first_seed`, `first_seed` + 1, ...
+      first_seed: see there.
       settings: of all of them.
 
     Raises:
@@ -79,7 +84,8 @@ def copies(out: str, seeds: int = 6, settings: Settings = Settings()) -> dict[st
 
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}: it is how many machines are trained")
-    figures: dict[str, Any] = {"settings": asdict(settings), **train(settings, seeds)}
+    chosen = range(first_seed, first_seed + seeds)
+    figures: dict[str, Any] = {"settings": asdict(settings), "seeds": list(chosen), **train(settings, chosen)}
     for tested in figures["lengths"]:
         tested["mean"] = over_seeds(tested["whole"])
     save("copies", out, figures)
@@ -104,7 +110,7 @@ def draw_rows(settings: Settings, key: Any, count: int, least: Any, most: Any, l
     return Rows(stream[:, :-1], stream[:, 1:], scored[:, :-1])
 
 
-def train(settings: Settings, seeds: int) -> dict[str, Any]:
+def train(settings: Settings, seeds: Sequence[int]) -> dict[str, Any]:
     """Train all seeds, and return how training went and what each copies of each tested length."""
     import time
 
@@ -143,7 +149,7 @@ def train(settings: Settings, seeds: int) -> dict[str, Any]:
         carried, accuracies = jax.lax.scan(lambda c, n: step(c, n, key), carried, numbers)
         return carried, jnp.mean(accuracies)
 
-    keys = jnp.stack([jax.random.key(seed) for seed in range(seeds)])
+    keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     run = jax.jit(jax.vmap(call, (0, None, 0)), donate_argnums=0)
     carried, curve, begun = jax.jit(jax.vmap(start))(keys), [], time.perf_counter()
     for first in range(0, settings.steps - CHUNK + 1, CHUNK):
@@ -151,7 +157,7 @@ def train(settings: Settings, seeds: int) -> dict[str, Any]:
         curve.append([round(float(a), 4) for a in accuracy])
     seconds, lengths = time.perf_counter() - begun, []
     for n in settings.tested:
-        rows = draw_rows(settings, jax.random.key(seeds), settings.test_rows, n, n, n)
+        rows = draw_rows(settings, jax.random.key(TEST), settings.test_rows, n, n, n)
         right, whole = jax.jit(jax.vmap(lambda p, rows=rows: scores_on(module, p, rows)))(carried[0])
         lengths.append({"symbols": n, "accuracy": right.tolist(), "whole": whole.tolist()})
     each = count_params(jax.tree.map(lambda leaf: leaf[0], carried[0]))[0]

@@ -31,12 +31,13 @@ def test_rows_are_symbols_and_their_copy() -> None:
 @pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/tasks/test_copies")
 def test_it_leaves_its_figures(tmp_path: Path) -> None:
     out = tmp_path / "copies.json"
-    found = copies(str(out), 2, TINY)
+    found = copies(str(out), 2, 3, TINY)
     assert json.loads(out.read_text())["lengths"] == json.loads(json.dumps(found["lengths"]))
+    assert found["seeds"] == [3, 4]
     assert [len(tested["whole"]) for tested in found["lengths"]] == [2, 2]
     assert [tested["symbols"] for tested in found["lengths"]] == [2, 3]
     assert len(found["accuracy_by_chunk"]) == 1
     with pytest.raises(ValueError, match="--seeds must be at least 1, got 0"):
-        copies(str(out), 0, TINY)
+        copies(str(out), 0, settings=TINY)
     with pytest.raises(ValueError, match="slots must be at least 80, got 64: a symbol is written to each"):
         Settings(slots=64)
