@@ -17,6 +17,8 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 ON_CPU = (
     "baselines",
     "boxed_run",
+    "contacts",
+    "copies",
     "dispatch",
     "distillation",
     "half_precision",
