@@ -26,7 +26,7 @@ def _classifier(
     """
     taps = reach * side + reach + 1
     periods = tuple(2**n for n in range(1, 2 * side.bit_length() - 1))
-    rows = HyenaConfig(dim=dim, filter=ExplicitFilter(taps=taps))
+    rows = HyenaConfig(dim=dim, filter=ExplicitFilter(taps=taps, columns=side))
     stack = StackConfig(
         dim=dim, num_layers=layers, pattern=("rows",), mixers={"rows": rows}, dropout=dropout, causal=False
     )
@@ -64,7 +64,7 @@ def pathfinder() -> Recipe:
 
     Two in five training images have shorter contours, of 2 to 12 segments, and those of the other splits have 14.
     """
-    return _path("pathfinder", 32, 64, 12, reach=5, steps=6000)
+    return _path("pathfinder", 32, 64, 12, reach=3, steps=6000)
 
 
 def path_x() -> Recipe:

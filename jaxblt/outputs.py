@@ -21,6 +21,7 @@ def check_output(option: str, path: Name, *, inputs: Iterable[Name] = (), overwr
 
     Raises:
       FileExistsError: the file is there, and is not to be overwritten.
+      PermissionError: its folder cannot be written.
       ValueError: it is a URL, an input by whatever name, or something else than a regular file.
     """
     refuse_remote(option, path)
@@ -30,6 +31,7 @@ def check_output(option: str, path: Name, *, inputs: Iterable[Name] = (), overwr
                 f"{option} {path} is read by this command, as {given}: it would be lost; choose another name"
             )
     if not os.path.exists(path):
+        _check_folder(option, path)
         return
     if not os.path.isfile(path):
         raise ValueError(f"{option} {path} is no regular file: name a file to write")
@@ -37,6 +39,17 @@ def check_output(option: str, path: Name, *, inputs: Iterable[Name] = (), overwr
         raise FileExistsError(
             f"{option} {path} is there already, and nothing is overwritten: choose another name, or say "
             "--overwrite (overwrite=True)"
+        )
+
+
+def _check_folder(option: str, path: Name) -> None:
+    """Raise PermissionError if a file cannot be made, in its folder or in the nearest one that is there."""
+    folder = os.path.dirname(os.path.realpath(path))
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise PermissionError(
+            f"{option} {path} cannot be made: {folder} is no folder that can be written; name another"
         )
 
 

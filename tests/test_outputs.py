@@ -41,6 +41,17 @@ def test_what_is_there_is_overwritten_only_if_asked(here):
         check_output("--out", "s3://bucket/a.tsv")
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(here, monkeypatch):
+    with pytest.raises(
+        PermissionError, match=r"--out g\.fa/a\.tsv cannot be made: .*g\.fa is no folder that can be"
+    ):
+        check_output("--out", "g.fa/a.tsv")
+    # Root may write everywhere
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match=r"--out run/new/a\.tsv cannot be made: .*/run is no folder"):
+        check_output("--out", "run/new/a.tsv")
+
+
 def test_a_file_appears_whole_or_not_at_all(here):
     (here / "a.tsv").write_text("mine")
 

@@ -18,6 +18,7 @@ def compile_run(
     piece_bytes: int = 1024,
     prefix_mb: int = 0,
     drafts: int | None = None,
+    beams: int = 0,
     mesh: str | None = None,
     dtype: str | None = None,
     quantize: Scheme | None = None,
@@ -36,6 +37,7 @@ def compile_run(
       piece_bytes: bytes of prompts that are read at once, as there.
       prefix_mb: memory for the states behind prompts, as there; only whether it is 0 matters.
       drafts: bytes to guess, as there; only whether they are given matters.
+      beams: rows of a beam search, as there.
       mesh: "tensor=2" for weights that are split over two devices; one device by default.
       dtype: to compute in, "bfloat16" or "float32"; by default the recipe's.
       quantize: read kernels of products in fewer bits: int8, int4, fp8, or w8a8 with activations of 8 bits too.
@@ -51,8 +53,8 @@ def compile_run(
     from jaxblt.inference.engine import Engine
     from jaxblt.inference.stored_programs import storing_programs
 
-    config = make_config(lanes, 1, piece_bytes, prefix_mb, drafts)
-    folder = programs_folder(out)
+    config = make_config(lanes, 1, piece_bytes, prefix_mb, drafts, beams)
+    folder = programs_folder("--out", out)
     if folder is None:
         raise ValueError(
             "programs of a CPU are kept only where you say: name a folder by --out, and give it to jaxblt serve as "
@@ -65,4 +67,6 @@ def compile_run(
         engine.warm()
         with engine:
             engine.generate([b"a"], max_new_bytes=1)
+            if beams:
+                engine.search(b"a", max_new_bytes=1, beams=1)
     return f"{folder}: {found}"

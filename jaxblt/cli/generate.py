@@ -70,8 +70,8 @@ def generate(
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
 
     Raises:
-      FileNotFoundError: a file of prompts is not there.
-      ValueError: an option is out of range, a prompt is not hexadecimal, or the mesh does not suit.
+      ValueError: an option is out of range, a file of prompts cannot be read, a prompt is not hexadecimal, or the mesh
+        does not suit.
     """
     from jaxblt.answers import continuations
     from jaxblt.inference import SamplingConfig
@@ -146,8 +146,7 @@ def read_prompts(texts: Sequence[str], digits: Sequence[str], files: Sequence[st
     """Return the bytes of all prompts, in this order; one empty prompt where there is none.
 
     Raises:
-      FileNotFoundError: a file is not there.
-      ValueError: digits that are not hexadecimal, or no pairs.
+      ValueError: digits that are not hexadecimal, or no pairs, or a file that cannot be read.
     """
     # Turn surrogates back into bytes: Python hands over bytes of the command line that are no UTF-8 as such.
     found = [text.encode("utf-8", "surrogateescape") for text in texts]
@@ -160,5 +159,10 @@ def read_prompts(texts: Sequence[str], digits: Sequence[str], files: Sequence[st
             ) from error
     for file in files:
         refuse_remote("--prompts-file", file)
-        found.append(Path(file).read_bytes())
+        try:
+            found.append(Path(file).read_bytes())
+        except OSError as error:
+            raise ValueError(
+                f"--prompts-file {file} cannot be read ({error.strerror}): name a file, whose bytes are one prompt"
+            ) from error
     return found or [b""]

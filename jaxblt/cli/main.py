@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from jaxblt.cli.parsing import parse, run
+from jaxblt.cli.interrupts import end_quietly
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("jaxblt.cli.train:main", "train a recipe, or go on with its run"),
@@ -84,6 +84,8 @@ def main(argv: Sequence[str]) -> Any:
 
 def call(name: str, argv: Sequence[str]) -> Any:
     """Run a command of the table with its options, and return its status."""
+    from jaxblt.cli.parsing import parse
+
     module, _, function = COMMANDS[name][0].partition(":")
     found = getattr(import_module(module), function)
     told = found(argv) if function == "main" else parse(found, argv, prog=f"jaxblt {name}")
@@ -112,4 +114,8 @@ def usage() -> str:
 
 def console() -> None:
     """Run the program with the command line of its process, and exit."""
+    end_quietly()
+    # Import after that, so that Ctrl-C is quiet from here on
+    from jaxblt.cli.parsing import run
+
     run(main)

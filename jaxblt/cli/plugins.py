@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from jaxblt.training.stored.safe_files import one_line
-
 OPTION = "--import"
 GROUP = "jaxblt.plugins"
 """Entry points of installed packages that name modules to import."""
@@ -56,6 +54,8 @@ def import_plugin(name: str) -> None:
     try:
         importlib.import_module(name)
     except Exception as error:
+        from jaxblt.training.stored.safe_files import one_line
+
         raise ValueError(
             f"{OPTION} {name}: {one_line(error)} ({type(error).__name__}); name a module of this folder or an "
             "installed one, or a Python file"
@@ -72,6 +72,8 @@ def load_plugins() -> None:
         try:
             point.load()
         except Exception as error:
+            from jaxblt.training.stored.safe_files import one_line
+
             package = point.dist.name if point.dist else "an installed package"
             raise ValueError(
                 f"plugin {point.name!r} of {package} ({point.value}) cannot be imported: {one_line(error)}"

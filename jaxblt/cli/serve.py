@@ -11,6 +11,7 @@ import tyro
 from jaxblt.cli.mesh import parse_mesh
 from jaxblt.cli.quantize import load_quantized
 from jaxblt.precision.weights import Scheme
+from jaxblt.remote import refuse_remote
 from jaxblt.training.state import Step, Weights
 from jaxblt.validation import number, whole
 
@@ -27,6 +28,7 @@ def serve(
     piece_bytes: int = 1024,
     prefix_mb: int = 0,
     drafts: int | None = None,
+    beams: int = 0,
     compiled: Path | None = None,
     request_s: float = 600.0,
     drain_s: float = 60.0,
@@ -52,6 +54,7 @@ def serve(
       piece_bytes: bytes of prompts that are read between two times that others draw.
       prefix_mb: memory for the states behind prompts, in MiB; prompts that begin alike are read once.
       drafts: bytes to guess from a row's own and to check in one call of the model, 0 to 16; none are by default.
+      beams: compile for beam searches of up to so many beams before the first request; others compile when they come.
       compiled: folder in which compiled programs are kept; by default jaxblt's in the user's cache, and none on a CPU.
       request_s: seconds of a request at the most.
       drain_s: seconds after SIGTERM at which requests that still run are cancelled.
@@ -69,26 +72,24 @@ def serve(
       OSError: the address is taken.
     """
     from jaxblt.inference.engine import Engine
-    from jaxblt.inference.server import Limits, Service, run_server
+    from jaxblt.inference.server import Limits, Service, listen, run_server
 
     check_installed()
     whole("--port", port, least=0, most=65_535)
     for option, value in (("--request-s", request_s), ("--drain-s", drain_s)):
         number(option, value, above=0)
-    config = make_config(lanes, max_waiting, piece_bytes, prefix_mb, drafts)
-    with _keeping_programs(compiled):
+    config = make_config(lanes, max_waiting, piece_bytes, prefix_mb, drafts, beams)
+    # Look for the address now: compiling takes minutes
+    listen(host, port).close()
+    with _keeping_programs(programs_folder("--compiled", compiled)):
         devices = read_mesh(mesh, quantize)
         run = load_quantized(run_dir, quantize, step=step, weights=weights, dtype=dtype, mesh=devices)
         engine = Engine(run, config, as_trained=as_trained, mesh=devices)
         print("compiling the programs of all lanes", flush=True)
         engine.warm()
-    service = Service(
-        run,
-        engine,
-        name or Path(run_dir).name,
-        key=os.environ.get(KEY) or None,
-        limits=Limits(choices=min(Limits.choices, max_waiting), seconds=request_s),
-    )
+    limits = Limits(choices=min(Limits.choices, max_waiting), seconds=request_s)
+    key = os.environ.get(KEY) or None
+    service = Service(run, engine, name or Path(run_dir).name, key=key, limits=limits)
     with engine:
         run_server(
             service,
@@ -100,7 +101,12 @@ def serve(
 
 
 def make_config(
-    lanes: tuple[str, ...], max_waiting: int, piece_bytes: int, prefix_mb: int, drafts: int | None
+    lanes: tuple[str, ...],
+    max_waiting: int,
+    piece_bytes: int,
+    prefix_mb: int,
+    drafts: int | None,
+    beams: int = 0,
 ) -> Any:
     """Return the settings of an engine from those of a command line.
 
@@ -117,15 +123,16 @@ def make_config(
         piece_bytes=piece_bytes,
         prefix_bytes=prefix_mb << 20,
         drafts=None if drafts is None else Drafts(count=drafts),
+        beams=beams,
     )
 
 
 @contextmanager
-def _keeping_programs(compiled: Path | None) -> Iterator[None]:
+def _keeping_programs(folder: Path | None) -> Iterator[None]:
     """Take programs from a folder, and say how many were not there; without a folder change nothing."""
     from jaxblt.inference.stored_programs import storing_programs
 
-    if (folder := programs_folder(compiled)) is None:
+    if folder is None:
         yield
         return
     with storing_programs(folder) as found:
@@ -133,15 +140,21 @@ def _keeping_programs(compiled: Path | None) -> Iterator[None]:
     print(f"{folder}: {found}", flush=True)
 
 
-def programs_folder(given: Path | None) -> Path | None:
-    """Return the folder of compiled programs: the given one, else jaxblt's in the user's cache; None on a CPU.
+def programs_folder(option: str, given: Path | None) -> Path | None:
+    """Return the folder of compiled programs: that of an option, else jaxblt's in the user's cache; None on a CPU.
 
     A run's own folder is none: programs are machine code, and a run may be a stranger's.
+
+    Raises:
+      ValueError: what the option names is no local folder.
     """
     from jaxblt.training.start.startup import cache_folder
     from jaxblt.training.train_config import USER_CACHE
 
-    kept = cache_folder(USER_CACHE) if given is None else str(given)
+    if given is not None:
+        refuse_remote(option, given)
+        return given
+    kept = cache_folder(USER_CACHE)
     return None if kept is None else Path(kept)
 
 

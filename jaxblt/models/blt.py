@@ -509,19 +509,15 @@ class BLT(nn.Module):
             patcher, closed = step_patcher(rule, state.patcher, ids, rated, segments)
             state = state.replace(patcher=patcher)
         state = state.replace(**read).remember(self.up.keys(h), segments != 0)
-        state = nn.cond(
-            jnp.any(closed & (segments != 0)),
+        moved, holes = advance(state, segments, closed)
+        # Skip holes inside this condition, not behind it: at each byte a condition copies what it leaves as it is
+        of_patches = nn.cond(
+            jnp.any(closed & (segments != 0)) | jnp.any(holes != 0),
             BLT._close,
-            lambda model, state, *_: state,
-            self,
-            state,
-            h,
-            p,
-            segments,
-            closed,
+            lambda model, state, *_: _of_patches(state),
+            *(self, state, h, p, segments, closed, holes),
         )
-        state, holes = advance(state, segments, closed)
-        state = nn.cond(jnp.any(holes != 0), BLT._skip, lambda model, state, *_: state, self, state, holes)
+        state = moved.replace(**of_patches)
         latest = jnp.full((ids.shape[0], 1, 1), self.config.look_back - 1, jnp.int32)
         found = self.down(h[:, None], state.recent[:, None], latest, state.recent_valid[:, None])[:, 0]
         x = self._merge(h, found, p, closed[:, None])
@@ -529,9 +525,9 @@ class BLT(nn.Module):
         return self.head(x, self.embedding)[:, 0], closed, state.replace(decoder=decoder)
 
     def _close(
-        self, state: BLTState, h: Float[Array, "B 1 C"], p: Any, segments: Any, closed: Any
-    ) -> BLTState:
-        """Feed the latent stack one patch, in the rows whose patch closed."""
+        self, state: BLTState, h: Float[Array, "B 1 C"], p: Any, segments: Any, closed: Any, holes: Any
+    ) -> dict[str, Any]:
+        """Feed the latent stack one patch, in the rows whose patch closed, and the holes behind it."""
         index = jnp.arange(state.block_size, dtype=jnp.int32)[None, None]
         outside = (index > state.offset[:, None, None]).astype(jnp.int32)
         ends = (closed & (segments != 0))[:, None]
@@ -544,11 +540,14 @@ class BLT(nn.Module):
             z, smoothed = smooth(z, p, slots, smoothed)
         recent = jnp.concatenate([state.recent[:, 1:], z.astype(state.recent.dtype)], 1)
         valid = jnp.concatenate([state.recent_valid[:, 1:], ends], 1)
-        return state.replace(
+        state = state.replace(
             latent=latent,
             smoothed=smoothed,
             recent=jnp.where(ends[..., None], recent, state.recent),
             recent_valid=jnp.where(ends, valid, state.recent_valid),
+        )
+        return _of_patches(
+            nn.cond(jnp.any(holes != 0), BLT._skip, lambda model, state, *_: state, self, state, holes)
         )
 
     def _skip(self, state: BLTState, holes: Int[Array, "B P"]) -> BLTState:
@@ -557,3 +556,8 @@ class BLT(nn.Module):
         nowhere = jnp.zeros(holes.shape, bool)
         _, latent = self._over_slots(nothing, holes, nowhere, state.capacity, state.latent)
         return state.replace(latent=latent)
+
+
+def _of_patches(state: BLTState) -> dict[str, Any]:
+    """Return the members of a state that patches change, by name."""
+    return {name: getattr(state, name) for name in ("latent", "smoothed", "recent", "recent_valid")}

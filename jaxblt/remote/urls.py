@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 """A scheme of two letters or more (one is a drive of Windows). `pathlib` leaves one slash of two."""
@@ -31,10 +32,14 @@ def scheme_of(url: str) -> str:
 
 
 def refuse_remote(what: str, path: str | os.PathLike[str]) -> None:
-    """Raise ValueError if a path that must be local is a URL.
+    """Raise ValueError if a path that must be local is a URL, or `-` for standard input or output.
 
-    Writing to it would make a folder named `s3:`.
+    Writing to it would make a folder named `s3:`, or a file named `-`.
     """
+    if Path(path).parts[:1] == ("-",):
+        raise ValueError(
+            f"{what} {path} would be a file of that name, not standard input or output: name another"
+        )
     url = url_of(path)
     if url is not None:
         raise ValueError(

@@ -27,7 +27,8 @@ def check_arguments(q: Any, k: Any, v: Any, mask: Mask, alibi_slopes: Any) -> No
         raise ValueError(
             f"alibi_slopes must have one slope a head, shape {(heads,)}, got {alibi_slopes.shape}"
         )
-    by_distance = mask.interval != Interval() or mask.rule is not None or alibi_slopes is not None
+    compares = mask.rule is not None and mask.rule.compares_places
+    by_distance = mask.interval != Interval() or compares or alibi_slopes is not None
     if queries != keys and mask.positions is None and by_distance:
         raise ValueError(
             f"T = {queries} queries against S = {keys} keys: causal, window, rules and ALiBi compare positions, "

@@ -37,6 +37,10 @@ class Chosen(Rule):
     def grain(self) -> int:
         return self.block
 
+    @property
+    def compares_places(self) -> bool:
+        return False
+
     def sees(self, q: Any, k: Any) -> Any:
         """Return whether each query's list has the key's block: bool [B, G, 1, q, s] for k [B, 1, 1, 1, s].
 

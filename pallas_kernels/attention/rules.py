@@ -12,6 +12,7 @@ leaves empty and which it fills, by arithmetic with intervals: nothing of size T
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,6 +84,16 @@ class Rule(ABC):
         """True if the rule means nothing where later keys are hidden."""
         return False
 
+    @property
+    def is_shift_invariant(self) -> bool:
+        """True if only the distance of query and key counts, which is the same in a document and in its row."""
+        return False
+
+    @property
+    def compares_places(self) -> bool:
+        """True if queries and keys are tokens of one row, whose positions the rule compares."""
+        return True
+
     def __and__(self, other: Any) -> Any:
         return And(self, other) if isinstance(other, Rule) else NotImplemented
 
@@ -115,6 +126,10 @@ class Interval(Rule):
     def window(self) -> int | None:
         """Keys at a distance below it are visible: to the left if causal, else to both sides."""
         return None if self.before is None else self.before + 1
+
+    @property
+    def is_shift_invariant(self) -> bool:
+        return True
 
     @property
     def is_plain(self) -> bool:
@@ -210,6 +225,10 @@ class Strided(Rule):
     def __post_init__(self) -> None:
         _check(self, "stride", least=1)
 
+    @property
+    def is_shift_invariant(self) -> bool:
+        return True
+
     def sees(self, q: Any, k: Any) -> Any:
         return (q - k) % self.stride == 0
 
@@ -230,6 +249,10 @@ class Dilated(Rule):
     def __post_init__(self) -> None:
         _check(self, "reach", least=1)
         _check(self, "base", least=2)
+
+    @property
+    def is_shift_invariant(self) -> bool:
+        return True
 
     @property
     def distances(self) -> tuple[int, ...]:
@@ -317,6 +340,15 @@ class PrefixLM(Rule):
         return Bounds(some, (box.k.most < self.length) | (box.k.most <= box.q.least))
 
 
+def _evaluate_apart[T](call: Callable[[], T]) -> T:
+    """Return what `call` gives outside of traces, and of the mesh in force, whose devices may be absent.
+
+    It runs in a thread of its own, as both belong to a thread.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Custom(Rule):
@@ -333,8 +365,8 @@ class Custom(Rule):
 
     def __post_init__(self) -> None:
         q, k = np.arange(5, dtype=np.int32)[:, None] * 13, np.arange(7, dtype=np.int32)[None] * 11
-        with jax.ensure_compile_time_eval():
-            found, alone = (np.asarray(self.fn(*pair)) for pair in ((q, k), (q[3:4], k[:, 2:3])))
+        pairs = ((q, k), (q[3:4], k[:, 2:3]))
+        found, alone = _evaluate_apart(lambda: [np.asarray(self.fn(*pair)) for pair in pairs])
         fits = _fits(found, (5, 7)) and _fits(alone, (1, 1))
         if not fits or alone.reshape(()) != np.broadcast_to(found, (5, 7))[3, 2]:
             raise ValueError(
@@ -350,8 +382,7 @@ class Custom(Rule):
             some = box.q.least == box.q.least
             return Bounds(some, ~some)
         if isinstance(box.q.tokens, np.ndarray):
-            with jax.ensure_compile_time_eval():
-                return Bounds(*(np.asarray(x) for x in self._by_strips(box)))
+            return Bounds(*_evaluate_apart(lambda: [np.asarray(x) for x in self._by_strips(box)]))
         return self._by_strips(box)
 
     def _by_strips(self, box: Box) -> Bounds:
@@ -391,6 +422,27 @@ class ByBlock(Rule):
         return self.rule.bounds(box.over(self.size))
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class BlocksBefore(Rule):
+    """Keys that stand for `size` queries each: key j for the j-th block, which later blocks see."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _check(self, "size", least=1)
+
+    @property
+    def compares_places(self) -> bool:
+        return False
+
+    def sees(self, q: Any, k: Any) -> Any:
+        return k < q // self.size
+
+    def bounds(self, box: Box) -> Bounds:
+        return Bounds(box.k.least < box.q.most // self.size, box.k.most < box.q.least // self.size)
+
+
 class _Joined(Rule):
     """The part that joined rules share."""
 
@@ -404,6 +456,14 @@ class _Joined(Rule):
     @property
     def looks_ahead(self) -> bool:
         return any(part.looks_ahead for part in self._parts())
+
+    @property
+    def is_shift_invariant(self) -> bool:
+        return all(part.is_shift_invariant for part in self._parts())
+
+    @property
+    def compares_places(self) -> bool:
+        return any(part.compares_places for part in self._parts())
 
 
 @jax.tree_util.register_dataclass

@@ -15,9 +15,15 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._own_gradient import OwnGradient
+from pallas_kernels.attention.choices import Chosen
+from pallas_kernels.attention.chosen import triton_gpu as chosen_blocks
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 from pallas_kernels.attention.triton_lists import Lists, Tiles, find_tiles, make_lists
+from pallas_kernels.attention.triton_rows import over_more_rows
 from pallas_kernels.attention.triton_why import Plan, Tile, make_plan
+
+FEW = 128
+"""Programs that leave most of a GPU idle."""
 
 
 def attention(
@@ -31,6 +37,8 @@ def attention(
 ) -> Float[Array, "B T H K"]:
     """Return the output in q's dtype; what `triton_why.why_not` refuses is not checked again."""
     del alibi_slopes
+    if isinstance(mask.rule, Chosen):
+        return chosen_blocks.attention(q, k, v, mask, scale=scale)
     plan = make_plan(current_device(), q, k, mask, scale)
     tags = mask.tags(plan.queries, plan.keys) if mask.has_tags else (None, None)
     q_tags, k_tags = (None if x is None else jnp.broadcast_to(x, (len(q), x.shape[1])) for x in tags)
@@ -90,8 +98,20 @@ def _backward(
     level = jnp.where(lse > EMPTY_LSE / 2, lse, -EMPTY_LSE) * math.log2(math.e)
     arrays, tags, kernels = (q, k, v, do, level, delta), (q_tags, k_tags), plan.kernels
     (dq,) = _call(queries_gradient, plan, kernels.queries, arrays, tags, (q,))
-    dk, dv = _call(keys_gradient, plan, kernels.keys, arrays, tags, (k, v), by_key=True)
+    share = _spread(plan, q, k)
+    wide = [jnp.repeat(x, share, axis=2) for x in (k, v)]
+    shape = jax.ShapeDtypeStruct(wide[0].shape, k.dtype if share == 1 else jnp.float32)
+    arrays = (q, *wide, *arrays[3:])
+    dk, dv = _call(keys_gradient, plan, kernels.keys, arrays, tags, (shape, shape), by_key=True)
+    if share > 1:
+        dk, dv = (x.reshape(*k.shape[:3], share, -1).sum(3).astype(k.dtype) for x in (dk, dv))
     return dq, dk, dv
+
+
+def _spread(plan: Plan, q: Array, k: Array) -> int:
+    """Return by how many heads of queries keys are repeated for their gradient, where they are too few for a GPU."""
+    programs = plan.grid(plan.kernels.keys, transposed=True).columns * k.shape[0] * k.shape[2]
+    return q.shape[2] // k.shape[2] if programs < FEW else 1
 
 
 def _call(
@@ -138,19 +158,5 @@ def _call(
     )
 
 
-def _over_more_rows(run: Any) -> Any:
-    """Return the rule of `vmap`: the new axis joins the batch."""
-
-    def rule(size: int, batched: Any, *args: Any) -> tuple[Any, Any]:
-        def join(x: Array, is_batched: bool) -> Array:
-            x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-            return x.reshape(-1, *x.shape[2:])
-
-        found = run(*jax.tree.map(join, args, tuple(batched)))
-        return jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), found), (True,) * len(found)
-
-    return rule
-
-
-_forward.def_vmap(_over_more_rows(_forward))
-_backward.def_vmap(_over_more_rows(_backward))
+_forward.def_vmap(over_more_rows(_forward))
+_backward.def_vmap(over_more_rows(_backward))

@@ -8,6 +8,7 @@ import jax
 from pallas_kernels._dispatch import Device
 from pallas_kernels._jax_triton import why_not_on
 from pallas_kernels.attention.blocks import Blocks
+from pallas_kernels.attention.chosen import triton_gpu as chosen_blocks
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.rules import Interval, Rule, is_static
 from pallas_kernels.attention.triton_lists import find_tiles
@@ -117,12 +118,14 @@ def why_not(
         return f"it takes bfloat16 and float16 alone, not {q.dtype}"
     if q.shape[3] not in HEADS:
         return f"its heads are of size {HEADS[0]} or {HEADS[1]}, not {q.shape[3]}"
+    if scale is not None and scale <= 0:
+        return f"it takes positive scales alone, not {scale}"
+    if mask.rule is not None and not is_static(mask.rule):
+        return chosen_blocks.why_not(q, k, mask)
     if 0 in (*q.shape, *k.shape) or q.shape[1] % BLOCKS[0] or k.shape[1] % BLOCKS[0]:
         return (
             f"it takes multiples of {BLOCKS[0]} tokens, these are {q.shape[1]} queries and {k.shape[1]} keys"
         )
-    if scale is not None and scale <= 0:
-        return f"it takes positive scales alone, not {scale}"
-    if mask.positions is not None or (mask.rule is not None and not is_static(mask.rule)):
-        return "it lists pairs while a program is traced, and this mask reads positions or lists from arrays"
+    if mask.positions is not None:
+        return "it lists pairs while a program is traced, and this mask reads positions from arrays"
     return make_plan(device, q, k, mask, scale).why_not_listed()

@@ -16,6 +16,9 @@ BOTH_WAYS = {
 """Stacks of a model that sees the future."""
 
 BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
+    "EngineConfig": (
+        ({"beams": 9}, "EngineConfig.beams=9 rows of 8192 bytes or more exceed the largest lane"),
+    ),
     "SlotMemoryConfig": (
         ({"prune_below": 0.1, "prune_after": 0}, "SlotMemoryConfig.prune_after must be at least 1"),
     ),

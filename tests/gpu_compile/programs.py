@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.attention import masks, mosaic_gpu_partial, presets, triton_gpu, triton_prefix
+from pallas_kernels.attention import Chosen, masks, mosaic_gpu_partial, presets, triton_gpu, triton_prefix
 from pallas_kernels.attention import shapes as attention_shapes
+from pallas_kernels.attention.chosen import select_triton
+from pallas_kernels.attention.chosen.places import Places
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.gated_delta_rule.mosaic_gpu_step import gated_delta_rule_step
@@ -55,6 +57,31 @@ def _attention() -> Iterator[Program]:
         if shape.name in ("llama3_8b_8k", "esm2_650m"):
             yield from _partials(f"attention/partial_{shape.head_dim}", shape)
             yield from _rules(f"attention/triton_{shape.head_dim}", shape)
+    yield from _chosen()
+
+
+def _chosen() -> Iterator[Program]:
+    """Chosen blocks of both sizes, the larger ones in packed rows, and the choice of 16 of 1,024."""
+    q, k, pooled = (
+        jax.ShapeDtypeStruct((4, tokens, n, 128), jnp.bfloat16)
+        for tokens, n in ((4096, 32), (4096, 4), (1024, 4))
+    )
+    arrays = {"q": q, "k": k, "v": k}
+    for block in (64, 128):
+        run = partial(_chosen_blocks, block=block, packed=block == 128)
+        yield Program(f"attention/chosen_{block}", _forward_and_gradients(run), (q, arrays))
+    yield from _transformed("attention/chosen", partial(_chosen_blocks, block=64, packed=True), arrays, q)
+    asks, blocks = (Places(*2 * (jax.ShapeDtypeStruct(x.shape[:2], jnp.int32),)) for x in (q, pooled))
+    yield Program(
+        "attention/choose", partial(select_triton.choose_blocks, count=16), (q, pooled, asks, blocks)
+    )
+
+
+def _chosen_blocks(q: Any, k: Any, v: Any, *, block: int, packed: bool) -> Any:
+    ids = 1 + jax.lax.broadcasted_iota(jnp.int32, q.shape[:2], 1) // 300
+    lists = jax.lax.broadcasted_iota(jnp.int32, (q.shape[0], k.shape[2], q.shape[1], 16), 3)
+    mask = masks.CAUSAL & Chosen(lists, block) & masks.documents(ids if packed else None)
+    return triton_gpu.attention(q, k, v, mask)
 
 
 def _rules(op: str, shape: attention_shapes.AttentionShape) -> Iterator[Program]:

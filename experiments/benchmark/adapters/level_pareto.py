@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxblt.validation import check_bounds, check_fields
 
@@ -14,8 +14,9 @@ FIXED = ("prefix", "chunk", "token")
 """Arms of one level."""
 LEARNED = ("gate", "priced_gate")
 """Arms whose gate learns how much each level counts; in the second one finer levels cost more."""
-ARMS = (*FIXED, "length", *LEARNED)
-"""All arms; "length" takes levels in turn, by the steps of a document."""
+RULES = ("length", "entropy")
+"""Arms whose level follows a rule with fixed thresholds: the steps of a document, or how sure its first code is."""
+ARMS = (*FIXED, *RULES, *LEARNED)
 SYMBOLS = 8
 """Values of a token that is no marker, and regimes."""
 
@@ -32,6 +33,7 @@ class Setting:
       test_rows: that are scored.
       prices: of prefix, chunk and token for the priced gate.
       trials: of each timing, at least 20.
+      kinds: whether a document is slow or fast as a whole, or each chunk of it.
     """
 
     dim: int = 32
@@ -45,6 +47,7 @@ class Setting:
     test_rows: int = 128
     prices: tuple[float, ...] = (0.0, 0.02, 0.05)
     trials: int = 20
+    kinds: Literal["documents", "chunks"] = "documents"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -65,9 +68,10 @@ def level_pareto(
     """Train routers on a mix of slow and fast documents, and time whole rows and single tokens.
 
     A token's label is its value plus the regime, modulo 8. A slow document names its regime once, at its start. A fast
-    one names the regime of each chunk in the chunk before. The stack below has no memory, so only a code can carry the
-    regime. `front` has the arms that no other arm beats, in seconds for rows and for tokens. A call with the file of an
-    earlier one measures what it lacks.
+    one names the regime of each chunk in the chunk before. With `--setting.kinds chunks` that changes in place: where
+    the chunk before names a regime as fast it holds, and else the one that the document's start names. The stack below
+    has no memory, so only a code can carry the regime. `front` has the arms that no other arm beats, in seconds for
+    rows and for tokens. A call with the file of an earlier one measures what it lacks.
 
     Args:
       out: file for the figures as JSON.
@@ -117,6 +121,7 @@ def stack_of(name: str, setting: Setting) -> "StackConfig":
 
     mixed = {
         "length": Mixed(by="length", at=(float(setting.length // 4), float(setting.length // 2))),
+        "entropy": Mixed(by="entropy", at=(1 / 3, 2 / 3)),
         "gate": Mixed(),
         "priced_gate": Mixed(prices=setting.prices),
     }
@@ -141,22 +146,27 @@ def stack_of(name: str, setting: Setting) -> "StackConfig":
 
 
 def draw(key: Any, rows: int, setting: Setting) -> tuple[Any, Any, Any]:
-    """Return tokens, labels, and which rows are fast; a label is -1 where none is asked for."""
+    """Return tokens, labels, and which tokens have a fast regime; a label is -1 where none is asked for."""
     import jax
     import jax.numpy as jnp
 
     kinds, values, regimes = jax.random.split(key, 3)
-    fast = jax.random.bernoulli(kinds, 0.5, (rows, 1))
+    in_place, chunks = setting.kinds == "chunks", setting.length // setting.chunk
     time = jnp.arange(setting.length)[None]
+    drawn = jax.random.bernoulli(kinds, 0.5, (rows, chunks if in_place else 1))
+    fast = jnp.repeat(drawn, setting.length // drawn.shape[1], 1)
     value = jax.random.randint(values, (rows, setting.length), 0, SYMBOLS)
-    named = jax.random.randint(regimes, (rows, setting.length // setting.chunk), 0, SYMBOLS)
+    named = jax.random.randint(regimes, (rows, chunks), 0, SYMBOLS)
     here = jnp.repeat(named, setting.chunk, 1)
-    before = jnp.pad(here, ((0, 0), (setting.chunk, 0)))[:, : setting.length]
-    regime = jnp.where(fast, before, named[:, :1])
-    marks = jnp.where(fast, time % setting.chunk == 0, time == 0)
+    if in_place:
+        # Let the start name the document's own regime; what later slow markers name holds nowhere
+        fast = fast & (time >= setting.chunk)
+    marks = (time % setting.chunk == 0) & (fast | (time == 0) | in_place)
     tokens = jnp.where(marks, here + SYMBOLS * (1 + fast.astype(jnp.int32)), value)
+    before, holds = (jnp.pad(x, ((0, 0), (setting.chunk, 0)))[:, : setting.length] for x in (here, fast))
+    regime = jnp.where(holds, before, named[:, :1])
     asked = (time >= setting.chunk) & ~marks
-    return tokens, jnp.where(asked, (value + regime) % SYMBOLS, -1), fast[:, 0]
+    return tokens, jnp.where(asked, (value + regime) % SYMBOLS, -1), holds if in_place else fast
 
 
 class Model:
@@ -232,7 +242,7 @@ def train(name: str, setting: Setting) -> tuple[Any, dict[str, Any]]:
 
 
 def _score(model: Model, params: Any, setting: Setting) -> tuple[Any, Any]:
-    """Return the shares of labels that are right in slow rows and in fast ones."""
+    """Return the shares of labels that are right where a slow regime holds, and where a fast one does."""
     import jax
     import jax.numpy as jnp
 
@@ -240,8 +250,8 @@ def _score(model: Model, params: Any, setting: Setting) -> tuple[Any, Any]:
     logits, _ = model.logits(params, tokens)
     right = jnp.argmax(logits, -1) == labels
 
-    def share(rows: Any) -> Any:
-        return jnp.mean(right.astype(jnp.float32), where=(labels >= 0) & rows[:, None])
+    def share(those: Any) -> Any:
+        return jnp.mean(right.astype(jnp.float32), where=(labels >= 0) & those)
 
     return share(~fast), share(fast)
 

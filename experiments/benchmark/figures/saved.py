@@ -16,6 +16,8 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 
 ON_CPU = (
     "baselines",
+    "contacts",
+    "copies",
     "level_pareto",
     "memory_context",
     "planted_boundaries",

@@ -68,12 +68,18 @@ def gap_recall(
 
 
 def over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return figures of all seeds together: answers are counted, the worst and the best seed stand beside them."""
+    """Return figures of all seeds together: answers are counted, the worst and the best seed stand beside them.
+
+    `of_seeds` is the mean of the seeds' accuracies with Student's interval: seeds differ by more than answers do.
+    """
+    from experiments.benchmark.figures.over_seeds import over_seeds as student
+
     found = []
     for gaps in zip(*(run["gaps"] for run in runs), strict=True):
         right, asked = (sum(gap[name] for gap in gaps) for name in ("right", "asked"))
         low, high = wilson(right, asked)
         each = [gap["accuracy"] for gap in gaps]
         named = {"multiple": gaps[0]["multiple"], "gap": gaps[0]["gap"], "accuracy": right / asked}
-        found.append({**named, "low": low, "high": high, "worst": min(each), "best": max(each)})
+        ends = {"low": low, "high": high, "worst": min(each), "best": max(each)}
+        found.append({**named, **ends, "of_seeds": student(each)})
     return {"parameters": runs[0]["parameters"], "gaps": found}

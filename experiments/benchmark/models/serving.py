@@ -2,10 +2,12 @@
 
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from experiments.benchmark.figures.saved import save
 from experiments.benchmark.models.books_model import split_model
+
+Arm = Literal["rates", "first_byte", "prefix", "rounds", "long_document"]
 
 
 def serving(
@@ -17,6 +19,8 @@ def serving(
     pattern: str = "HHAH",
     drafts: int | None = None,
     trials: int = 3,
+    arms: tuple[Arm, ...] = ("rates",),
+    scale: int = 1,
     tiny: bool = False,
 ) -> dict[str, Any]:
     """Time the engine and `generate` on the `books` model in bf16: bytes a second, by rows.
@@ -24,6 +28,10 @@ def serving(
     Parameters are drawn, bytes are the most probable ones, and patches are static, four bytes each. First as many
     requests come as there are rows. Then three times as many come, of half the length to the whole: the engine fills
     rows that become free, and `generate` waits for the longest row of each batch.
+
+    Further arms time delays. `first_byte` is behind prompts of 8 KB that come to an idle engine, `prefix` behind
+    64 KB that were read before and that were not. `rounds` compares a round of the engine with its decoding program
+    alone. `long_document` compares a byte behind a megabyte of modal Hyena with one behind 4 KB.
 
     Args:
       out: JSON file to write.
@@ -34,12 +42,18 @@ def serving(
       pattern: of the latent stack.
       drafts: bytes that both guess and check in one call; None draws byte by byte.
       trials: of each timing.
+      arms: what is timed.
+      scale: by which prompts of the further arms are shorter, to try the script.
       tiny: a model that a CPU compiles, to try the script.
     """
     decoder, params = drawn_model(pattern, tiny)
     found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": capacity, "pattern": pattern}
     found |= {"drafts": drafts, "rows": []}
-    for count in rows:
+    for arm in arms:
+        if arm != "rates":
+            found[arm] = _time_delay(arm, decoder, params, rows, capacity, scale, trials, tiny)
+            save("serving", out, found)
+    for count in rows if "rates" in arms else ():
         figures = _compare(decoder, params, count, new_bytes, prompt_bytes, capacity, drafts, trials)
         found["rows"].append(figures)
         save("serving", out, found)
@@ -111,6 +125,29 @@ def _compare(
             rates = {way: _rate(lambda draw=draw, n=number: draw(n), trials) for way, draw in ways.items()}
             figures[name] = rates
     return figures
+
+
+def _time_delay(
+    arm: Arm,
+    decoder: Any,
+    params: Any,
+    rows: tuple[int, ...],
+    capacity: int,
+    scale: int,
+    trials: int,
+    tiny: bool,
+) -> Any:
+    """Return the figures of an arm."""
+    from experiments.benchmark.models.engine_delays import first_byte, long_document, rounds
+
+    if arm == "rounds":
+        given = {"capacity": capacity, "count": 32, "trials": trials}
+        return [rounds(decoder, params, rows=count, **given) for count in rows]
+    if arm == "long_document":
+        decoder, params = drawn_model("H", tiny)
+        return long_document(decoder, params, length=2**20 // scale, new_bytes=64, trials=max(20, trials))
+    length, kept = (8192, 0) if arm == "first_byte" else (65_536, 2**34)
+    return first_byte(decoder, params, prompt_bytes=length // scale, prefix_bytes=kept, trials=trials)
 
 
 def _rate(draw: Any, trials: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from experiments.benchmark.figures.saved import save, timed
 from experiments.benchmark.models.serving import drawn_model
-from experiments.benchmark.served.written_bytes import CAPACITY, Written, quantized
+from experiments.benchmark.models.written_bytes import CAPACITY, Written, quantized
 
 
 def quantized_decode(

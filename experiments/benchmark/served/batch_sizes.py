@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.benchmark.figures.saved import save, timed
 from experiments.benchmark.models.serving import drawn_model
-from experiments.benchmark.served.written_bytes import CAPACITY, Written, delays
+from experiments.benchmark.models.written_bytes import CAPACITY, Written, delays
 
 
 def batch_sizes(

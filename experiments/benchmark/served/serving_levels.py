@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.benchmark.figures.saved import save, timed
 from experiments.benchmark.models.serving import drawn_model
-from experiments.benchmark.served.written_bytes import CAPACITY, Written, delays, quantized
+from experiments.benchmark.models.written_bytes import CAPACITY, Written, delays, quantized
 
 LEVELS = ("fp32 jit", "bf16 ahead of time", "int8 ahead of time")
 WITHIN = {LEVELS[0]: 0.0, LEVELS[1]: 0.05, LEVELS[2]: 0.1}

@@ -22,6 +22,8 @@ WARM_UP = 0.05
 """The share of the seconds in which the learning rate rises."""
 SCORED = 500
 """Images of a call that scores."""
+FIRST = 0.1
+"""The share of the images, of those with the least ink, that a ramp begins with."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,15 @@ class Training:
       optimizer: of which the peak of the rate is taken; it rises, then falls to 2 % like a cosine, by the clock.
       batch_size: images of a step.
       shift, symmetries: of the views, drawn anew for each image of each step.
+      ramp: the share of the seconds in which images with more ink join, the fewest pixels above black first; 0 draws
+        all images from the start.
     """
 
     optimizer: AdamWConfig
     batch_size: int
     shift: int
     symmetries: Symmetries
+    ramp: float = 0.0
 
 
 class Shown(NamedTuple):
@@ -51,6 +56,11 @@ class Shown(NamedTuple):
         """Put the images of a split on the device."""
         return cls(jnp.asarray(images.pixels), jnp.asarray(images.labels.astype(np.int32)))
 
+    def by_ink(self) -> "Shown":
+        """Return the images in order of their pixels above black."""
+        order = jnp.argsort(jnp.sum(self.pixels > 0, (1, 2), dtype=jnp.int32), stable=True)
+        return Shown(self.pixels[order], self.labels[order])
+
 
 def fit(
     module: Any, images: Shown, training: Training, seconds: float, key: Array
@@ -59,7 +69,7 @@ def fit(
 
     The clock starts when the program is compiled. Accuracies are those of images before the update.
     """
-    keys = jax.random.split(key, 2)
+    keys, images = jax.random.split(key, 2), images.by_ink() if training.ramp else images
     begun = time.perf_counter()
     boxed = jax.jit(module.init)(keys[0], _rows(images.pixels[:1]))
     constant = AdamWConfig(
@@ -73,10 +83,10 @@ def fit(
     params = nn.meta.unbox(boxed)
     carried = (params, optimizer.init(params), keys[1])
 
-    def step(carried: Any, _: Any, images: Shown, rate: Array) -> tuple[Any, Any]:
+    def step(carried: Any, images: Shown, rate: Array, count: Array) -> tuple[Any, Any]:
         params, state, key = carried
         key, draw, view, drop = jax.random.split(key, 4)
-        chosen = jax.random.randint(draw, (training.batch_size,), 0, len(images.labels))
+        chosen = jax.random.randint(draw, (training.batch_size,), 0, count)
         shown = change(view, images.pixels[chosen], training.shift, training.symmetries)
         loss = lambda params: _loss(module, params, shown, images.labels[chosen], drop)  # noqa: E731
         scores, gradients = jax.value_and_grad(loss, has_aux=True)(params)
@@ -84,14 +94,17 @@ def fit(
         params = jax.tree.map(lambda p, u: p + rate * u, params, updates)
         return (params, state, key), scores
 
-    def call(carried: Any, images: Shown, rate: Array) -> tuple[Any, Array]:
-        carried, (loss, right) = jax.lax.scan(lambda c, x: step(c, x, images, rate), carried, None, CALL)
+    def call(carried: Any, images: Shown, rate: Array, count: Array) -> tuple[Any, Array]:
+        run = lambda carried, _: step(carried, images, rate, count)  # noqa: E731
+        carried, (loss, right) = jax.lax.scan(run, carried, None, CALL)
         return carried, jnp.stack([loss.mean(), right.mean()])
 
-    run = jax.jit(call, donate_argnums=0).lower(carried, images, jnp.float32(0)).compile()
+    run = jax.jit(call, donate_argnums=0).lower(carried, images, jnp.float32(0), jnp.int32(1)).compile()
     compiled, curve, passed = time.perf_counter(), [], 0.0
     while passed < seconds:
-        carried, scores = run(carried, images, jnp.float32(_rate(training.optimizer, passed / seconds)))
+        share = passed / seconds
+        rate, count = _rate(training.optimizer, share), joined(training.ramp, share, len(images.labels))
+        carried, scores = run(carried, images, jnp.float32(rate), jnp.int32(count))
         loss, right = (float(x) for x in scores)
         passed = time.perf_counter() - compiled
         curve.append((round(passed, 2), round(loss, 4), round(right, 4)))
@@ -135,6 +148,11 @@ def change(
         pixels = jnp.where(coins[1], pixels[:, ::-1], pixels)
         pixels = jnp.where(coins[2], jnp.swapaxes(pixels, 1, 2), pixels)
     return pixels
+
+
+def joined(ramp: float, share: float, count: int) -> int:
+    """Return how many of `count` images are drawn from when a share of the seconds has passed."""
+    return count if share >= ramp else max(1, round(count * (FIRST + (1 - FIRST) * share / ramp)))
 
 
 def _rate(optimizer: AdamWConfig, share: float) -> float:

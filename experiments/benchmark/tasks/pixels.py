@@ -17,6 +17,7 @@ def pixels(
     seconds: float = 110.0,
     baseline_seconds: float = 15.0,
     models: tuple[Model, ...] = ("recipe", "cnn", "linear"),
+    ramp: float = 0.0,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Train a recipe's model and two simpler ones on images, and score all on the test split.
@@ -31,10 +32,12 @@ def pixels(
       seconds: of training of the recipe's model, after its compilation.
       baseline_seconds: of each of the others.
       models: to train.
+      ramp: share of the seconds in which images with more ink join the training; Pathfinder's have the longer contours.
       seed: of parameters, batches and views.
 
     Raises:
       FileNotFoundError: the folder lacks an array.
+      ValueError: `ramp` is no share.
     """
     import jax
     import jax.numpy as jnp
@@ -44,12 +47,14 @@ def pixels(
     from experiments.benchmark.tasks.pixel_training import Shown, Training, accuracy, fit
     from jaxblt import recipes
     from jaxblt.training.flops import count_params
+    from jaxblt.validation import number
 
+    number("--ramp", ramp, least=0, most=1)
     recipe: Any = recipes.get(task)
     source = recipe.data.task if path is None else replace(recipe.data.task, path=path)
     opened = {split: source.open(split) for split in ("train", "validation", "test")}
     shown = {split: Shown.of(images) for split, images in opened.items()}
-    training = Training(recipe.optimizer, recipe.data.batch_size, source.shift, source.symmetries)
+    training = Training(recipe.optimizer, recipe.data.batch_size, source.shift, source.symmetries, ramp)
     dtype = jnp.dtype("float32" if jax.default_backend() == "cpu" else recipe.train.dtype)
     model = recipe.model.build(dtype=dtype)
     size = count_params(
@@ -62,6 +67,7 @@ def pixels(
     }
     figures: dict[str, Any] = {
         "task": task,
+        "ramp": ramp,
         "images": {split: len(images.labels) for split, images in shown.items()},
         "majority": _majority(opened),
         "models": {},

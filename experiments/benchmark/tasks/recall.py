@@ -164,8 +164,10 @@ def train(model: "ByteLMConfig", task: "MQAR", settings: Settings, seed: int) ->
 
     rows = max(settings.tokens // task.length, 1)
     init, data, test = jax.random.split(jax.random.key(seed), 3)
-    drawn = lambda number: draw_rows(task, jax.random.fold_in(data, number), rows)  # noqa: E731
-    chunks = (first + jnp.arange(CHUNK) for first in range(0, settings.steps - CHUNK + 1, CHUNK))
+    # Hand keys to the program as arguments: all seeds are one program, which a compilation cache finds again
+    keys = jax.vmap(lambda number: jax.random.fold_in(data, number))
+    drawn = lambda key: draw_rows(task, key, rows)  # noqa: E731
+    chunks = (keys(first + jnp.arange(CHUNK)) for first in range(0, settings.steps - CHUNK + 1, CHUNK))
     fitted = fit(model, task.length, settings, init, chunks, drawn, enough=SOLVED)
     batches = -(-TEST_ROWS // rows)
     score = jax.jit(lambda params, key: scores_on(fitted.module, params, draw_rows(task, key, rows))[0])

@@ -68,7 +68,7 @@ def fit(
 
     def step(carried: Any, given: Any) -> tuple[Any, Any]:
         params, state = carried
-        answers = lambda params: _loss(module, params, rows_of(given), sown)  # noqa: E731
+        answers = lambda params: cross_entropy(module, params, rows_of(given), sown)  # noqa: E731
         (_, accuracy), gradients = jax.value_and_grad(answers, has_aux=True)(params)
         updates, state = optimizer.update(gradients, state, params)
         with jax.numpy_dtype_promotion("standard"):
@@ -95,7 +95,7 @@ def fit(
     return Fitted(module, carried[0], figures)
 
 
-def _loss(module: Any, params: Any, rows: Rows, sown: bool) -> tuple[Array, Array]:
+def cross_entropy(module: Any, params: Any, rows: Rows, sown: bool) -> tuple[Array, Array]:
     """Return mean nats of the scored targets, and the share of them that is the likeliest id."""
     (logits, _), side = module.apply(params, rows.inputs, mutable=SIDE_OUTPUTS if sown else ())
     chosen = jnp.take_along_axis(logits, rows.targets[..., None], 2)[..., 0]

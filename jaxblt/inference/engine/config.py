@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from jaxblt.adapters.update.row_adapters import Adapter
+from jaxblt.inference.beams import MOST_BEAMS
 from jaxblt.inference.drafts import Drafts
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.validation import MOST_SEED, check_bounds, check_fields, number, whole
@@ -49,6 +50,8 @@ class EngineConfig:
       prefix_bytes: memory for the states behind prompts, so that a prompt that begins alike is not read again.
       drafts: bytes to guess, and to check several in one call of the model; None draws byte by byte. With any `Drafts`
         the bytes are the same; without, logits are rounded otherwise.
+      beams: rows of a beam search that `warm` compiles for; searches of up to as many beams run in them. More beams, or
+        beams that hold more bytes together than the largest lane, compile programs of their own; 0 compiles for none.
     """
 
     lanes: tuple[Lane, ...] = (Lane(),)
@@ -56,13 +59,28 @@ class EngineConfig:
     piece_bytes: int = 1024
     prefix_bytes: int = 0
     drafts: Drafts | None = None
+    beams: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "max_waiting", "piece_bytes", least=1)
+        check_bounds(self, "beams", least=0, most=MOST_BEAMS)
         check_bounds(self, "prefix_bytes", least=0, most=2**53)
         if not self.lanes:
             raise ValueError("EngineConfig.lanes must hold at least one Lane(slots, capacity), got ()")
+        if self.beams and not self.search_lanes:
+            most = max(lane.slots * lane.capacity for lane in self.lanes)
+            least = min(lane.capacity for lane in self.lanes)
+            raise ValueError(
+                f"EngineConfig.beams={self.beams} rows of {least} bytes or more exceed the largest lane, of {most} "
+                f"bytes in all: give a lane more slots, or use at most {most // least} beams"
+            )
+
+    @property
+    def search_lanes(self) -> tuple[int, ...]:
+        """Lanes whose capacity the rows of a compiled beam search may have: together they exceed no lane."""
+        most = max(lane.slots * lane.capacity for lane in self.lanes)
+        return tuple(i for i, lane in enumerate(self.lanes) if 0 < self.beams * lane.capacity <= most)
 
 
 @dataclass(frozen=True)

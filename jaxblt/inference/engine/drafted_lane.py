@@ -102,7 +102,7 @@ class DraftedLane(LanePrograms):
 
     def make_rows(self) -> DraftedRows:
         """Return rows that are all done."""
-        return _empty(self._decoder, self._lane)
+        return _empty(self.decoder, self._lane)
 
     def count_to_read(self, length: int) -> int:
         """Return how many ids of a prompt stand before the window in which its last one lies."""

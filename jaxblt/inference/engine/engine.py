@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from jaxblt.data.letters import letters_of
 from jaxblt.data.vocab import OFFSET, encode
-from jaxblt.inference.beams import Beam, beam_search
+from jaxblt.inference.beams import BEAMS, Beam, beam_search
 from jaxblt.inference.decode import Decoder
 from jaxblt.inference.drafts import Drafts
 from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Lane, Piece, Request, Sampling
@@ -27,6 +27,7 @@ from jaxblt.inference.engine.prefixes import PrefixCache
 from jaxblt.inference.engine.programs import Drawn, LanePrograms, copy_prompt, piece_sizes
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows, list_adapters
 from jaxblt.inference.engine.schedule import Part, Scheduler, Ticket
+from jaxblt.inference.engine.searches import LaneSearch
 from jaxblt.inference.engine.stream import StopStrings, Stream, empty_piece
 from jaxblt.inference.prompts import Prefix
 from jaxblt.models.finite import explain_nonfinite
@@ -129,6 +130,8 @@ class Engine:
         with self._in_force():
             self._lanes = [_make_lane(decoder, self._params, lane, config.drafts) for lane in config.lanes]
         self._sizes = piece_sizes(decoder, config.piece_bytes)
+        lanes = sorted((self._lanes[i] for i in config.search_lanes), key=lambda lane: lane.lane.capacity)
+        self._searches = [LaneSearch(lane, config.beams, self._sizes) for lane in lanes]
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
         self._scheduler = Scheduler(config, self._sizes, known=self._find_prefix, clock=clock)
         self._jobs: dict[Ticket, _Job] = {}
@@ -218,11 +221,13 @@ class Engine:
     def search(self, prompt: bytes, **options: Any) -> list[Beam]:
         """Return what `jaxblt.inference.beam_search` finds, in rows of its own beside the lanes; see there for options.
 
-        It works in the thread that calls it.
+        It works in the thread that calls it. It compiles nothing if `config.beams` are as many and a lane holds it.
         """
-        return self._on_mesh(
-            partial(beam_search, self._decoder, self._params, self._read_letters(prompt), **options)
-        )
+        prompt = self._read_letters(prompt)
+        room = (prompt, options.get("max_new_bytes", 0), options.get("beams", BEAMS))
+        ready = (search.search for search in self._searches if search.holds(*room))
+        search = next(ready, partial(beam_search, self._decoder, self._params))
+        return self._on_mesh(partial(search, prompt, **options))
 
     def _read_letters(self, prompt: bytes) -> bytes:
         return prompt if self._letters is None else self._letters.read(prompt)
@@ -252,6 +257,9 @@ class Engine:
                 self._scheduler.shrink(i, lane.lane.slots)
             *_, whole = [one.result() for one in prompts]
             self._on_mesh(self._warm_row, lane, whole)
+            for search in self._searches:
+                if search.lane is lane:
+                    self._on_mesh(search.warm, whole)
 
     def _warm_row(self, lane: LanePrograms, prompts: list[Prefix]) -> None:
         copies = [copy_prompt(prompt) for prompt in prompts] if self.config.prefix_bytes else []

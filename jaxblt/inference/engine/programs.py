@@ -85,7 +85,12 @@ class Drawn(NamedTuple):
 
 
 class LanePrograms:
-    """A lane on the device."""
+    """A lane on the device.
+
+    Attributes:
+      decoder: models and patcher.
+      params: of the decoder, as of `prepare_decoding`.
+    """
 
     def __init__(self, decoder: Decoder, params: dict[str, Any], lane: Lane) -> None:
         """Prepare parameters and empty rows.
@@ -95,12 +100,12 @@ class LanePrograms:
           params: {"model": ..., "entropy": ...}, unboxed.
           lane: rows and capacity.
         """
-        self._decoder, self._apart, self._lane = decoder, unrolled(decoder), lane
-        self._params = prepare_decoding(decoder, params, rows=lane.slots, num_bytes=lane.capacity)
+        self.decoder, self._apart, self._lane = decoder, unrolled(decoder), lane
+        self.params = prepare_decoding(decoder, params, rows=lane.slots, num_bytes=lane.capacity)
         self._rows: Any = self.make_rows()
         self._layout = layout_over_devices(self._rows)
         self._prompt_layout = layout_over_devices(self.begin())
-        layers = {**unroll_params(self._params), CHOSEN: self._rows.chosen}
+        layers = {**unroll_params(self.params), CHOSEN: self._rows.chosen}
         # Leave the codes to the rows: those here would be used up with them
         self._narrow = narrow_params(self._apart, lane.slots, layers, self._rows.state) | {CHOSEN: {}}
 
@@ -127,7 +132,7 @@ class LanePrograms:
 
     def make_rows(self) -> Any:
         """Return rows that are all done."""
-        return _empty(self._decoder, self._lane)
+        return _empty(self.decoder, self._lane)
 
     def count_to_read(self, length: int) -> int:
         """Return how many ids of a prompt are read before it enters its row."""
@@ -135,7 +140,7 @@ class LanePrograms:
 
     def begin(self) -> Prefix:
         """Return a prompt of which nothing was read."""
-        return _begin(self._decoder, self._lane)
+        return _begin(self.decoder, self._lane)
 
     def read(
         self, before: Prefix, ids: np.ndarray, size: int, adapter: Adapter = None
@@ -146,9 +151,9 @@ class LanePrograms:
         """
         row = np.full((1, size), PAD, np.int32)
         row[0, : len(ids)] = ids
-        params = {**self._params, CHOSEN: choose_codes_of_rows(self._decoder.model, [adapter])}
+        params = {**self.params, CHOSEN: choose_codes_of_rows(self.decoder.model, [adapter])}
         live = np.arange(size)[None] < len(ids)
-        return _read(self._decoder, self._prompt_layout, params, before, row, live)
+        return _read(self.decoder, self._prompt_layout, params, before, row, live)
 
     def enter(self, slot: int, prompt: Prefix, request: Request, ids: np.ndarray) -> None:
         """Put a prompt of these ids that was read into a row."""

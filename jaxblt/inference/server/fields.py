@@ -113,6 +113,8 @@ class Fields:
             items = [value] if single else value
             if not isinstance(items, list):
                 raise ApiError(400, f"{name} must be text or a list, got {_shown(value)}", param=name)
+            # Name the number that is no byte in a list of numbers, not the first one
+            items = sorted(items, key=_is_byte) if all(type(item) is int for item in items) else items
             found = [_document(name, item) for item in items]
         if not 1 <= len(found) <= most:
             raise ApiError(400, f"{name} must hold 1..{most} documents, got {len(found)}", param=name)
@@ -146,7 +148,11 @@ def _document(name: str, item: Any) -> bytes:
 
 
 def _are_bytes(item: Any) -> bool:
-    return isinstance(item, list) and all(type(byte) is int and 0 <= byte <= 255 for byte in item)
+    return isinstance(item, list) and all(map(_is_byte, item))
+
+
+def _is_byte(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= 255
 
 
 def _decode_base64(name: str, item: Any) -> bytes:

@@ -1,6 +1,7 @@
 """The server as a process: a socket, and an end in good order at SIGTERM."""
 
 import math
+import os
 import signal
 import socket
 import threading
@@ -35,8 +36,7 @@ def run_server(
     """
     import uvicorn
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family)
+    listener = listen(host, port)
     options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
     config = uvicorn.Config(make_app(service), timeout_graceful_shutdown=math.ceil(drain_s), **options)
     server, stop = uvicorn.Server(config), threading.Event()
@@ -58,6 +58,22 @@ def run_server(
         listener.close()
     if died:
         raise RuntimeError("the server ended by itself; its log says why")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address.
+
+    Raises:
+      OSError: the address is taken, or is none of this machine.
+    """
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        said = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise OSError(
+            f"cannot listen at host {host!r}, port {port} ({said}): choose another --port, 0 for a free one, or "
+            "another --host"
+        ) from error
 
 
 def _restore(handlers: dict[Any, Any]) -> None:

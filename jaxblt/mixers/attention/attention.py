@@ -207,7 +207,7 @@ class Attention(nn.Module):
             positions = jnp.take_along_axis(positions, content.order, 1)
         q, k, v = self._heads(x, positions)
         if state is None:
-            times = None if config.rule is None else self._times(x, segment_ids, plan)
+            times = self._times(x, segment_ids, plan)
 
             def attend(v: Array) -> Array:
                 return attend_rows(plan, q, k, v, hides, self._slopes, times)
@@ -220,9 +220,14 @@ class Attention(nn.Module):
         state = dataclasses.replace(state, clock=rows.clock, **cache._asdict())
         return rows.restore(self._out(o)), state
 
-    @staticmethod
-    def _times(x: Array, segment_ids: Int[Array, "B T"] | None, plan: Plan) -> Int[Array, "B T"] | None:
-        """Return what a rule compares; None for indices, by which blocks are told before the program runs."""
+    def _times(self, x: Array, segment_ids: Int[Array, "B T"] | None, plan: Plan) -> Int[Array, "B T"] | None:
+        """Return what a rule compares; None for indices, by which blocks are told before the program runs.
+
+        Whole rows of one document need no times, and neither do rules of distances: documents are contiguous.
+        """
+        rule = self.config.rule
+        if rule is None or (plan.axis is None and (rule.is_shift_invariant or not self.config.packed)):
+            return None
         if segment_ids is not None:
             return document_times(segment_ids, plan.axis)
         return None if plan.axis is None else row_times(x.shape[0], x.shape[1], plan.axis)

@@ -22,6 +22,8 @@ from jaxblt.mixers.attention.pooled import (
     find_all_ends,
     find_ends,
     sum_blocks,
+    sum_whole_blocks,
+    take_tokens,
 )
 from jaxblt.mixers.attention.predictor import Asked, Keys, imitate
 from jaxblt.parallel.attention.by_time import Seen, document_times
@@ -31,19 +33,23 @@ from jaxblt.parallel.sequence import SeqAxis
 from pallas_kernels.attention import Chosen, Partial, attention, attention_with_lse, masks, merge_partials
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.rules import Interval
-from pallas_kernels.runtime import count_below
+from pallas_kernels.runtime import count_below, is_symbolic
 
 SAMPLED = 16
 """Queries of a device's row for which dense attention is computed, beside what is chosen."""
 
 
 class Branches(NamedTuple):
-    """Sizes of the branches: tokens of a block, blocks that a token chooses, and steps of the window; its direction."""
+    """Sizes of the branches: tokens of a block, blocks that a token chooses, and steps of the window; its direction.
+
+    `alone` says that each row is one document without holes, so that indices say where its blocks lie.
+    """
 
     block: int
     top_k: int
     window: int
     causal: bool = True
+    alone: bool = False
 
     @property
     def direction(self) -> Mask:
@@ -123,15 +129,17 @@ def attend_tokens(
     """
     stream, lists = given
     grid, pooled = _pool(branches, axis, stream)
-    by_blocks = attend_blocks(
-        stream.q, pooled, stream.shown, stream.times, branches.block, causal=branches.causal
-    )
+    options = {"causal": branches.causal, "alone": branches.alone}
+    by_blocks = attend_blocks(stream.q, pooled, stream.shown, stream.times, branches.block, **options)
     if lists is None:
         lists = _choose(branches, axis, stream, grid, pooled)
     losses = _imitate(branches, axis, stream, grid, pooled) if learns else None
     own = Seen(stream.k, stream.v, stream.shown, stream.times)
-    attend = _attend_whole if axis is None else _attend_split
-    return _gate(stream.gates, by_blocks, *attend(branches, stream.q, own, lists)), lists, losses
+    if axis is None:
+        others = _attend_whole(branches, grid, stream.q, own, lists)
+    else:
+        others = _attend_split(branches, stream.q, own, lists)
+    return _gate(stream.gates, by_blocks, *others), lists, losses
 
 
 def _pool(branches: Branches, axis: SeqAxis | None, stream: Stream) -> tuple[Grid, Pooled]:
@@ -148,7 +156,10 @@ def _pool(branches: Branches, axis: SeqAxis | None, stream: Stream) -> tuple[Gri
     own = blocks if axis is None else lax.dynamic_slice_in_dim(blocks, first, length, 1)
     last = at_ends(times, ends)
     grid = Grid(jnp.where(stream.ids > 0, own, -1), wanted, ends - first - last % size, ends - first)
-    values, tokens = grid.sum(stream.pooled_values, size, axis)
+    if branches.alone and branches.causal and not is_symbolic(length) and length % size == 0:
+        values, tokens = sum_whole_blocks(stream.pooled_values, size)
+    else:
+        values, tokens = grid.sum(stream.pooled_values, size, axis)
     return grid, Sums(*values, tokens).pool(at_ends(document, ends), last // size, stream.k.dtype)
 
 
@@ -184,13 +195,26 @@ def _sample(length: int) -> np.ndarray:
     return np.linspace(0, length - 1, min(SAMPLED, length)).astype(int)
 
 
-def _attend_whole(branches: Branches, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:
+def _attend_whole(branches: Branches, grid: Grid, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:
     """Return attention to chosen blocks and to the window."""
-    mask = branches.direction & masks.documents(own.ids)
-    chosen = mask & masks.positions(own.times, own.times) & branches.chosen(lists)
-    return attention(q, own.k, own.v, chosen), attention(
-        q, own.k, own.v, mask & masks.window(branches.window)
-    )
+    band = branches.direction & masks.window(branches.window)
+    if branches.alone:
+        chosen = attention(q, own.k, own.v, branches.direction & branches.chosen(lists))
+        return chosen, attention(q, own.k, own.v, band)
+    blocks = _by_block(branches, grid, own)
+    # Number a document's blocks along the row: those before it are what ended before its first token.
+    before = jax.vmap(count_below)(grid.ends, jnp.arange(q.shape[1], dtype=jnp.int32)[None] - own.times)
+    lists = jnp.where(lists < 0, -1, lists + before[..., None, None])
+    chosen = masks.documents(own.ids, blocks.ids) & branches.chosen(lists)
+    window = attention(q, own.k, own.v, band & masks.documents(own.ids))
+    return attention(q, blocks.k, blocks.v, chosen), window
+
+
+def _by_block(branches: Branches, grid: Grid, own: Seen) -> Seen:
+    """Return keys in blocks of one size, whose numbers are their places; where a block is short there is no token."""
+    place = grid.first[..., None] + jnp.arange(branches.block, dtype=jnp.int32)[None, None]
+    there = (place <= grid.ends[..., None]) & (grid.wanted < NEVER)[..., None]
+    return jax.tree.map(lambda x: take_tokens(x, place, there), own)
 
 
 def _attend_split(branches: Branches, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:

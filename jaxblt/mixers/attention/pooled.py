@@ -9,18 +9,16 @@ from typing import NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.show import show
 from pallas_kernels.attention import attention, masks
-from pallas_kernels.runtime import is_symbolic
+from pallas_kernels.attention.chosen import select
+from pallas_kernels.attention.chosen.places import Places
+from pallas_kernels.attention.rules import BlocksBefore
 
 NEVER = 1 << 30
 """Index of the end of a block that is not there."""
-
-STRIP = 256
-"""Queries whose scores of all blocks are held at a time."""
 
 
 class Pooled(NamedTuple):
@@ -43,6 +41,11 @@ class Pooled(NamedTuple):
     def keys(self) -> Float[Array, "B M G K"]:
         """Keys that queries choose by: a predictor's if there is one."""
         return self.k if self.p is None else self.p
+
+    @property
+    def places(self) -> Places:
+        """Documents and numbers."""
+        return Places(self.ids, self.numbers)
 
     def join(self, other: "Pooled") -> "Pooled":
         """Return the blocks of both."""
@@ -110,16 +113,37 @@ def sum_blocks[T](
     """
     length = counted.shape[1]
     place = ends[..., None] + jnp.arange(1 - size, 1, dtype=jnp.int32)[None, None]
-    inside = (place >= 0) & (place < length)
-    place = jnp.clip(place, 0, length - 1).reshape(ends.shape[0], ends.shape[1] * size)
-    there = jnp.take_along_axis(counted, place, 1).reshape(inside.shape) == wanted[..., None]
-    there = (inside & there).astype(jnp.float32)
+    inside = jnp.clip(place, 0, length - 1).reshape(ends.shape[0], ends.shape[1] * size)
+    there = jnp.take_along_axis(counted, inside, 1).reshape(place.shape) == wanted[..., None]
+    there &= (place >= 0) & (place < length)
 
     def summed(x: Array) -> Array:
-        tokens = jnp.take_along_axis(x, place[..., None, None], 1).reshape(*inside.shape, *x.shape[2:])
-        return jnp.einsum("bmsgk,bms->bmgk", tokens.astype(jnp.float32), there, precision="highest")
+        return jnp.sum(take_tokens(x, place, there).reshape(*place.shape, *x.shape[2:]), 2, dtype=jnp.float32)
 
-    return jax.tree.map(summed, values), jnp.sum(there, -1)
+    return jax.tree.map(summed, values), jnp.sum(there, -1, dtype=jnp.float32)
+
+
+def take_tokens(
+    x: Shaped[Array, "B T ..."], place: Int[Array, "B M size"], there: Bool[Array, "B M size"]
+) -> Shaped[Array, "B tokens ..."]:
+    """Return tokens by place, each at most once; 0 where not `there`."""
+    shape = (place.shape[0], place.shape[1] * place.shape[2])
+    # Give what is not there a place of its own, too: where places repeat, XLA adds gradients by atomics.
+    nowhere = x.shape[1] + jnp.arange(shape[1], dtype=jnp.int32)[None]
+    place = jnp.where(there.reshape(shape), place.reshape(shape), nowhere)
+    return jax.vmap(lambda x, place: x.at[place].get(mode="fill", fill_value=0, unique_indices=True))(
+        x, place
+    )
+
+
+def sum_whole_blocks[T](values: T, size: int) -> tuple[T, Float[Array, "B M"]]:
+    """Return what `sum_blocks` finds in rows that consist of whole blocks: without a gather, whose gradient is slow."""
+
+    def summed(x: Array) -> Array:
+        return jnp.sum(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 2, dtype=jnp.float32)
+
+    sums = jax.tree.map(summed, values)
+    return sums, jnp.full(jax.tree.leaves(sums)[0].shape[:2], size, jnp.float32)
 
 
 def attend_blocks(
@@ -130,8 +154,14 @@ def attend_blocks(
     size: int,
     *,
     causal: bool,
+    alone: bool = False,
 ) -> Float[Array, "B T H K"]:
-    """Return attention to the pooled blocks of the document; if causal to those before each query's own, 0 if none."""
+    """Return attention to the pooled blocks of the document; if causal to those before each query's own, 0 if none.
+
+    `alone` promises rows of one document, whose blocks are known when a program is compiled.
+    """
+    if causal and alone:
+        return attention(q, pooled.k, pooled.v, masks.FULL & BlocksBefore(size))
     mask = masks.documents(ids, pooled.ids)
     if causal:
         mask &= masks.CAUSAL & masks.positions(times // size - 1, pooled.numbers)
@@ -151,47 +181,17 @@ class Queries(NamedTuple):
     ids: Int[Array, "B T"]
     numbers: Int[Array, "B T"] | None
 
-    def see(self, pooled: Pooled) -> Bool[Array, "B T M"]:
-        """Return which blocks each may choose."""
-        seen = (self.ids[:, :, None] == pooled.ids[:, None]) & (self.ids > 0)[:, :, None]
-        if self.numbers is None:
-            return seen
-        return seen & (pooled.numbers[:, None] < self.numbers[:, :, None])
-
-
-def score_blocks(q: Float[Array, "B T H K"], keys: Float[Array, "B M G K"]) -> Float[Array, "B G R T M"]:
-    """Return the products of the R query heads of each key head with keys of blocks, in fp32, over the root of K."""
-    batch, length, heads, width = q.shape
-    q = q.reshape(batch, length, keys.shape[2], heads // keys.shape[2], width)
-    return jnp.einsum("btgrk,bmgk->bgrtm", q, keys, preferred_element_type=jnp.float32) * width**-0.5
+    @property
+    def places(self) -> Places:
+        """Documents, and numbers of the first blocks that they do not see."""
+        return Places(self.ids, jnp.full_like(self.ids, NEVER) if self.numbers is None else self.numbers)
 
 
 def choose_blocks(queries: Queries, pooled: Pooled, top_k: int) -> Int[Array, "B T G n"]:
     """Return the numbers of the `top_k` blocks that heads of a group attend to most; -1 where there are fewer.
 
-    Shares of attention to the blocks' keys are summed over the query heads of a key head (2502.11089, eq. 10).
-    They are made in strips of `STRIP` queries. There is no gradient.
+    There is no gradient.
     """
-    batch, length = queries.ids.shape
-    strips = 1 if is_symbolic(length) else -(-length // STRIP)
-    size_of = -(-length // strips)
-
-    def cut(x: Array) -> Array:
-        x = jnp.pad(x, ((0, 0), (0, strips * size_of - length), *((0, 0),) * (x.ndim - 2)))
-        return jnp.moveaxis(x.reshape(batch, strips, size_of, *x.shape[2:]), 1, 0)
-
-    def choose(strip: Queries) -> Array:
-        seen = strip.see(pooled)[:, None, None]
-        shares = jax.nn.softmax(jnp.where(seen, score_blocks(strip.q, pooled.keys), -1e30), -1)
-        shares = jnp.sum(jnp.where(seen, shares, -1.0), 2)
-        # Leave room behind the blocks, as there may be fewer than are chosen.
-        shares = jnp.pad(shares, ((0, 0), (0, 0), (0, 0), (0, top_k)), constant_values=-1.0)
-        found, best = lax.top_k(shares, top_k)
-        numbers = jnp.take_along_axis(numbers_of, best, -1)
-        return jnp.where(found >= 0, numbers, -1).swapaxes(1, 2)
-
-    queries, pooled = lax.stop_gradient((queries, pooled))
-    numbers_of = jnp.pad(pooled.numbers, ((0, 0), (0, top_k)))[:, None, None]
-    chosen = lax.map(choose, jax.tree.map(cut, queries))
-    groups = pooled.k.shape[2]
-    return jnp.moveaxis(chosen, 0, 1).reshape(batch, strips * size_of, groups, top_k)[:, :length]
+    best = select.choose_blocks(queries.q, pooled.keys, queries.places, pooled.places, count=top_k)
+    found = jnp.take_along_axis(pooled.numbers[:, None, None], jnp.maximum(best, 0), -1)
+    return jnp.where(best >= 0, found, -1)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxblt.mixers.attention.pooled import Pooled, Queries, score_blocks
+from jaxblt.mixers.attention.pooled import Pooled, Queries
 from jaxblt.parallel.sequence import SeqAxis
+from pallas_kernels.attention.chosen.select import score_blocks
 
 
 class Asked(NamedTuple):
@@ -62,7 +63,7 @@ def imitate(
     if axis is not None:
         asked = jax.tree.map(lambda x: lax.all_gather(x, axis.name, axis=1, tiled=True), asked)
     queries = Queries(asked.learned, asked.ids, asked.times // size if causal else None)
-    seen = queries.see(pooled)[:, None]
+    seen = queries.places.see(pooled.places)[:, None]
     dense = jnp.where(seen, _masses(*lax.stop_gradient((asked, keys)), axis, causal=causal), 0)
     total = jnp.sum(dense, -1, keepdims=True)
     dense /= jnp.where(total > 0, total, 1)

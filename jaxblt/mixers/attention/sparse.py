@@ -175,7 +175,9 @@ class SparseAttention(nn.Module):
         if config.predictor is not None:
             learned = self._learned(q, "predictor_q"), self._learned(k, "predictor_k")
         if state is None:
-            o = self._train(rows, Stream(q, k, v, learned, gates, self._ids(rows), times))
+            alone = rows.segment_ids is None and rows.axis is None
+            branches = config.branches._replace(alone=alone)
+            o = self._train(branches, rows, Stream(q, k, v, learned, gates, self._ids(rows), times))
         else:
             met = meet(k, v, rows.arranged, state.cache, split=False)
             documents = jnp.where(rows.arranged.live, rows.arranged.run + 1, 0)
@@ -209,12 +211,12 @@ class SparseAttention(nn.Module):
         out = Linear("bthp,pk->bthk", {"k": x.shape[-1]}, (None, "head_dim"), self.dtype, **start)
         return x + out(jax.nn.relu(hidden))
 
-    def _train(self, rows: Rows, stream: Stream) -> Float[Array, "B T H K"]:
+    def _train(self, branches: Branches, rows: Rows, stream: Stream) -> Float[Array, "B T H K"]:
         """Return the gated outputs; report chosen blocks and the share that they keep."""
         given = (stream, given_choice(self, CHOICE))
         heads = Stream(True, True, True, True, True, False, False), True
         learns = stream.learned is not None and self.is_mutable_collection("losses")
-        work = partial(attend_tokens, self.config.branches, rows.axis, learns)
+        work = partial(attend_tokens, branches, rows.axis, learns)
         if rows.axis is not None:
             o, lists, losses = over_sequence(work, given, heads=heads)
         else:
@@ -224,7 +226,7 @@ class SparseAttention(nn.Module):
             sow_loss(self, "predictor", away / jnp.maximum(weight, 1))
         lists = held(self, CHOICE, lists)
         if rows.axis is None and self.is_mutable_collection("metrics"):
-            share = partial(kept_share, self.config.branches)
+            share = partial(kept_share, branches)
             sow_metric(self, "kept", jnp.mean(over_batch(lambda given, _: share(*given), (stream, lists))))
         return o
 

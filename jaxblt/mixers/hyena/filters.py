@@ -120,15 +120,18 @@ class ExplicitFilter:
       taps: weights on the causal side.
       groups: filters, each for as many neighbouring channels; None for one a channel.
       skip: add b u, with a weight b a channel, to the convolution.
+      columns: of images whose rows lie one behind the other: weights start larger the nearer their pixel is, in both
+        directions. None starts all alike.
     """
 
     taps: int = 128
     groups: int | None = None
     skip: bool = True
+    columns: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_bounds(self, "taps", "groups", least=1)
+        check_bounds(self, "taps", "groups", "columns", least=1)
 
 
 Filter = ModalFilter | ImplicitFilter | ExplicitFilter

@@ -7,6 +7,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxblt.layers import named
@@ -26,6 +27,9 @@ from pallas_kernels.runtime import is_symbolic
 
 MAX_BLOCKED = 512
 """Taps up to which Toeplitz blocks are faster than an FFT."""
+
+NEAR = 1.5
+"""Pixels over which taps of images fall at the start."""
 
 TAPS_BYTES = 2**27
 """Implicit taps of more fp32 bytes are made of a group of channels at a time, about 1/`TAP_GROUPS` of them."""
@@ -100,8 +104,8 @@ class FiniteConv(nn.Module):
         """Return the taps of each channel; the parameter has those of a group once."""
         taps = filter.taps if self.causal else 2 * filter.taps - 1
         filters, axis = (self.dim, "channels") if filter.groups is None else (filter.groups, None)
-        init = named(nn.initializers.normal(taps**-0.5), axis, "taps")
-        param = self.param("taps", init, (filters, taps), jnp.float32)
+        start = nn.initializers.normal(taps**-0.5) if filter.columns is None else near_pixels(filter)
+        param = self.param("taps", named(start, axis, "taps"), (filters, taps), jnp.float32)
         return param if filters == self.dim else jnp.repeat(param, self.dim // filters, axis=0)
 
     def __call__(
@@ -195,6 +199,24 @@ class FiniteConv(nn.Module):
         zero = 0 if self.causal else self.filter.taps - 1
         first = 0 if self.causal else zero - length + 1
         return None, self.taps[:, first : zero + length]
+
+
+def near_pixels(filter: ExplicitFilter) -> nn.initializers.Initializer:
+    """Return normal taps whose deviation falls with the distance r in the image, exp(-r^2 / 2 `NEAR`^2), of energy 1.
+
+    Lag l is |l| = y columns + x pixels away, |x| at most half a row. The last lags are those of the shape.
+    """
+    assert filter.columns is not None
+    lags = np.arange(1 - filter.taps, filter.taps)
+    rows = np.round(lags / filter.columns)
+    squares = rows**2 + (lags - rows * filter.columns) ** 2
+    deviations = np.exp(-squares / (2 * NEAR**2))
+
+    def init(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Float[Array, "D L"]:
+        own = deviations[-shape[1] :]
+        return jax.random.normal(key, shape, dtype) * jnp.asarray(own / np.sqrt(np.sum(own**2)), dtype)[None]
+
+    return init
 
 
 def _taps(filter: FiniteFilter, causal: bool, shared: Any, per_channel: Any) -> Float[Array, "D L"]:

@@ -42,7 +42,8 @@ class HyenaConfig:
       in_bias: the input projections have a bias, and so has each channel of the short convolution.
       out_bias: the output projection has a bias.
       fp8_in: the input projections multiply in E4M3 with scales of each call (see `jaxblt.precision.fp8_by_ratio`), as
-        models that were trained so are served. Answers then depend on the rows that are read together.
+        models that were trained so are served, whatever `dtype` is. Answers then depend on the rows that are read
+        together.
       causal: a token sees itself and what came before; otherwise its whole document.
       packed: rows may hold several documents. False promises one a row (holes and tail padding allowed): then
         the convolutions need no resets.

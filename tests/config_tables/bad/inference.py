@@ -13,6 +13,7 @@ INFERENCE: dict[str, dict[str, tuple[Any, ...]]] = {
         "piece_bytes": (0, 2.5),
         "prefix_bytes": (-1, 2.5),
         "drafts": (8, True),
+        "beams": (-1, 257, 2.5),
     },
     "Lane": {"slots": (0, 2.5, 10**6), "capacity": (1, 2.5)},
     "Request": {

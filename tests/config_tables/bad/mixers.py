@@ -161,5 +161,5 @@ MIXERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "unit_energy": (1,),
         "learned_features": (1,),
     },
-    "ExplicitFilter": {"taps": (0, 2.5), "groups": (0, 2.5), "skip": (1,)},
+    "ExplicitFilter": {"taps": (0, 2.5), "groups": (0, 2.5), "skip": (1,), "columns": (0, 2.5)},
 }

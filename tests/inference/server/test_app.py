@@ -195,6 +195,7 @@ WRONG = [
         "prompt must hold texts, or lists of bytes as numbers 0..255, got 5",
     ),
     ({"prompt": [256]}, 400, "prompt", "lists of bytes as numbers 0..255, got 256"),
+    ({"prompt": [1, 2, 999]}, 400, "prompt", "lists of bytes as numbers 0..255, got 999"),
     ({"prompt": []}, 400, "prompt", "prompt must hold 1..6 documents, got 0"),
     ({"prompt": ["a"] * 7}, 400, "prompt", "prompt must hold 1..6 documents, got 7"),
     ({"prompt": "\ud800"}, 400, "prompt", "lone surrogate at character 0"),

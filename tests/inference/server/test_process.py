@@ -16,6 +16,7 @@ import pytest
 
 import jaxblt
 from jaxblt.cli.main import main
+from jaxblt.cli.serve import serve
 from jaxblt.inference.engine import Engine
 from jaxblt.inference.server import Service, run_server
 from tests.inference.server.conftest import CONFIG, LIMITS
@@ -150,3 +151,6 @@ def test_an_address_that_is_taken_is_told(run):
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match="in use"):
             run_server(service, host="127.0.0.1", port=port, drain_s=1, started=print)
+        # Before a run is read, which takes long
+        with pytest.raises(OSError, match=f"port {port} .*in use.*choose another --port"):
+            serve("nowhere", port=port)

@@ -15,8 +15,10 @@ from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.testing import Subject
 from jaxblt.testing.parallel import check_sequence
 from jaxblt.training.stored.serialize import from_json, to_json
-from pallas_kernels.attention import Chosen
+from pallas_kernels import _jax_triton
+from pallas_kernels.attention import Chosen, triton_gpu
 from pallas_kernels.attention.rules import Custom, Global, Interval, PrefixLM, Strided
+from pallas_kernels.runtime import Device, compiling_for, record_choices
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
@@ -184,6 +186,30 @@ def test_a_rule_for_both_directions_does_not_fit_a_causal_stack() -> None:
     stack = StackConfig(dim=12, pattern=("prefix",), mixers={"prefix": prefix})
     with pytest.raises(ValueError, match="shows later keys"):
         stack.mixer("prefix")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kernel"),
+    [
+        ({"rule": Interval(63) | Strided(64)}, "triton"),
+        ({"rule": ~Strided(3), "causal": False}, "triton"),
+        ({"rule": Global(first=4)}, "xla"),
+        ({"rule": Global(first=4), "packed": False}, "triton"),
+    ],
+    ids=["distances", "both", "places", "one document"],
+)
+def test_rules_of_packed_rows_run_on_triton(
+    changes: dict, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, unless a rule reads places in documents, which are arrays then."""
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: name)
+    monkeypatch.setattr(triton_gpu, "_attend", lambda plan, q, *_: q)
+    config = AttentionConfig(dim=128, num_heads=2, **changes)
+    x, ids = jnp.zeros((1, 256, 128), jnp.bfloat16), jnp.ones((1, 256), jnp.int32)
+    module = config.build(dtype=jnp.bfloat16)
+    with compiling_for(Device("gpu", (9, 0), "NVIDIA H200")), record_choices() as chosen:
+        jax.eval_shape(lambda: module.init(jax.random.key(0), x, segment_ids=ids))
+    assert [line.split(" on ")[0] for line in chosen] == [f"attention: {kernel}"]
 
 
 def test_rules_are_stored_by_their_parts() -> None:

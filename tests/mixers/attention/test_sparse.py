@@ -1,6 +1,7 @@
 """Sparse attention against a loop over tokens in float64, its metric, its state, and rows over eight devices."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,10 @@ from jaxblt.mixers.attention.pooled import NEVER, Queries, choose_blocks, find_a
 from jaxblt.mixers.attention.pooled import Pooled as Blocks
 from jaxblt.testing import Subject
 from jaxblt.testing.parallel import check_sequence
+from pallas_kernels import _jax_triton
+from pallas_kernels.attention import api, masks
+from pallas_kernels.attention.chosen import select
+from pallas_kernels.runtime import Device, Implementation, compiling_for
 from tests.mixers.attention.test_attention import turn
 from tests.parameters import drawn
 from tests.tolerances import assert_close
@@ -89,6 +94,52 @@ def test_equals_the_loop(config: SparseAttentionConfig) -> None:
         expected[row, span] = _naive_document(config, w, x, ids[row, span] > 0)
     live = ids > 0
     assert_close(y[live], expected[live], jnp.float32, n=subject.length * config.dim)
+
+
+@pytest.mark.slow(days=28, group="further properties of mixers")
+@pytest.mark.parametrize(("config", "length"), [(CONFIG, 24), (BOTH, 23)], ids=["causal", "both"])
+def test_rows_without_ids_are_those_of_one_document(config: SparseAttentionConfig, length: int) -> None:
+    """In values and in gradients: indices say where the blocks of such rows lie."""
+    subject, module = Subject(config, length=length), config.build()
+    x, ids = jnp.asarray(subject.x), jnp.ones(subject.x.shape[:2], jnp.int32)
+
+    def both(ids: jax.Array | None) -> tuple:
+        run = lambda params, x: jnp.sum(jnp.sin(module.apply(params, x, segment_ids=ids)[0]))  # noqa: E731
+        return jax.jit(jax.value_and_grad(run, (0, 1)))(subject.params, x)
+
+    for found, expected in zip(*(jax.tree.leaves(both(given)) for given in (None, ids)), strict=True):
+        assert_close(found, expected, jnp.float32, n=length * config.dim)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+@pytest.mark.parametrize("causal", [True, False], ids=["", "both"])
+def test_branches_run_on_triton(packed: bool, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, but for what cuDNN is faster at: windows, and pooled blocks whose mask is small."""
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: name)
+    ran: dict[str, str] = {}
+
+    def stub(entry: Implementation) -> Implementation:
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: masks.Mask, **_: Any) -> jax.Array:
+            ran[type(mask.rule).__name__] = entry.name
+            return q
+
+        def choose(q: jax.Array, keys: jax.Array, *_: Any, count: int) -> jax.Array:
+            ran["choose"] = entry.name
+            return jnp.zeros((*q.shape[:2], keys.shape[2], count), jnp.int32)
+
+        return dataclasses.replace(entry, run=choose if entry in select.TABLE else attend)
+
+    tables = [(table, tuple(map(stub, table.TABLE))) for table in (api, select)]
+    for table, entries in tables:
+        monkeypatch.setattr(table, "TABLE", entries)
+    module = SparseAttentionConfig(dim=128, num_heads=2, num_kv_heads=1, causal=causal).build(
+        dtype=jnp.bfloat16
+    )
+    x, ids = jnp.zeros((1, 4096, 128), jnp.bfloat16), jnp.ones((1, 4096), jnp.int32) if packed else None
+    with compiling_for(Device("gpu", (9, 0), "NVIDIA H200")):
+        jax.eval_shape(lambda: module.init(jax.random.key(0), x, segment_ids=ids))
+    assert ran["choose"] == ran["Chosen"] == "triton"
+    assert ran.get("BlocksBefore") == ("triton" if causal and not packed else None)
 
 
 def test_the_share_that_is_kept_is_reported() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
 from jaxblt.mixers.hyena import implicit_taps
-from jaxblt.mixers.hyena.finite_filter import ImplicitTaps
+from jaxblt.mixers.hyena.finite_filter import ImplicitTaps, near_pixels
 from pallas_kernels.long_conv import long_conv
 from tests.tolerances import assert_close
 
@@ -146,3 +146,13 @@ def test_modes_span_the_timescales_and_keep_the_energy() -> None:
 def test_bad_filters_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_taps_of_images_start_near_in_both_directions() -> None:
+    """Rows of 8 pixels: lag 8 is one pixel up and lag 4 is half a row away; the energy is 1 either way."""
+    for shape, middle in (((4000, 33), 16), ((4000, 17), 0)):
+        taps = near_pixels(ExplicitFilter(taps=17, columns=8))(jax.random.key(0), shape)
+        own = np.std(np.asarray(taps), 0)[middle:]
+        np.testing.assert_allclose(own[[1, 8, 16]] / own[0], np.exp([-1 / 4.5, -1 / 4.5, -4 / 4.5]), rtol=0.1)
+        assert own[4] < 0.05 * own[0]
+        assert np.sum(np.square(taps), 1).mean() == pytest.approx(1, rel=0.1)

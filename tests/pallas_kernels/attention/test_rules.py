@@ -11,6 +11,7 @@ import pytest
 from pallas_kernels.attention import Chosen, masks
 from pallas_kernels.attention.presets import bigbird, local_global, longformer
 from pallas_kernels.attention.rules import (
+    BlocksBefore,
     Box,
     ByBlock,
     Custom,
@@ -47,6 +48,7 @@ LEAVES: dict[str, tuple[Rule, object]] = {
     "dilated_3": (Dilated(30, base=3), lambda q, k: abs(q - k) in (0, 1, 3, 9, 27)),
     "prefix": (PrefixLM(11), lambda q, k: k < 11 or k <= q),
     "custom": (Custom(_odd), lambda q, k: (q + 2 * k) % 7 < 3),
+    "before": (BlocksBefore(10), lambda q, k: k < q // 10),
     "blocks": (ByBlock(Interval(1, 0), 10), lambda q, k: 0 <= q // 10 - k // 10 <= 1),
 }
 RANDOM = {
@@ -60,6 +62,18 @@ RULES = {name: rule for name, (rule, _) in LEAVES.items()} | RANDOM
 def _dense(rule: Rule) -> np.ndarray:
     index = np.arange(T, dtype=np.int32)
     return np.broadcast_to(np.asarray(rule.sees(index[:, None], index[None])), (T, T))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_shift_invariant_rules_read_distances_alone(name: str) -> None:
+    """So do the rules that join them; with a rule of places beside them none does."""
+    rule, places = RULES[name], np.arange(T)
+    expected = name in ("all", "causal", "later", "window", "strided", "strided_1", "dilated", "dilated_3")
+    assert rule.is_shift_invariant is expected
+    assert (~rule & Strided(4) | Interval(2, 0)).is_shift_invariant is expected
+    if expected:
+        moved = rule.sees(places[:, None] + 7, places[None] + 7)
+        np.testing.assert_array_equal(moved, rule.sees(places[:, None], places[None]))
 
 
 def _span(size: int, axis: int) -> Span:
@@ -198,3 +212,16 @@ def test_rules_join_masks() -> None:
     assert (ByBlock(PrefixLM(1)) & rule).looks_ahead
     with pytest.raises(TypeError, match="unsupported operand"):
         rule | masks.CAUSAL  # pyright: ignore[reportUnusedExpression, reportOperatorIssue]
+
+
+def test_a_function_is_tried_outside_of_the_mesh_in_force():
+    """Its devices may be absent, as of a plan."""
+    meshes = []
+
+    def sees(q, k):
+        meshes.append(jax.sharding.get_abstract_mesh())
+        return q >= k
+
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])):
+        jax.jit(lambda x: [Custom(sees), x][1])(1)
+    assert [mesh.empty for mesh in meshes] == [True, True]

@@ -1,12 +1,9 @@
 """The Triton kernels: their lists on the CPU, interpreted where triton is installed, run on a GPU, what they refuse."""
 
-import importlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -27,13 +24,22 @@ from pallas_kernels.attention import (
     triton_lists,
 )
 from pallas_kernels.attention.blocks import Blocks
-from pallas_kernels.attention.rules import ByBlock, Custom, Global, Interval, RandomBlocks, Strided
+from pallas_kernels.attention.rules import (
+    BlocksBefore,
+    ByBlock,
+    Custom,
+    Global,
+    Interval,
+    RandomBlocks,
+    Strided,
+)
 from pallas_kernels.attention.triton_lists import HIDDEN, SHOWN, Lists, find_tiles, make_lists
 from pallas_kernels.attention.triton_why import Kernels, Tile, make_plan, why_not
-from tests.pallas_kernels.short_conv import interpreted
+from tests.pallas_kernels.attention.triton_interpreter import interpreting
 from tests.tolerances import assert_close, assert_norms_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+LISTS = Chosen(jnp.zeros((1, 1, 256, 1), jnp.int32))
 TINY = Kernels(Tile(32, 16, 4, 2), Tile(16, 32, 4, 2), Tile(32, 16, 4, 2))
 
 
@@ -48,6 +54,7 @@ class Call:
     name: str
     mask: masks.Mask
     tokens: int = 1024
+    keys: int | None = None
     heads: int = 4
     groups: int = 2
     width: int = 128
@@ -67,7 +74,8 @@ class Call:
         """Return q, k, v and the cotangent of the output."""
         keys = jax.random.split(jax.random.key(len(self.name)), 4)
         counts = (self.heads, self.groups, self.groups, self.heads)
-        shapes = [(2, self.tokens, n, self.width) for n in counts]
+        lengths = (self.tokens, *(self.keys or self.tokens,) * 2, self.tokens)
+        shapes = [(2, length, n, self.width) for length, n in zip(lengths, counts, strict=True)]
         return [jax.random.normal(key, shape, self.dtype) for key, shape in zip(keys, shapes, strict=True)]
 
     def passes(self, run: Any) -> Any:
@@ -209,7 +217,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"tokens": 250}, "multiples of 64 tokens, these are 250 queries"),
         ({"scale": -1.0}, "positive scales alone, not -1.0"),
         ({"mask": masks.window(100), "tokens": (1 << 16) + 64}, "2050 x 1025 pairs of tiles are more than"),
-        ({"mask": masks.CAUSAL & Chosen(jnp.zeros((1, 1, 256, 1), jnp.int32))}, "lists from arrays"),
+        ({"mask": masks.CAUSAL & LISTS}, None),
+        ({"mask": masks.FULL & (LISTS | Interval(3))}, "joined to no other rule"),
+        ({"mask": masks.FULL & Chosen(LISTS.lists, 48)}, "chosen blocks of 16, 32, 64, 128 keys, not of 48"),
         (
             {"mask": masks.positions(*[jax.ShapeDtypeStruct((2, 256), jnp.int32)] * 2)},
             "this mask reads positions",
@@ -244,24 +254,11 @@ def test_tiles_follow_blocks_and_lengths(block: int, tokens: int, rows: int) -> 
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels imported meanwhile are interpreted, in small tiles; ranges may end at what a kernel loaded."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # Before Triton is imported, whose own functions are kernels.
-    from triton.runtime import interpreter
-
-    patch, name = interpreter._patch_lang_tensor, "pallas_kernels.attention.triton_kernel"
-
-    def with_index(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", with_index)
-    monkeypatch.setitem(sys.modules, "jax_triton", SimpleNamespace(triton_call=interpreted.triton_call))
-    monkeypatch.delitem(sys.modules, name, raising=False)
+    """Kernels are interpreted, in small tiles."""
     plan = triton_gpu.make_plan
     monkeypatch.setattr(triton_gpu, "make_plan", lambda *args: replace(plan(*args), kernels=TINY))
-    importlib.import_module(name)
-    yield
-    del sys.modules[name]
+    with interpreting(monkeypatch, "pallas_kernels.attention.triton_kernel"):
+        yield
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
@@ -269,7 +266,9 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("number", range(len(LISTED)))
 @pytest.mark.parametrize("lengths", [(), ((20, 37), (64,))], ids=["whole", "packed"])
-def test_interpreted(number: int, lengths: Any) -> None:
+def test_interpreted(number: int, lengths: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two calls one finds the gradients of keys by heads of queries."""
+    monkeypatch.setattr(triton_gpu, "FEW", 128 * (number % 2))
     small = {"tokens": 64, "width": 16, "dtype": jnp.float16, "lengths": lengths}
     Call(name="small", mask=LISTED[number], **small).check(triton_gpu.attention)
 
@@ -315,3 +314,14 @@ def test_vmap_on_a_gpu() -> None:
     both = run(jnp.stack([q, 2 * q]), k, v)
     for found, each in zip(both, (q, 2 * q), strict=True):
         np.testing.assert_array_equal(found, jax.jit(partial(RUN, mask=call.mask))(each, k, v))
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.slow(days=28, group="properties of kernels")
+@pytest.mark.usefixtures("interpreter")
+def test_pooled_blocks_interpreted() -> None:
+    """Queries that are more than the keys, each of which stands for a block of them."""
+    call = Call(
+        name="pooled", mask=masks.FULL & BlocksBefore(2), tokens=64, keys=32, width=16, dtype=jnp.float16
+    )
+    call.check(triton_gpu.attention)

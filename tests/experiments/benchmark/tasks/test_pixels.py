@@ -9,7 +9,7 @@ import pytest
 
 from experiments.benchmark.tasks import pixel_training
 from experiments.benchmark.tasks.pixel_models import LinearPixels, cnn_of_size
-from experiments.benchmark.tasks.pixel_training import Shown, Training, accuracy, change, fit
+from experiments.benchmark.tasks.pixel_training import Shown, Training, accuracy, change, fit, joined
 from jaxblt.training.flops import count_params
 from jaxblt.training.optimisers.adamw import AdamWConfig
 
@@ -33,7 +33,7 @@ def test_a_trained_model_is_scored_on_every_image(monkeypatch: pytest.MonkeyPatc
     pixels[labels == 1, :2] += 150
     shown = Shown(jnp.asarray(pixels), jnp.asarray(labels))
     monkeypatch.setattr(pixel_training, "SCORED", 100)
-    training = Training(AdamWConfig(learning_rate=0.05, weight_decay=0.0), 16, 0, "mirror")
+    training = Training(AdamWConfig(learning_rate=0.05, weight_decay=0.0), 16, 0, "mirror", ramp=0.2)
     params, figures = fit(LinearPixels(2), shown, training, 1.0, jax.random.key(0))
     assert accuracy(LinearPixels(2), params, shown) == 1.0
     assert figures["images"] == 16 * figures["steps"]
@@ -41,6 +41,14 @@ def test_a_trained_model_is_scored_on_every_image(monkeypatch: pytest.MonkeyPatc
     wrong = Shown(shown.pixels, jnp.where(jnp.arange(250) == 249, 1 - shown.labels, shown.labels))
     assert accuracy(LinearPixels(2), params, wrong) == pytest.approx(249 / 250)
     json.dumps(figures)
+
+
+def test_images_with_more_ink_join_later() -> None:
+    shown = Shown(jnp.zeros((3, 2, 2), jnp.uint8).at[0].set(9).at[2, 0, 0].set(1), jnp.arange(3)).by_ink()
+    assert shown.labels.tolist() == [1, 2, 0]
+    assert int(shown.pixels[2].min()) == 9
+    assert [joined(0.5, share, 1000) for share in (0.0, 0.25, 0.5, 1.0)] == [100, 550, 1000, 1000]
+    assert joined(0.0, 0.0, 1000) == 1000
 
 
 def test_the_cnn_is_as_large_as_asked() -> None:

@@ -10,21 +10,23 @@ CAPACITY = 4096
 
 
 class Written:
-    """Rows of a model that decode together from their beginning.
+    """Rows of a model that decode together.
 
     Attributes:
       write: a jitted function of the arrays; it returns the logits behind the last byte.
       arrays: parameters, ids and state.
     """
 
-    def __init__(self, decoder: Any, params: dict[str, Any], rows: int, new_bytes: int) -> None:
-        """Prepare rows, whose bytes are drawn."""
+    def __init__(
+        self, decoder: Any, params: dict[str, Any], rows: int, new_bytes: int, state: Any = None
+    ) -> None:
+        """Prepare rows, whose bytes are drawn, behind a state or at their beginning."""
         import jax
         import jax.numpy as jnp
 
         from jaxblt.inference import decode_step, init_decoder, unroll
 
-        state = init_decoder(decoder, rows, num_bytes=CAPACITY)
+        state = init_decoder(decoder, rows, num_bytes=CAPACITY) if state is None else state
         apart, narrow, state = unroll(decoder, params, state, rows=rows)
         ids = np.random.default_rng(0).integers(4, 260, (new_bytes, rows))
         self.arrays = (narrow, jnp.asarray(ids, jnp.int32), state)

@@ -1,0 +1,1 @@
+"""Attention to blocks that queries choose, by kernels, and the choice of blocks."""

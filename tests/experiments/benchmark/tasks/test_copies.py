@@ -1,0 +1,43 @@
+"""The benchmark of copies: its rows by hand, and its figures."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.benchmark.tasks.copies import Settings, copies, draw_rows
+from jaxblt.data.vocab import EOS, OFFSET
+
+TINY = Settings(
+    steps=50, symbols=8, trained=2, ramp=0.5, tested=(2, 3), rows=2, test_rows=4, dim=8, slots=4, width=4
+)
+
+
+def test_rows_are_symbols_and_their_copy() -> None:
+    inputs, targets, scored = (np.asarray(x) for x in draw_rows(TINY, jax.random.key(0), 64, 1, 5, 6))
+    lengths = scored.sum(1)
+    assert set(lengths) == {1, 2, 3, 4, 5}
+    for row, answers, asked, n in zip(inputs, targets, scored, lengths, strict=True):
+        assert row[n] == EOS
+        assert ((row[:n] >= OFFSET) & (row[:n] < OFFSET + 8)).all()
+        assert list(answers[asked]) == list(row[:n])
+        assert list(row[n + 1 : 2 * n + 1]) == list(row[:n])
+        assert not answers[2 * n :].any()
+    assert len({tuple(row) for row in inputs}) > 40
+
+
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/tasks/test_copies")
+def test_it_leaves_its_figures(tmp_path: Path) -> None:
+    out = tmp_path / "copies.json"
+    found = copies(str(out), 2, 3, TINY)
+    assert json.loads(out.read_text())["lengths"] == json.loads(json.dumps(found["lengths"]))
+    assert found["seeds"] == [3, 4]
+    assert [len(tested["whole"]) for tested in found["lengths"]] == [2, 2]
+    assert [tested["symbols"] for tested in found["lengths"]] == [2, 3]
+    assert len(found["accuracy_by_chunk"]) == 1
+    with pytest.raises(ValueError, match="--seeds must be at least 1, got 0"):
+        copies(str(out), 0, settings=TINY)
+    with pytest.raises(ValueError, match="slots must be at least 80, got 64: a symbol is written to each"):
+        Settings(slots=64)
