@@ -11,7 +11,7 @@ from jaxblt.profiling.provenance import git_commit
 ROOMS = {
     "operations": ("kernels", "sparse_attention"),
     "models": ("dispatch", "drafted_bytes", "position_layers", "scaling", "serving"),
-    "boundaries": ("boundary_books", "boundary_step", "planted_boundaries"),
+    "boundaries": ("boundary_books", "boundary_genome", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "measured_memory", "memory_context"),
     "adapters": ("adapter_speed", "index_search", "level_pareto", "routed_lora", "router_levels"),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
