@@ -38,9 +38,10 @@ from jaxblt.precision.weights import (
     shapes_as_stored,
 )
 from jaxblt.training.evaluate import evaluate, make_eval_step, target_ids
-from jaxblt.training.recipe import Recipe
+from jaxblt.training.recipe import Recipe, router_of
 from jaxblt.training.start.base import rounded, trained_part, whole
-from jaxblt.training.start.frozen import SUBTREE, calibrate, load_frozen
+from jaxblt.training.start.boundaries import with_target_length
+from jaxblt.training.start.frozen import SUBTREE, calibrate, load_frozen, with_mean_slots
 from jaxblt.training.start.placement import find_mesh, on_mesh, place_params
 from jaxblt.training.start.setup import blank_inputs, boxed_params, init_params, make_task, open_data
 from jaxblt.training.state import (
@@ -282,13 +283,15 @@ class Run:
         """Return the run with the capacity, and on request the threshold, that other data ask for.
 
         The parameters are the same. Another capacity changes how many unused slots end a block, which are time to
-        convolutions over patches; another threshold changes which bytes a patch holds.
+        convolutions over patches; another threshold changes which bytes a patch holds. The threshold of learned patches
+        is the router's theta, and they get slots for their mean length and a quarter more.
 
         Args:
           data: to sample, up to 256 KB; the recipe's by default.
           split: of the data.
           source: documents to use instead of those that the config names.
-          bytes_per_patch: mean length to find a threshold for; None keeps the threshold.
+          bytes_per_patch: mean length to find a threshold for. None keeps the threshold; of learned patches it is the
+            recipe's length.
           trust_sources: fetch URLs that the run's config names.
 
         Raises:
@@ -297,7 +300,12 @@ class Run:
         """
         if self.patcher is None:
             raise ValueError(f"run {self.recipe.name!r} has no patcher to calibrate: its model reads bytes")
-        if bytes_per_patch is not None and self.patcher.mode not in ("entropy", "greedy"):
+        learned = self.patcher.mode == "learned"
+        if learned and router_of(self.recipe.model).plain:
+            raise ValueError(
+                "a plain router cuts where its score is above 1/2: it has no threshold to calibrate"
+            )
+        if bytes_per_patch is not None and self.patcher.mode not in ("entropy", "greedy", "learned"):
             raise ValueError(
                 f"bytes_per_patch={bytes_per_patch} needs a threshold to calibrate, and mode={self.patcher.mode!r} "
                 "has none: leave it None for the capacity alone"
@@ -308,13 +316,19 @@ class Run:
         if bytes_per_patch is not None:
             patcher = replace(patcher, threshold=None, margin=None)
         config = self.recipe.data if data is None else data
-        recipe = replace(self.recipe, data=config, patcher=patcher, bytes_per_patch=bytes_per_patch)
+        length = self.recipe.bytes_per_patch if learned and bytes_per_patch is None else bytes_per_patch
+        recipe = replace(self.recipe, data=config, patcher=patcher, bytes_per_patch=length)
         mesh = MeshConfig(data=1).build(jax.local_devices()[:1])
         rows = make_dataset(config, split=split, mode="eval", source=source)
+        params, kept = self.params, self.recipe
         with jax.set_mesh(mesh):
-            patcher = calibrate(recipe, rows, mesh, self.frozen)
-        recipe = replace(self.recipe, patcher=patcher)
-        return replace(self, recipe=recipe, task=self.task.cut_by(patcher))
+            if learned:
+                params = with_target_length(recipe, params, self.frozen, rows, mesh)
+                patcher, kept = with_mean_slots(recipe), replace(kept, bytes_per_patch=length)
+            else:
+                patcher = calibrate(recipe, rows, mesh, self.frozen)
+        recipe = replace(kept, patcher=patcher)
+        return replace(self, recipe=recipe, task=self.task.cut_by(patcher), params=params)
 
 
 def load(

@@ -11,7 +11,7 @@ from jaxblt.profiling.provenance import git_commit
 ROOMS = {
     "operations": ("dynamic_layer", "kernels", "sparse_attention"),
     "models": ("drafted_bytes", "scaling", "serving"),
-    "boundaries": ("boundary_books", "boundary_step", "planted_boundaries"),
+    "boundaries": ("boundary_books", "boundary_genome", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed", "level_pareto", "routed_lora"),
     "labels": ("contacts", "families", "fitness", "promoters", "reviews", "zero_shot"),

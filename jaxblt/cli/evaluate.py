@@ -60,7 +60,7 @@ def evaluate(
       targets: characters, such as ACGT, to score apart as well; the log-loss is still over the whole vocabulary.
       max_batches: score so many, evenly spread over the split; all by default.
       mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows.
-      recalibrate: give blocks of patches as many slots as the split asks for; the threshold stays.
+      recalibrate: give blocks of patches as many slots as the split asks for, learned ones the run's mean length.
       weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
       step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
       predictions: of a run on labels, file for name, label, probabilities and prediction of each record.

@@ -18,9 +18,11 @@ from jaxblt.models.bridge import last_bytes, to_blocks, to_row, visible_patches
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 from jaxblt.models.unmerge import LatestPatch, keep_bytes, smooth
 from jaxblt.parallel.layout import CONTIGUOUS
+from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.learned import BoundaryConfig, Router, RouterState, confidence, init_router
 from jaxblt.patching.patches import Patches, from_closed
 from jaxblt.patching.rules import MIDDLE
+from jaxblt.patching.segment import closes
 from jaxblt.show import show
 from jaxblt.side_outputs import sow_metric
 from jaxblt.validation import check_bounds, check_fields
@@ -39,6 +41,8 @@ class LevelConfig:
       decoder: stack over slots behind the latent stack; as wide.
       router: scores boundaries by content alone, and comes back by "gather".
       slots_per_group: mean number of slots in a group that the ratio loss leads to.
+      min_slots: boundaries nearer to the group's start are refused. A block's last group may be shorter.
+      max_slots: a group that reaches them ends. None sets no limit but the block.
 
     Raises:
       ValueError: an option is out of range, or stacks and router do not fit.
@@ -48,12 +52,21 @@ class LevelConfig:
     decoder: StackConfig = StackConfig(dim=384, num_layers=1, pattern="W")
     router: BoundaryConfig = BoundaryConfig()
     slots_per_group: float = 2.0
+    min_slots: int = 1
+    max_slots: int | None = None
 
     __repr__ = show
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "slots_per_group", above=1, why=": a router is led to it")
+        check_bounds(self, "min_slots", "max_slots", least=1)
+        longest = math.inf if self.max_slots is None else self.max_slots
+        if not self.min_slots <= self.slots_per_group <= longest:
+            raise ValueError(
+                f"slots_per_group = {self.slots_per_group} lies outside the lengths that groups may have, "
+                f"{self.min_slots}..{longest}: change min_slots or max_slots"
+            )
         if self.encoder.dim != self.decoder.dim:
             raise ValueError(
                 f"the level's encoder and decoder share the slots' width, got {self.encoder.dim} and "
@@ -68,6 +81,11 @@ class LevelConfig:
                 "slots have neither letters nor entropies: a level's router takes strategy='content_similarity' and "
                 f"unmerge='gather', got {self.router.strategy!r} and {self.router.unmerge!r}"
             )
+
+    @property
+    def has_limits(self) -> bool:
+        """True if groups may not have any length."""
+        return self.min_slots > 1 or self.max_slots is not None
 
     def groups(self, slots: int) -> int:
         """Return the groups that a block of so many slots has room for."""
@@ -84,6 +102,7 @@ class LevelState(flax.struct.PyTreeNode):
       document: its number; 0 before the first.
       in_block: slots of the block so far, holes too.
       used: groups of the block that have ended.
+      open: slots of the group that has not; None without limits.
       slots: of a block.
     """
 
@@ -95,6 +114,7 @@ class LevelState(flax.struct.PyTreeNode):
     document: Int[Array, "B"]
     in_block: Int[Array, "B"]
     used: Int[Array, "B"]
+    open: Int[Array, "B"] | None
     slots: int = flax.struct.field(pytree_node=False)
 
     __repr__ = show
@@ -113,6 +133,7 @@ def init_level_state(
         init_router(config.router, batch_size, dim=config.encoder.dim, dtype=dtype),
         jnp.zeros((batch_size, latent.dim), jnp.float32),
         *zeros,
+        open=jnp.zeros((batch_size,), jnp.int32) if config.has_limits else None,
         slots=slots,
     )
 
@@ -169,7 +190,7 @@ class Level(nn.Module):
         if state is not None:
             return self._stream(x, segment_ids, ends, state)
         h, p = self._score(x, segment_ids, slots)
-        cut = (p > MIDDLE) | ends
+        cut = self._wanted(p, segment_ids, slots) | ends
         groups = from_closed(
             cut, segment_ids, block_size=slots, capacity=self.config.groups(slots), last=ends
         )
@@ -203,6 +224,18 @@ class Level(nn.Module):
         first = jnp.arange(x.shape[1], dtype=jnp.int32) % slots == 0
         return h, jnp.where(first[None], 1.0, p)
 
+    def _wanted(
+        self, p: Float[Array, "B T"], segment_ids: Int[Array, "B T"], slots: int
+    ) -> Bool[Array, "B T"]:
+        """Mark where groups are to end, within their limits."""
+        config = self.config
+        if not config.has_limits:
+            return p > MIDDLE
+        longest = slots if config.max_slots is None else min(config.max_slots, slots)
+        shortest = min(config.min_slots, slots)
+        rule = PatcherConfig(mode="learned", block_size=slots, min_length=shortest, max_length=longest)
+        return closes(rule, jnp.zeros_like(segment_ids), p, segment_ids)
+
     def _merge(self, h: Any, read: Any, p: Any, closed: Any) -> Float[Array, "B T D"]:
         return self.keep(h) + confidence(p, closed)[..., None].astype(h.dtype) * read
 
@@ -234,7 +267,11 @@ class Level(nn.Module):
         h, encoder = self.encoder(x[:, None], segment_ids=ids, state=state.encoder)
         p, _, router = self._router(h, jnp.maximum(ids, 0), state.router)
         p = jnp.where(state.in_block == 0, 1.0, p[:, 0])[:, None]
-        closed = live & (last | ((p[:, 0] > MIDDLE) & (state.used + 1 < room)))
+        wanted = p[:, 0] > MIDDLE
+        if state.open is not None:
+            length = state.open + live.astype(jnp.int32)
+            state, wanted = state.replace(open=length), self._within(wanted, length)
+        closed = live & (last | (wanted & (state.used + 1 < room)))
         kept = lambda new, old: jnp.where(rows(live, new), new, old)  # noqa: E731
         state = state.replace(encoder=encoder, router=jax.tree.map(kept, router, state.router))
         state = nn.cond(jnp.any(closed), Level._end, lambda _, state, *__: state, self, state, h, p, closed)
@@ -248,11 +285,21 @@ class Level(nn.Module):
         used, full = state.used + closed.astype(jnp.int32), here & (in_block == state.slots)
         unused = full[:, None] & (jnp.arange(room, dtype=jnp.int32)[None] < (room - used)[:, None])
         holes = jnp.where(unused, -state.document[:, None], 0)
+        length = None if state.open is None else jnp.where(closed | full, 0, state.open)
         state = state.replace(
-            decoder=decoder, in_block=jnp.where(full, 0, in_block), used=jnp.where(full, 0, used)
+            decoder=decoder,
+            in_block=jnp.where(full, 0, in_block),
+            used=jnp.where(full, 0, used),
+            open=length,
         )
         state = nn.cond(jnp.any(unused), Level._skip, lambda _, state, *__: state, self, state, holes)
         return state, y[:, 0]
+
+    def _within(self, wanted: Bool[Array, "B"], length: Int[Array, "B"]) -> Bool[Array, "B"]:
+        """Mark the rows whose group is to end at its `length`, within the limits."""
+        most = self.config.max_slots
+        wanted &= length >= self.config.min_slots
+        return wanted if most is None else wanted | (length >= most)
 
     def _end(self, state: LevelState, h: Any, p: Any, closed: Any) -> LevelState:
         """Feed the latent stack one group, in the rows whose group ended."""
@@ -273,6 +320,8 @@ def _begin(state: LevelState, segment: Int[Array, "B"]) -> LevelState:
     keep = lambda x: jnp.where(rows(fresh, x), jnp.zeros((), x.dtype), x)  # noqa: E731
     return state.replace(
         document=document,
-        router=jax.tree.map(keep, state.router),
-        **{name: keep(getattr(state, name)) for name in ("smoothed", "in_block", "used")},
+        **{
+            name: jax.tree.map(keep, getattr(state, name))
+            for name in ("router", "smoothed", "in_block", "used", "open")
+        },
     )

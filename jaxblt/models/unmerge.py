@@ -15,6 +15,10 @@ from pallas_kernels.patch_attention import take_latest
 LEAST_P = 1e-4
 """How near p may come to 0 and to 1 in the smoothing."""
 
+FIRST_SCALE = 0.1
+"""Scale of U at first. Latent stacks end without a norm: U z of full scale is several times as large as h, and drowns
+what tells bytes apart before patches tell anything."""
+
 
 def smooth(
     z: Float[Array, "B P D"],
@@ -57,7 +61,8 @@ class LatestPatch(nn.Module):
         valid: Bool[Array, "B N K"],
     ) -> Float[Array, "B N S C"]:
         """Return what each byte gets of its latest patch."""
-        z = dense(h.shape[-1], axes=("latent", "embed"), dtype=self.dtype, name="up")(keys)
+        options = {"axes": ("latent", "embed"), "dtype": self.dtype, "scale": FIRST_SCALE}
+        z = dense(h.shape[-1], **options, name="up")(keys)
         z = jnp.where(valid[..., None], z, jnp.zeros((), z.dtype))
         return over_blocks(lambda own, _: take_latest(*own[1]), (), (z, latest))
 

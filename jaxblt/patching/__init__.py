@@ -2,6 +2,7 @@
 
 from jaxblt.patching.calibrate import (
     calibrate_capacity,
+    calibrate_cut,
     calibrate_threshold,
     patches_per_block,
     threshold_margin,
@@ -30,6 +31,7 @@ __all__ = [
     "byte_entropies",
     "bytes_per_patch",
     "calibrate_capacity",
+    "calibrate_cut",
     "calibrate_threshold",
     "closes",
     "decided",

@@ -11,6 +11,7 @@ from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import MOST_NATS
 from jaxblt.patching.margin import boundary_margin, budget_sums
 from jaxblt.patching.patches import Patches, to_blocks
+from jaxblt.patching.rules import MIDDLE
 from jaxblt.patching.segment import closes_at
 from jaxblt.validation import number, whole
 
@@ -68,6 +69,56 @@ def calibrate_threshold(
         )
     nearest = _nearest(achieved, target_bytes_per_patch, low, high)
     return _in_widest_gap(config, sample, segments, achieved, nearest, target_bytes_per_patch)
+
+
+def calibrate_cut(
+    scores: np.ndarray | Array,
+    target_bytes_per_patch: float,
+    *,
+    config: PatcherConfig,
+    segment_ids: np.ndarray | Array | None = None,
+) -> float:
+    """Return the score above which bytes end patches whose mean length is nearest to the target.
+
+    It lies between two neighbouring scores of the sample, which bisection finds. Limits and edges of blocks count,
+    slots do not.
+
+    Args:
+      scores: [rows, bytes] or [bytes], of a router, on any scale.
+      target_bytes_per_patch: mean length.
+      config: of mode learned.
+      segment_ids: documents, 0 for padding; None is one document a row.
+
+    Raises:
+      ValueError: the config is of another mode, or the scores are not finite or all alike.
+    """
+    if config.mode != "learned":
+        raise ValueError(f"calibrate_cut is for mode='learned', got {config.mode!r}: see calibrate_threshold")
+    number("target_bytes_per_patch", target_bytes_per_patch, above=0)
+    sample, segments = _sample(scores, segment_ids)
+    values = np.unique(np.asarray(sample)[np.asarray(segments) > 0])
+    if len(values) < 2:
+        raise ValueError(
+            f"all scores of the sample are {values[0]:.4g}, and no threshold parts them: sample more data, or train "
+            "the router first"
+        )
+    middles = (values[:-1] + values[1:]) / np.float32(2)
+
+    @jax.jit
+    def achieved(cut: Float[Array, ""]) -> Float[Array, ""]:
+        # Mode learned reads p, and ends a patch above 1/2
+        wanted = jnp.where(sample > cut, 2 * MIDDLE, 0.0).astype(jnp.float32)
+        return _mean_length(config, wanted, segments, jnp.float32(0))
+
+    low, high = 0, len(middles) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if float(achieved(middles[middle])) < target_bytes_per_patch:
+            low = middle
+        else:
+            high = middle
+    error = lambda i: abs(float(achieved(middles[i])) - target_bytes_per_patch)  # noqa: E731
+    return float(middles[min((low, high), key=error)])
 
 
 def threshold_margin(
@@ -142,7 +193,7 @@ def _sample(
             f"the sample holds no bytes, or segment_ids differ in shape: {sample.shape}, {segments.shape}"
         )
     if not bool(jnp.all(jnp.isfinite(sample))):
-        raise ValueError("entropies must be finite: the entropy model gave NaN or infinity")
+        raise ValueError("entropies must be finite, and scores: the model gave NaN or infinity")
     return sample, segments
 
 

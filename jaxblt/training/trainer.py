@@ -4,7 +4,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -23,6 +24,7 @@ from jaxblt.training.log.meter import traced
 from jaxblt.training.log.runlog import Progress
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.preemption import StopRequest, Vote
+from jaxblt.training.start.boundaries import with_target_length
 from jaxblt.training.start.setup import Setup, to_devices
 from jaxblt.training.start.startup import Startup
 from jaxblt.training.state import TrainState, forgive, without_frozen
@@ -69,6 +71,8 @@ class Trainer:
                 state, metrics = self.advance(state, batches, step)
                 step += 1
                 last = step == train.steps
+                if last:
+                    state = self.settle(state)
                 bad.add(step, metrics)
                 if step % train.log_every == 0 or last:
                     self.write(metrics, step, bad)
@@ -153,6 +157,13 @@ class Trainer:
             noted = self.standing.meta | {"seconds": self.journal.meter.seconds, "data": self.data.extent}
             self.checkpoints.save(step, without_frozen(forgive(state)), noted)
             saves.saved()
+
+    def settle(self, state: TrainState) -> TrainState:
+        """Return the state after the last step, with learned patches of the mean length that the recipe asks for."""
+        moved = partial(
+            with_target_length, self.setup.recipe, frozen=state.frozen, data=self.data, mesh=self.setup.mesh
+        )
+        return replace(state, params=moved(state.params), ema=None if state.ema is None else moved(state.ema))
 
     def write(self, metrics: Metrics, step: int, bad: BadSteps) -> None:
         """Log a step's metrics, and raise TrainingFailed where going on would waste the run."""

@@ -120,6 +120,10 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
             {"router": BoundaryConfig(unmerge="attention")},
             "a level's router takes strategy='content_similarity' and unmerge='gather'",
         ),
+        (
+            {"slots_per_group": 4.0, "max_slots": 3},
+            "slots_per_group = 4.0 lies outside the lengths that groups may have, 1..3",
+        ),
     ),
     "BLTConfig": (
         (

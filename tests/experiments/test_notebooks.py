@@ -18,10 +18,11 @@ from tests.test_style import SOMEBODYS_PATH
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
 ANSWERS = ("score", "embed", "variants")
 LARGEST = 100_000
-BRIEF = ("quickstart", "explain", "compress")
+BRIEF = ("quickstart", "explain", "compress", "boundaries")
 """Notebooks whose runs are of few steps as they are."""
 PLOTS = (
     "plt.show()",
+    "plot_boundaries(",
     "plot_entropies(",
     "plot_memory(",
     "plot_attributions(",

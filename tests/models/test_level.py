@@ -13,6 +13,7 @@ from jaxblt.adapters.update.row_adapters import choose_adapters
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import LevelConfig, StackConfig
 from jaxblt.models.hidden import hidden_states, layers_of
+from jaxblt.models.level import Level
 from jaxblt.patching.learned import BoundaryConfig, calibrate_router
 from jaxblt.patching.patches import from_closed
 from tests.mixer_table import table
@@ -94,6 +95,35 @@ def test_a_few_bytes_at_a_time_equal_the_parallel_pass(model) -> None:
         row, state = stream({"params": params}, part, state, segment_ids=np.ones_like(part))
         rows.append(row)
     np.testing.assert_allclose(np.concatenate(rows, 1), np.asarray(logits), **tol(jnp.float32, 1024))
+
+
+@pytest.mark.slow(days=28, group="decoding")
+def test_groups_keep_to_their_limits_in_both_passes() -> None:
+    """With every slot's p above 1/2 groups have two slots each, and with none three; slot by slot as in one pass."""
+    level = dataclasses.replace(CONFIG.level, min_slots=2, max_slots=3)
+    module, (ids, _) = dataclasses.replace(CONFIG, level=level).build(patcher=PATCHES), sample(2)
+    params, ids = drawn(module, ids)["params"], jnp.asarray(ids)
+    options = {"segment_ids": jnp.ones_like(ids), "mutable": "metrics"}
+    forward = jax.jit(lambda params: module.apply({"params": params}, ids, **options))
+    step = jax.jit(partial(module.apply, method="step"))
+    for theta in (-9.0, 9.0):
+        params["level"]["router"]["theta"] = jnp.full((1,), theta)
+        (logits, patches), told = forward(params)
+        state, out = module.init_state(len(ids), num_bytes=LENGTH), []
+        for t in range(LENGTH):
+            row, _, state = step({"params": params}, ids[:, t], state)
+            out.append(np.asarray(row))
+        np.testing.assert_allclose(np.stack(out, 1), np.asarray(logits), **tol(jnp.float32, 1024))
+        assert float(told["metrics"]["level"]["overflow"][0].value) == 0.0
+    assert patches.capacity == PATCHES.slots
+
+
+def test_limits_of_groups_by_hand() -> None:
+    level = dataclasses.replace(CONFIG.level, min_slots=2, max_slots=3)
+    segments = jnp.asarray([[1, 1, 1, 1, 1, 1, 1, -1]], jnp.int32)
+    find = jax.jit(lambda p: Level(level, None)._wanted(p, segments, 8))
+    for p, wanted in ((0.9, [0, 1, 0, 1, 0, 1, 0, 0]), (0.1, [0, 0, 1, 0, 0, 1, 0, 0])):
+        np.testing.assert_array_equal(find(jnp.full((1, 8), p))[0], wanted)
 
 
 @pytest.mark.slow(days=28, group="gradients")

@@ -8,6 +8,7 @@ from jaxblt.patching import (
     PatcherConfig,
     bytes_per_patch,
     calibrate_capacity,
+    calibrate_cut,
     calibrate_threshold,
     patches_per_block,
     threshold_margin,
@@ -48,6 +49,24 @@ def test_the_target_is_met(sample, options, target):
     found = dataclasses.replace(config, threshold=threshold)
     patches = measure(found, entropies, segments)
     assert abs(float(bytes_per_patch(patches)) - target) < 0.005 * target
+
+
+def test_scores_above_the_cut_end_patches_of_the_target(sample):
+    """Limits count: without them such a share of bytes would be 1/4, and not more."""
+    scores, segments = sample
+    config = PatcherConfig(mode="learned", block_size=BLOCK, min_length=2, max_length=12)
+    cut = calibrate_cut(scores, 4.0, config=config, segment_ids=segments)
+    p = np.where(scores > cut, 1.0, 0.0).astype(np.float32)
+    assert p[segments > 0].mean() > 0.25
+    assert abs(float(bytes_per_patch(measure(config, p, segments))) - 4.0) < 0.005 * 4.0
+
+
+def test_scores_that_cannot_be_parted_are_refused(sample):
+    learned = PatcherConfig(mode="learned", block_size=BLOCK)
+    with pytest.raises(ValueError, match=r"all scores of the sample are 0.5, and no threshold parts them"):
+        calibrate_cut(np.full((1, BLOCK), 0.5), 4.0, config=learned)
+    with pytest.raises(ValueError, match=r"calibrate_cut is for mode='learned', got 'entropy'"):
+        calibrate_cut(sample[0], 4.0, config=PatcherConfig())
 
 
 def test_the_nearer_side_of_a_step():

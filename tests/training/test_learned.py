@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 import jaxblt
+from experiments.benchmark.boundaries.side_by_side import train_seeds
 from jaxblt.cli.main import main
+from jaxblt.data.sources import BytesSource
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
 from jaxblt.models import BLTConfig, LevelConfig, StackConfig
 from jaxblt.patching import PatcherConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.training.health import TrainingFailed, check_health
 from jaxblt.training.loop import fit
+from jaxblt.training.optimisers.adamw import AdamWConfig
 from tests.training.tiny import Letters, tiny_recipe
 
 TARGET = 3.0
@@ -90,6 +93,50 @@ def test_a_run_of_two_levels_is_calibrated_trained_and_read_back(tmp_path) -> No
     assert first["router/cut_rate"] == pytest.approx(1 / TARGET, abs=0.06)
     assert first["level/router/cut_rate"] == pytest.approx(1 / 2, abs=0.25)
     assert jaxblt.load(tmp_path).recipe.model == own.model
+
+
+@pytest.mark.filterwarnings("ignore::jaxblt.patching.overflow.PatchOverflowWarning")
+@pytest.mark.slow(days=28, group="runs of learned boundaries")
+def test_held_out_patches_have_the_length_that_is_asked_for(tmp_path) -> None:
+    """Within 3 % after training, whose own rate is elsewhere, and after a calibration for another length."""
+    words = np.random.default_rng(0).integers(0, 26, (64, 6)) + ord("a")
+    lengths = np.random.default_rng(1).integers(2, 7, 64)
+    order = np.random.default_rng(2).integers(0, 64, 20_000)
+    text = b" ".join(words[i, : lengths[i]].astype(np.uint8).tobytes() for i in order)
+    source = BytesSource([text])
+    slow = AdamWConfig(learning_rate=2e-3, warmup_steps=20, decay_steps=40)
+    own = recipe(BoundaryConfig(), steps=20, eval_every=0, log_every=10, optimizer=slow)
+    own = replace(own, patcher=replace(own.patcher, block_size=32))
+    fit(own, tmp_path, source=source, devices=jax.devices()[:1])
+    lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rate = [json.loads(line)["router/cut_rate"] for line in lines if "router/cut_rate" in line][-1]
+    assert abs(rate * TARGET - 1) > 0.1
+    run = jaxblt.load(tmp_path)
+    for length, done in ((TARGET, run), (4.5, run.recalibrate(source=source, bytes_per_patch=4.5))):
+        found = done.evaluate("validation", source=source)
+        assert found["bytes_per_patch"] == pytest.approx(length, rel=0.03), rate
+        assert (done.recipe.bytes_per_patch, done.patcher.target) == (length, length)
+
+
+@pytest.mark.slow(days=28, group="runs of learned boundaries")
+def test_routers_that_cut_everywhere_come_back() -> None:
+    """Of both levels, planted where every p is above 0.99: half of all boundaries find no room, and few do later."""
+    slow = AdamWConfig(learning_rate=5e-3, warmup_steps=20)
+    own = recipe(BoundaryConfig(), steps=250, eval_every=0, optimizer=slow)
+    level = LevelConfig(encoder=own.model.encoder, decoder=own.model.decoder, slots_per_group=2.0)
+    own = replace(own, model=replace(own.model, level=level))
+
+    def plant(setup, states):
+        for router in (states[0].params["router"], states[0].params["level"]["router"]):
+            router["theta"] -= 5 * np.exp(router["log_tau"])
+
+    curve = train_seeds(own, (0,), every=10, source=Letters(), look=plant).curve
+    for name in ("overflow", "level/overflow"):
+        refused = np.array([entry[name][0] for entry in curve])
+        assert refused[0] == pytest.approx(0.5, abs=0.02)
+        assert refused[-5:].mean() < 0.25
+    rate = np.mean([entry["router/cut_rate"][0] for entry in curve[-5:]])
+    assert rate == pytest.approx(1 / TARGET, rel=0.5)
 
 
 def test_a_rate_that_strays_ends_the_run_with_the_figure() -> None:

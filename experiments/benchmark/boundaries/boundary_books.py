@@ -1,5 +1,6 @@
 """Learned patches beside entropy and static ones: python -m experiments.benchmark boundary_books DIR --out FILE."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -10,6 +11,7 @@ from jaxblt.validation import number, whole
 if TYPE_CHECKING:
     from experiments.benchmark.boundaries.side_by_side import Trained
     from jaxblt.training.recipe import Recipe
+    from jaxblt.training.state import TrainState
 
 Arm = Literal["learned", "learned_levels", "learned_attention", "entropy", "static"]
 """How patches are cut; `learned_levels` groups them again, `learned_attention` lets a byte read several of them."""
@@ -136,26 +138,54 @@ def figures_of(trained: "Trained") -> dict[str, Any]:
 
 
 def scored(trained: "Trained") -> dict[str, Any]:
-    """Return what held-out text says: bits, lengths, cuts at words, and a passage with its patches."""
+    """Return what held-out text says: bits, lengths, cuts at words, and a passage with its patches.
+
+    Learned patches are scored at the mean length that is asked for, and beside it `as_trained`.
+    """
     import jax
 
     from experiments.benchmark.boundaries.word_cuts import cut_passages, shares_at_words
-    from experiments.benchmark.figures.over_seeds import over_seeds
     from jaxblt.training.evaluate import Validation
 
-    setup, names = trained.setup, ("bits_per_byte", "bytes_per_patch", "overflow")
+    setup, more = trained.setup, {}
     with jax.set_mesh(setup.mesh):
         validation = Validation(setup)
-        found = [validation(state) for state in trained.states]
-        passages = cut_passages(setup, validation.data, trained.states)
-    each = {name: [one[name] for one in found] for name in names}
+        states = trained.states
+        if setup.recipe.patcher is not None and setup.recipe.patcher.mode == "learned":
+            more = {"as_trained": by_seed([validation(state) for state in states])}
+            states = at_target(trained)
+        found = [validation(state) for state in states]
+        passages = cut_passages(setup, validation.data, states)
     words = [shares_at_words(passage) for passage in passages]
     return {
         "bytes": found[0]["bytes"],
-        **{name: {"seeds": values, **over_seeds(values)} for name, values in each.items()},
+        **by_seed(found),
+        **more,
         "words": {name: {"seeds": [one[name] for one in words]} for name in words[0]},
         "passage": passages[0].text(SHOWN),
     }
+
+
+def by_seed(found: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return bits and lengths of each seed, with their mean and its interval."""
+    from experiments.benchmark.figures.over_seeds import over_seeds
+
+    names = [name for name in ("bits_per_byte", "bytes_per_patch", "overflow") if name in found[0]]
+    each = {name: [one[name] for one in found] for name in names}
+    return {name: {"seeds": values, **over_seeds(values)} for name, values in each.items()}
+
+
+def at_target(trained: "Trained") -> list["TrainState"]:
+    """Return the models with learned patches of the mean length that the recipe asks for, as `fit` leaves them."""
+    from jaxblt.training.start.boundaries import with_target_length
+    from jaxblt.training.start.setup import open_data
+
+    recipe, mesh = trained.setup.recipe, trained.setup.mesh
+    data = open_data(recipe, mesh)
+    return [
+        replace(state, params=with_target_length(recipe, state.params, state.frozen, data, mesh))
+        for state in trained.states
+    ]
 
 
 def gaps(arms: dict[str, Any]) -> dict[str, Any]:

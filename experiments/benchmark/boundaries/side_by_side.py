@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from jaxblt.training.start.setup import Setup
     from jaxblt.training.state import TrainState
 
-WATCHED = ("bits_per_byte", "bytes_per_patch", "overflow", "router/cut_rate", "router/undecided")
+WATCHED = (
+    *("bits_per_byte", "bytes_per_patch", "overflow", "router/cut_rate", "router/undecided"),
+    *("level/overflow", "level/router/cut_rate", "level/router/undecided"),
+)
 """The metrics of a step that are kept, where the model has them."""
 
 

@@ -187,13 +187,19 @@ def resolve(
             data.entropies.check(frozen[ENTROPY].content_hash, patcher.entropy_context)
     recipe = replace(recipe, patcher=patcher, entropy_model=model)
     if patcher.mode == "learned" and patcher.capacity is None:
-        assert recipe.bytes_per_patch is not None  # the recipe saw to it
-        slots = mean_slots(recipe.model, recipe.data, patcher, recipe.bytes_per_patch)
-        recipe = replace(recipe, patcher=replace(patcher, capacity=slots))
+        recipe = replace(recipe, patcher=with_mean_slots(recipe))
     elif patcher.capacity is None or (patcher.has_threshold and patcher.threshold is None):
         patcher = calibrate(recipe, data, mesh, frozen)
         recipe = replace(recipe, patcher=patcher)
     return recipe, frozen
+
+
+def with_mean_slots(recipe: Recipe) -> PatcherConfig:
+    """Return the patcher of learned boundaries with slots for the recipe's mean length and a quarter more."""
+    assert recipe.patcher is not None
+    assert recipe.bytes_per_patch is not None  # the recipe saw to it
+    slots = mean_slots(recipe.model, recipe.data, recipe.patcher, recipe.bytes_per_patch)
+    return replace(recipe.patcher, capacity=slots)
 
 
 def bounded_context(model: Any, trained_length: int) -> int | None:

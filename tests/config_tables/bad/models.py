@@ -80,6 +80,8 @@ MODELS: dict[str, dict[str, tuple[Any, ...]]] = {
         "decoder": (None, 3),
         "router": (None, 3),
         "slots_per_group": (1.0, 0.5, NAN),
+        "min_slots": (0, 1.5, 3),
+        "max_slots": (0, 1.5, 1),
     },
     "WordsConfig": {
         "letters": ("rna",),
