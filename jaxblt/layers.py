@@ -23,9 +23,6 @@ from jaxblt.parallel.constraints import whole_weight
 from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.runtime import current_device
 
-TOKENS = 8
-"""Rows of the product of one token on a GPU."""
-
 PRODUCT = "product"
 """The `checkpoint_name` of products with a weight that remat's "dots" does not recognise."""
 
@@ -71,16 +68,11 @@ def multiply(
     """Multiply x by a kernel: `jnp.einsum`, or for channel-major arrays on GPUs a GEMM a row.
 
     XLA makes one GEMM of an einsum with several rows, and transposes channel-major arrays in a pass of its own. On a
-    CPU it keeps the sums of such a product in 16 bits if x has them, so both are widened there. On a GPU one token is
-    multiplied several times, see `is_one_token`.
+    CPU it keeps the sums of such a product in 16 bits if x has them, so both are widened there.
     """
     if is_by_row(equation, x, kernel):
         y: Any = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
         return checkpoint_name(y, PRODUCT)
-    if is_one_token(equation, x, kernel):
-        rows = jnp.broadcast_to(x, (TOKENS, *x.shape[1:]))
-        kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
-        return jnp.einsum(equation, rows, kernel, **kinds)[:1]
     if rounds_sums(equation, x):
         wide = jnp.einsum(equation, x.astype(jnp.float32), kernel.astype(jnp.float32), precision=precision)
         return wide.astype(preferred_element_type or x.dtype)
@@ -140,19 +132,6 @@ def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
     inner = prod(kernel.shape[: len(letters.summed)])
     other = inner if last[0] else kernel.size // inner
     return other <= x.size // (x.shape[0] * inner)
-
-
-def is_one_token(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
-    """Return whether `multiply` repeats x to `TOKENS` rows: one token of 16 bits on a GPU.
-
-    XLA would turn the product into a multiplication, whose results it rounds and writes to memory, and a sum that reads
-    them: three times the traffic of the kernel's 16 bits, and nine times that of 8 bits.
-    """
-    letters = read_equation(equation)
-    inner, first = prod(kernel.shape[: len(letters.summed)]), letters.given[0]
-    alone = x.size == inner and x.ndim > len(letters.summed)
-    ordered = first == letters.result[0] and first not in letters.summed
-    return alone and ordered and jnp.finfo(x.dtype).bits == 16 and current_device().platform == "gpu"
 
 
 def rounds_sums(equation: str, x: Float[Array, "..."]) -> bool:

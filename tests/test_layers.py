@@ -152,27 +152,3 @@ def test_a_cpu_adds_up_channel_major_products_in_fp32(equation, x, kernel):
     )
     wide = multiply(equation, x.astype(jnp.float32), kernel.astype(jnp.float32))
     assert_array_equal(jax.jit(multiply, static_argnums=0)(equation, x, kernel), wide.astype(jnp.bfloat16))
-
-
-@pytest.mark.parametrize(
-    ("equation", "x", "kernel"),
-    [
-        ("...d,de->...e", (1, 1, 64), (64, 32)),
-        ("btd,de->bet", (1, 1, 64), (64, 32)),
-        ("bct,cd->btd", (1, 64, 1), (64, 32)),
-        ("bthk,hkd->btd", (1, 1, 4, 16), (4, 16, 32)),
-    ],
-)
-def test_one_token_is_a_product_of_several_rows_on_a_gpu(equation, x, kernel):
-    """XLA makes a multiplication of the product of one row, and writes its results to memory."""
-    x, kernel = (
-        jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i, shape in enumerate((x, kernel))
-    )
-    wide = [array.astype(jnp.float32) for array in (x, kernel)]
-    with compiling_for(H200):
-        trace = jax.make_jaxpr(functools.partial(multiply, equation))
-        # Leave fp32 to XLA: its products of several rows are rounded to 19 bits
-        assert ["broadcast_in_dim" in str(trace(*given)) for given in ((x, kernel), wide)] == [True, False]
-        y = multiply(equation, x, kernel)
-    expected = jnp.einsum(equation, *wide)
-    assert_close(y, expected, jnp.bfloat16, 64)

@@ -53,14 +53,14 @@ def evo2_parity(
     longest = max(*lengths, PROMPT)
     text = np.random.default_rng(0).choice(np.frombuffer(b"ACGT", np.uint8), longest).astype(np.int64)
     text[0] = 0
-    ours, chosen = _read(sizes, tensors, text, lengths, written)
-    net = peer.load(torch, peer.settings(sizes, kernels=False), tensors, precise=True)
-    precise = peer.read(torch, net, text)[:, rows]
-    full = peer.read(torch, net, np.concatenate([text[:PROMPT], chosen[:-1]]))[PROMPT - 1 :, rows]
-    del net
-    torch.cuda.empty_cache()
+    # Let the peer begin: Triton has no place to keep its kernels once jax-triton was in use
     narrow = peer.load(torch, peer.settings(sizes, kernels=False), tensors)
     theirs = peer.read(torch, narrow, text)[:, rows]
+    del narrow
+    net = peer.load(torch, peer.settings(sizes, kernels=False), tensors, precise=True)
+    precise = peer.read(torch, net, text)[:, rows]
+    ours, chosen = _read(sizes, tensors, text, lengths, written)
+    full = peer.read(torch, net, np.concatenate([text[:PROMPT], chosen[:-1]]))[PROMPT - 1 :, rows]
     figures: dict[str, Any] = {
         "model": model,
         "peer": about(torch),

@@ -46,7 +46,7 @@ class Tile(NamedTuple):
     parts: int
 
 
-FORWARD, BACKWARD, WIDE = Tile(64, 4, 2, 4), Tile(64, 8, 2, 4), Tile(32, 8, 2, 4)
+FORWARD, BACKWARD, WIDE = Tile(64, 4, 3, 4), Tile(32, 4, 3, 4), Tile(32, 8, 2, 4)
 """The tiles of the two kernels; the last one is of gradients in blocks of 128, where twice the rows spill registers."""
 
 

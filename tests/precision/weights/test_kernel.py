@@ -1,5 +1,7 @@
 """Kernels in fewer bits: packing, errors of rounding, bytes, and products of every layout."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxblt.layers import Linear
+from jaxblt.layers import Linear, read_equation
 from jaxblt.precision.weights import (
     GROUP,
     SCHEMES,
@@ -23,6 +25,9 @@ from jaxblt.precision.weights import (
     unpack,
 )
 from jaxblt.testing.tolerances import bound, typical, worst
+from pallas_kernels.runtime import compiling_for
+from tests.adapters.update.test_site import H200
+from tests.tolerances import assert_close
 
 SHAPE = (192, 32)
 
@@ -154,3 +159,27 @@ def test_bad_arguments_are_named(kernel):
     made = {"a": {"kernel": quantize_kernel(jnp.asarray(kernel), "int8", summed=1)}}
     with pytest.raises(ValueError, match="needs weights that are not quantised"):
         quantize(made, products, "int8")
+
+
+@pytest.mark.parametrize(
+    ("equation", "x", "kernel"),
+    [("...d,de->...e", (1, 1, 64), (64, 32)), ("bthk,hkd->btd", (1, 1, 4, 16), (4, 16, 32))],
+)
+def test_one_token_is_a_product_of_several_rows_on_a_gpu(equation, x, kernel):
+    """XLA makes a multiplication of the product of one row, and writes its results to memory in fp32."""
+    letters = read_equation(equation)
+    sizes = dict(zip(letters.summed + letters.new, kernel, strict=True))
+    x, dense = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate((x, kernel)))
+    stored = quantize_kernel(dense, "int8", summed=len(letters.summed))
+
+    def multiply(dtype, x):
+        return stored.multiply(Linear(equation, sizes, (None,) * len(sizes), dtype), x)
+
+    with compiling_for(H200):
+        kinds = (jnp.bfloat16, jnp.float32)
+        # Leave fp32 to XLA: its products of several rows are rounded to 19 bits
+        traced = [str(jax.make_jaxpr(partial(multiply, dtype))(x.astype(dtype))) for dtype in kinds]
+        y = multiply(jnp.bfloat16, x.astype(jnp.bfloat16))
+    assert ["bf16[8," in text for text in traced] == [True, False]
+    expected = jnp.einsum(equation, x.astype(jnp.bfloat16).astype(jnp.float32), stored.dense())
+    assert_close(y, expected, jnp.bfloat16, 64)
