@@ -15,7 +15,7 @@ from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.scores import Score, check_score
 
 TABLE = (
-    Implementation("cudnn", cudnn.attention, cudnn.why_not),
+    Implementation("cudnn", cudnn.attention, cudnn.why_not, triton_why.why_first),
     Implementation("triton", triton_gpu.attention, triton_why.why_not),
     Implementation("xla", xla.attention),
     Implementation("reference", reference.attention),

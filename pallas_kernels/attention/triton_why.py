@@ -20,6 +20,10 @@ BLOCKS = (64, 128)
 """Tokens of the smallest and of the largest tile of a row."""
 
 
+LONG_ROW, LONGEST_WINDOW = 8192, 512
+"""Packed rows of so many tokens were timed, under a window of so many before a query, with heads of 64."""
+
+
 class Tile(NamedTuple):
     """The tile of a kernel: tokens of a program's own side and of the other, its warps, and stages of its loop."""
 
@@ -95,6 +99,19 @@ def make_plan(device: Device, q: Any, k: Any, mask: Mask, scale: float | None) -
         rule=mask.rule,
         scale=q.shape[3] ** -0.5 if scale is None else float(scale),
         kernels=LARGE[q.shape[3]] if whole and device.capability == (9, 0) else SMALL,
+    )
+
+
+def why_first(device: Device, q: Any, k: Any, v: Any, mask: Mask, **options: Any) -> str | None:
+    """Return why these kernels go before cuDNN's where both can run, or None: long packed rows under a short window."""
+    before = mask.interval.before
+    windowed = before is not None and before <= LONGEST_WINDOW and mask.segments is not None
+    if device.capability != (9, 0) or not windowed or q.shape[3] != 64 or q.shape[1] < LONG_ROW:
+        return None
+    return (
+        None
+        if why_not(device, q, k, v, mask, **options)
+        else "packed rows under a short window run faster by triton"
     )
 
 

@@ -143,8 +143,16 @@ def test_kernels_are_not_asked_for_intervals_that_they_cannot_say(interval: Inte
         {"alibi": True, "queries": 2048},
     ],
 )
-def test_picks_cudnn_on_hopper(options):
+def test_picks_cudnn_on_hopper(options, monkeypatch):
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: None)
     assert _explain(HOPPER, **options) == "attention: cudnn on NVIDIA H200"
+
+
+def test_packed_rows_under_a_short_window_run_faster_by_triton(monkeypatch):
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: name)
+    assert "attention: triton on NVIDIA H200" in _explain(HOPPER, segments=True, window=512)
+    for others in ({"window": 1024}, {"window": 512, "head_dim": 128}, {"window": 512, "queries": 4096}, {}):
+        assert "attention: cudnn on NVIDIA H200" in _explain(HOPPER, segments=True, **others)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
