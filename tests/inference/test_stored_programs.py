@@ -18,9 +18,7 @@ def test_a_second_start_compiles_nothing(monkeypatch, tmp_path, capsys):
     said, before = [], jax.config.values["jax_compilation_cache_dir"]
     for _ in range(2):
         jax.clear_caches()
-        assert (
-            main(["compile", "runs/tiny", "--out", str(tmp_path), "--lanes", "2x64", "--beams", "2"]) == 0
-        )
+        assert main(["compile", "runs/tiny", "--out", str(tmp_path), "--lanes", "2x64", "--beams", "2"]) == 0
         said.append(capsys.readouterr().out)
     compiled, taken = (int(part.split()[0]) for part in said[0].split(": ")[1].split(", "))
     assert compiled > 4
