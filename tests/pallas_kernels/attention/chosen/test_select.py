@@ -87,6 +87,13 @@ def test_on_a_gpu(tokens: int, blocks: int, width: int) -> None:
     check(found, shares(*given), 16, 1e-3)
 
 
+@pytest.mark.parametrize(("heads", "count"), [(1, 2), (3, 2), (4, 0)])
+def test_heads_and_counts_that_do_not_fit_are_refused(heads: int, count: int) -> None:
+    q, *others = drawn(8, 4, 8, jnp.float32)
+    with pytest.raises(ValueError, match=f"H = {heads} query heads.*G = 2 .*count = {count}"):
+        choose_blocks(q[:, :, :heads], *others, count=count)
+
+
 def test_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_jax_triton, "find_spec", lambda name: name)
     q, k, asks, blocks = drawn(64, 8, 64, jnp.bfloat16)
