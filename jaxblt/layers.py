@@ -23,7 +23,7 @@ from jaxblt.parallel.constraints import whole_weight
 from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.runtime import current_device
 
-TOKENS = 8
+EQUAL_ROWS = 8
 """Rows of the product of one token on a GPU."""
 
 PRODUCT = "product"
@@ -78,7 +78,7 @@ def multiply(
         y: Any = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
         return checkpoint_name(y, PRODUCT)
     if is_one_token(equation, x, kernel):
-        rows = jnp.broadcast_to(x, (TOKENS, *x.shape[1:]))
+        rows = jnp.broadcast_to(x, (EQUAL_ROWS, *x.shape[1:]))
         kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
         return jnp.einsum(equation, rows, kernel, **kinds)[:1]
     if rounds_sums(equation, x):
@@ -143,7 +143,7 @@ def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
 
 
 def is_one_token(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
-    """Return whether `multiply` repeats x to `TOKENS` rows: one token of 16 bits on a GPU.
+    """Return whether `multiply` repeats x to `EQUAL_ROWS` rows: one token of 16 bits on a GPU.
 
     XLA would turn the product into a multiplication, whose results it rounds and writes to memory, and a sum that reads
     them: three times the traffic of the kernel's 16 bits, and nine times that of 8 bits.
