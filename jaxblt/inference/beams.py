@@ -177,11 +177,11 @@ def _begin(
 
 def begin_beams(state: DecoderState, logits: Float[Array, "1 V"], *, rows: int, most: int) -> Place:
     """Return the place of a search behind a prompt that was read in one row, with room for `most` new ids."""
-    one = jnp.zeros((rows,), jnp.int32)
+    zeros = jnp.zeros((rows,), jnp.int32)
     # Begin with one beam: equal ones would find the same continuations
     nats = jnp.where(jnp.arange(rows, dtype=jnp.int32) == 0, 0.0, -jnp.inf)
     ids = jnp.full((rows, most), PAD, jnp.int32)
-    return Place(unroll_state(take_rows(state, one)), logits[one], nats, ids, one, one > 0)
+    return Place(unroll_state(take_rows(state, zeros)), logits[zeros], nats, ids, zeros, zeros > 0)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=3)

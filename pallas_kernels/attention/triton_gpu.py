@@ -109,7 +109,7 @@ def _backward(
 
 
 def _spread(plan: Plan, q: Array, k: Array) -> int:
-    """Return by how many heads of queries keys are repeated for their gradient, where they are too few for a GPU."""
+    """Return how often to repeat key heads for their gradient: once a query head if programs are few, else 1."""
     programs = plan.grid(plan.kernels.keys, transposed=True).columns * k.shape[0] * k.shape[2]
     return q.shape[2] // k.shape[2] if programs < FEW else 1
 

@@ -103,7 +103,7 @@ def _time_parts(
 
     q, k, v = _arguments(length, heads, groups, head_dim)
     times = jnp.arange(length, dtype=jnp.int32)[None]
-    ones, numbers = jnp.ones_like(times), times[:, : length // block]
+    ones, numbers = jnp.ones_like(times), times[:, : -(-length // block)]
     lists = _draw_lists(length, groups, block, top_k)
 
     def pooled(k: Any, v: Any) -> Pooled:

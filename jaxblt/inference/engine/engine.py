@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from jaxblt.data.letters import letters_of
 from jaxblt.data.vocab import OFFSET, encode
-from jaxblt.inference.beams import BEAMS, Beam, beam_search
+from jaxblt.inference.beams import BEAMS, Beam, beam_search, check_search
 from jaxblt.inference.decode import Decoder
 from jaxblt.inference.drafts import Drafts
 from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Lane, Piece, Request, Sampling
@@ -218,16 +218,25 @@ class Engine:
             streams.append(self.submit(request))
         return [stream.read().data for stream in streams]
 
-    def search(self, prompt: bytes, **options: Any) -> list[Beam]:
+    def search(
+        self,
+        prompt: bytes,
+        *,
+        max_new_bytes: int,
+        beams: int = BEAMS,
+        length_exponent: float = 0.0,
+        **options: Any,
+    ) -> list[Beam]:
         """Return what `jaxblt.inference.beam_search` finds, in rows of its own beside the lanes; see there for options.
 
         It works in the thread that calls it. It compiles nothing if `config.beams` are as many and a lane holds it.
         """
-        prompt = self._read_letters(prompt)
-        room = (prompt, options.get("max_new_bytes", 0), options.get("beams", BEAMS))
-        ready = (search.search for search in self._searches if search.holds(*room))
+        asked = Request(self._read_letters(prompt), max_new_bytes)
+        check_search(beams, length_exponent)
+        ready = (search.search for search in self._searches if search.holds(asked, beams))
         search = next(ready, partial(beam_search, self._decoder, self._params))
-        return self._on_mesh(partial(search, prompt, **options))
+        options |= {"max_new_bytes": max_new_bytes, "beams": beams, "length_exponent": length_exponent}
+        return self._on_mesh(partial(search, asked.prompt, **options))
 
     def _read_letters(self, prompt: bytes) -> bytes:
         return prompt if self._letters is None else self._letters.read(prompt)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.data.vocab import VOCAB_SIZE, encode
-from jaxblt.inference.beams import BEAMS, Beam, Bounds, Place, begin_beams, check_search, go_on
+from jaxblt.inference.beams import Beam, Bounds, Place, begin_beams, go_on
 from jaxblt.inference.engine.config import Request, Sampling
 from jaxblt.inference.engine.programs import LanePrograms, ask_for
 from jaxblt.inference.generate import PIECE
@@ -35,22 +35,21 @@ class LaneSearch:
         """
         self.lane, self._rows, self._sizes = lane, rows, sizes
 
-    def holds(self, prompt: bytes, max_new_bytes: int, beams: int) -> bool:
+    def holds(self, asked: Request, beams: int) -> bool:
         """Return whether a search fits into these rows."""
-        return beams <= self._rows and len(prompt) + 1 + max_new_bytes <= self.lane.lane.capacity
+        return beams <= self._rows and asked.length + asked.max_new_bytes <= self.lane.lane.capacity
 
     def search(
         self,
         prompt: bytes,
         *,
         max_new_bytes: int,
-        beams: int = BEAMS,
+        beams: int,
+        length_exponent: float,
         alphabet: bytes | None = None,
-        length_exponent: float = 0.0,
         check: Callable[[], None] | None = None,
     ) -> list[Beam]:
-        """Return what `beam_search` finds, whose options these are."""
-        check_search(beams, length_exponent)
+        """Return what `beam_search` finds, whose options these are, of a search that these rows hold."""
         ids = np.asarray(encode(prompt, bos=True), np.int32)
         asked, _ = ask_for(Request(prompt, max_new_bytes, Sampling(alphabet=alphabet)), ids)
         bounds = Bounds(asked.alphabet[0], asked.limits[0], np.int32(beams))

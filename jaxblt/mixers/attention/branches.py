@@ -218,7 +218,7 @@ def _by_block(branches: Branches, grid: Grid, own: Seen) -> Seen:
 
 
 def _attend_split(branches: Branches, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:
-    """Return the same by one ring pass for both, in fp32."""
+    """Return attention to chosen blocks and to the window by one ring pass, in fp32."""
 
     def attend(held: Seen) -> list[Partial]:
         mask = branches.direction & masks.positions(own.times, held.times)

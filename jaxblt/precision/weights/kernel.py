@@ -25,7 +25,7 @@ GROUP = 128
 """Values along the axes summed over that share a scale in int4; the last group may be shorter."""
 TOP: dict[Scheme, float] = {"int8": 127, "fp8": E4M3.largest, "w8a8": 127, "int8_asymmetric": 127}
 """The largest value; the least is its negative."""
-TOKENS = 8
+EQUAL_ROWS = 8
 """Rows of the product of one token on a GPU."""
 REACH, TRIALS = (6.0, 11.0), 21
 """Values of int4 that the largest entry of a group is tried as, of both signs; beyond 8 it is clipped."""
@@ -122,12 +122,12 @@ def _product(layer: Linear, x: Float[Array, "..."], kernel: Array) -> Float[Arra
     kernel = kernel.astype(layer.dtype)
     if not is_one_token(layer.equation, x, kernel):
         return layer.product(layer.equation, x, kernel, **kinds)
-    rows = jnp.broadcast_to(x, (TOKENS, *x.shape[1:]))
+    rows = jnp.broadcast_to(x, (EQUAL_ROWS, *x.shape[1:]))
     return layer.product(layer.equation, rows, kernel, **kinds)[:1]
 
 
 def is_one_token(equation: str, x: Float[Array, "..."], kernel: Array) -> bool:
-    """Return whether x is repeated to `TOKENS` rows: one token of 16 bits on a GPU.
+    """Return whether x is repeated to `EQUAL_ROWS` rows: one token of 16 bits on a GPU.
 
     XLA would turn the product into a multiplication, whose results it writes to memory in fp32, and a sum that reads
     them: nine times the traffic of weights in 8 bits. In 16 bits it is three times, and several rows are slower.

@@ -42,8 +42,14 @@ def choose_blocks(
       implementation: which to run; the best for the device and these arguments if None.
 
     Raises:
-      ValueError: the implementation cannot run this here.
+      ValueError: heads or `count` do not fit, or the implementation cannot run this here.
     """
+    heads, groups = q.shape[2], keys.shape[2]
+    if groups < 1 or heads % groups or count < 1:
+        raise ValueError(
+            f"choose_blocks needs H = {heads} query heads to divide by G = {groups} key heads, and count >= 1, got "
+            f"count = {count}"
+        )
     q, keys = lax.stop_gradient((q, keys))
     given = (q, keys, asks, blocks)
     device = _dispatch.current_device()

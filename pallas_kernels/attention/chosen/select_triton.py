@@ -16,7 +16,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import Device, current_device
 from pallas_kernels._jax_triton import why_not_on
 from pallas_kernels.attention.chosen.places import Places
-from pallas_kernels.attention.chosen.triton_gpu import MOST_SHARED, cut_strips, join_strips
+from pallas_kernels.attention.chosen.triton_gpu import MOST_SHARED, count_strips, cut_strips, join_strips
 from pallas_kernels.attention.triton_rows import over_more_rows
 
 MOST_BLOCKS = 1 << 14
@@ -54,16 +54,15 @@ def choose_blocks(
     q: Float[Array, "B T H K"], keys: Float[Array, "B M G K"], asks: Places, blocks: Places, *, count: int
 ) -> Int[Array, "B T G count"]:
     """Return indices of blocks; what `why_not` refuses is not checked again."""
-    size, strips = 4 * asks.ids.size * keys.shape[1] * keys.shape[2], 1
-    while size > ROOM * strips and q.shape[1] % (2 * strips) == 0:
-        strips *= 2
+    length = q.shape[1]
+    strips = count_strips(4 * asks.ids.size * keys.shape[1] * keys.shape[2], length, ROOM)
     # Give queries that see nothing an id that no block has.
     asks = Places(jnp.where(asks.ids > 0, asks.ids, -1), asks.numbers)
     q, keys, asks, blocks = jax.tree.unflatten(
         jax.tree.structure((q, keys, asks, blocks)), vary_alike(*jax.tree.leaves((q, keys, asks, blocks)))
     )
     choose = lambda given: _run(_Count(count), *given, keys, blocks)[0]  # noqa: E731
-    return join_strips(lax.map(choose, jax.tree.map(partial(cut_strips, strips), (q, asks))))
+    return join_strips(lax.map(choose, jax.tree.map(partial(cut_strips, strips), (q, asks))), length)
 
 
 @jax.tree_util.register_static

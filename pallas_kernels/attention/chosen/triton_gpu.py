@@ -131,7 +131,7 @@ def _keep(
         first, q, lists, q_tags = given
         return vary_alike(*_forward(plan, first, q, k, v, lists, q_tags, k_tags), q)[:2]
 
-    o, level = (join_strips(x) for x in lax.map(attend, _cut(strips, q, lists, q_tags)))
+    o, level = (join_strips(x, q.shape[1]) for x in lax.map(attend, _cut(strips, q, lists, q_tags)))
     return o, (q, k, v, lists, q_tags, k_tags, o, level)
 
 
@@ -148,37 +148,46 @@ def _gradients(plan: Plan, kept: Any, do: Array) -> tuple[Any, ...]:
     zeros = [jnp.zeros(x.shape, jnp.float32) for x in (k, v)]
     cut = _cut(strips, q, lists, q_tags, do, level, delta)
     (dk, dv), dq = lax.scan(step, list(vary_alike(*zeros, do)[:2]), cut)
-    return join_strips(dq), dk.astype(k.dtype), dv.astype(v.dtype), None, None, None
+    return join_strips(dq, q.shape[1]), dk.astype(k.dtype), dv.astype(v.dtype), None, None, None
 
 
 _attend.defvjp(_keep, _gradients)
 
 
 def _count_strips(q: Array, lists: Array) -> int:
-    """Return in how many strips queries are taken, so that partial results fit into `ROOM`."""
-    size, strips = q.size * q.dtype.itemsize * lists.shape[-1], 1
-    while size > ROOM * strips and q.shape[1] % (2 * strips) == 0:
+    return count_strips(q.size * q.dtype.itemsize * lists.shape[-1], q.shape[1], ROOM)
+
+
+def count_strips(size: int, queries: int, room: int) -> int:
+    """Return in how many strips to take queries, so that one writes at most `room` of all `size` bytes."""
+    strips = 1
+    while size > room * strips and strips < queries:
         strips *= 2
     return strips
 
 
 def _cut(strips: int, q: Array, lists: Array, *others: Any) -> tuple[Any, ...]:
     """Return the index of each strip's first query, and arrays [B, T, ...] by strip; lists are [B, L, T, n]."""
-    lists = cut_strips(strips, lists.swapaxes(1, 2)).swapaxes(2, 3)
-    first = jnp.arange(strips, dtype=jnp.int32)[:, None] * (q.shape[1] // strips)
+    # Let queries behind the last one choose nothing
+    lists = cut_strips(strips, lists.swapaxes(1, 2), fill=-1).swapaxes(2, 3)
+    first = jnp.arange(strips, dtype=jnp.int32)[:, None] * -(-q.shape[1] // strips)
     others = jax.tree.map(partial(cut_strips, strips), others)
     return jnp.broadcast_to(first, (strips, len(q))), cut_strips(strips, q), lists, *others
 
 
-def cut_strips(strips: int, x: Shaped[Array, "B T ..."]) -> Shaped[Array, "strips B size ..."]:
-    """Cut the tokens into strips."""
+def cut_strips(
+    strips: int, x: Shaped[Array, "B T ..."], *, fill: int = 0
+) -> Shaped[Array, "strips B size ..."]:
+    """Cut the tokens into strips of one size; `fill` stands behind the last token."""
+    if short := -x.shape[1] % strips:
+        x = jnp.pad(x, ((0, 0), (0, short), *((0, 0),) * (x.ndim - 2)), constant_values=fill)
     return jnp.moveaxis(x.reshape(x.shape[0], strips, -1, *x.shape[2:]), 1, 0)
 
 
-def join_strips(x: Shaped[Array, "strips B size ..."]) -> Shaped[Array, "B T ..."]:
-    """Undo `cut_strips`."""
+def join_strips(x: Shaped[Array, "strips B size ..."], length: int) -> Shaped[Array, "B T ..."]:
+    """Return the first `length` tokens of strips."""
     x = jnp.moveaxis(x, 0, 1)
-    return x.reshape(x.shape[0], -1, *x.shape[3:])
+    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :length]
 
 
 def sort_tokens(lists: Int[Array, "B L T n"], blocks: int) -> Work:

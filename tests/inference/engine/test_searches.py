@@ -1,5 +1,6 @@
 """Beam searches of an engine run in programs that `warm` compiled."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -47,6 +48,22 @@ def test_searches_of_any_number_of_beams_and_any_prompt_compile_nothing(runs):
     assert [beam.data for beam in searched[0]] == [beam.data for beam in expected]
     nats = [[beam.log_likelihood for beam in beams] for beams in (searched[0], expected)]
     np.testing.assert_allclose(*nats, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_new_bytes": None}, "max_new_bytes must be a whole number, got None"),
+        ({"max_new_bytes": 0}, "max_new_bytes must be at least 1, got 0"),
+        ({"max_new_bytes": 1, "beams": "2"}, "beams must be a whole number, got '2'"),
+        ({"max_new_bytes": 1, "length_exponent": 11}, "length_exponent must lie in 0..10, got 11"),
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_refused_before_rows_are_chosen(runs, options, said):
+    engine = Engine(runs["transformer"], replace(CONFIG, beams=3))
+    with pytest.raises(ValueError, match=re.escape(said)):
+        engine.search(b"a", **options)
 
 
 def test_rows_of_a_search_are_of_the_smallest_lane_that_they_do_not_exceed():

@@ -114,7 +114,7 @@ def test_rows_without_ids_are_those_of_one_document(config: SparseAttentionConfi
 @pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 @pytest.mark.parametrize("causal", [True, False], ids=["", "both"])
 def test_branches_run_on_triton(packed: bool, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, but for what cuDNN is faster at: windows, and pooled blocks whose mask is small."""
+    """On a GPU, without windows and pooled blocks with a small mask: there cuDNN is faster."""
     monkeypatch.setattr(_jax_triton, "find_spec", lambda name: name)
     ran: dict[str, str] = {}
 

@@ -72,10 +72,10 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("room", [1 << 31, 1 << 12], ids=["whole", "strips"])
-def test_interpreted(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("room", "tokens"), [(1 << 31, 72), (1 << 12, 73)], ids=["whole", "strips"])
+def test_interpreted(room: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select_triton, "ROOM", room)
-    given = drawn(72, 18, 16, jnp.float16)
+    given = drawn(tokens, 18, 16, jnp.float16)
     check(jax.jit(lambda *x: select_triton.choose_blocks(*x, count=4))(*given), shares(*given), 4, 1e-3)
 
 
@@ -85,6 +85,13 @@ def test_on_a_gpu(tokens: int, blocks: int, width: int) -> None:
     given = drawn(tokens, blocks, width, jnp.bfloat16)
     found = jax.jit(lambda *x: choose_blocks(*x, count=16, implementation="triton"))(*given)
     check(found, shares(*given), 16, 1e-3)
+
+
+@pytest.mark.parametrize(("heads", "count"), [(1, 2), (3, 2), (4, 0)])
+def test_heads_and_counts_that_do_not_fit_are_refused(heads: int, count: int) -> None:
+    q, *others = drawn(8, 4, 8, jnp.float32)
+    with pytest.raises(ValueError, match=f"H = {heads} query heads.*G = 2 .*count = {count}"):
+        choose_blocks(q[:, :, :heads], *others, count=count)
 
 
 def test_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:

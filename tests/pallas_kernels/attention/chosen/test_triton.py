@@ -64,6 +64,15 @@ def test_tokens_are_sorted_by_block() -> None:
     np.testing.assert_array_equal(found.rows[0], [[1, 0, 2], [2, 0, 1]])
 
 
+def test_rows_of_any_length_are_cut_into_strips() -> None:
+    x = jnp.arange(14).reshape(2, 7)
+    strips = chosen.count_strips(7000, 7, 2000)
+    assert strips == 4
+    cut = chosen.cut_strips(strips, x, fill=-1)
+    np.testing.assert_array_equal(cut[:, 1], [[7, 8], [9, 10], [11, 12], [13, -1]])
+    np.testing.assert_array_equal(chosen.join_strips(cut, 7), x)
+
+
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("FORWARD", "BACKWARD"):
@@ -86,12 +95,14 @@ def test_interpreted(call: Call) -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.usefixtures("interpreter")
-def test_strips_of_queries_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tokens", [96, 93])
+def test_strips_of_queries_are_the_whole(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any length: the last strip may be short."""
     monkeypatch.setattr(chosen, "ROOM", 1 << 16)
-    call = SMALL[0]
+    rule = Chosen(lists(tokens, 6), 16)
+    call = replace(SMALL[0], mask=masks.CAUSAL & rule, tokens=tokens)
     q, *_ = call.arrays()
-    assert isinstance(call.mask.rule, Chosen)
-    assert chosen._count_strips(q, call.mask.rule.lists) == 2
+    assert chosen._count_strips(q, rule.lists) == 2
     call.check(triton_gpu.attention)
 
 
