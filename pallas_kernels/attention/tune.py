@@ -7,7 +7,7 @@ A quarter of the causal blocks of 128 is visible, and each kernel runs alone. Pu
 import argparse
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -54,23 +54,37 @@ CANDIDATES = {
 """Tiles by kernel; none makes ptxas wait for single products, and few spill registers."""
 
 
-def main() -> None:
-    """Time all tiles, print a line each, and write them to a JSON file."""
+def tune(
+    module: str, heads: int, groups: int, lines: Callable[[int, int, int, int], Iterator[dict[str, Any]]]
+) -> None:
+    """Time all tiles of a module, print a line each, and write them to a JSON file.
+
+    Args:
+      module: which is run.
+      heads, groups: of the call by default.
+      lines: (tokens, heads, groups, size of a head) -> figures of each tile.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    parser = argparse.ArgumentParser(prog="python -m pallas_kernels.attention.tune")
-    parser.add_argument("--out", default="runs/benchmark/attention_tiles.json")
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    parser.add_argument("--out", default=f"runs/benchmark/{module.split('.')[-2]}_tiles.json")
     parser.add_argument("--tokens", type=int, default=32_768)
-    parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--heads", type=int, default=heads)
+    parser.add_argument("--groups", type=int, default=groups)
     parser.add_argument("--head-dim", type=int, default=128)
     given = parser.parse_args()
     found: dict[str, Any] = {"machine": asdict(this_machine()), "call": vars(given), "tiles": []}
     out = Path(given.out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    for line in _lines(given.tokens, given.heads, given.groups, given.head_dim):
+    for line in lines(given.tokens, given.heads, given.groups, given.head_dim):
         logging.info(line)
         found["tiles"].append(line)
         out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def difference(found: Iterable[Array], right: Iterable[Array]) -> float:
+    """Return the largest relative difference of arrays, in norm."""
+    pairs = [(a.astype(jnp.float32), b.astype(jnp.float32)) for a, b in zip(found, right, strict=True)]
+    return max(float(jnp.linalg.norm((a - b).reshape(-1)) / jnp.linalg.norm(b.reshape(-1))) for a, b in pairs)
 
 
 def _draw(q: Any, k: Any) -> Any:
@@ -101,7 +115,7 @@ def _lines(tokens: int, heads: int, groups: int, width: int) -> Iterator[dict[st
                 "kernel": kernel,
                 **tile._asdict(),
                 "ms": 1e3 * seconds,
-                "off": _difference(got, right),
+                "off": difference(got, right),
             }
 
 
@@ -113,10 +127,5 @@ def _alone(kernel: str, plan: Plan, q: Array, k: Array, v: Array, o: Array, lse:
     return (dq,) if kernel == "queries" else (dk, dv)
 
 
-def _difference(found: Any, right: Any) -> float:
-    pairs = [(a.astype(jnp.float32), b.astype(jnp.float32)) for a, b in zip(found, right, strict=True)]
-    return max(float(jnp.linalg.norm((a - b).reshape(-1)) / jnp.linalg.norm(b.reshape(-1))) for a, b in pairs)
-
-
 if __name__ == "__main__":
-    main()
+    tune("pallas_kernels.attention.tune", 16, 16, _lines)

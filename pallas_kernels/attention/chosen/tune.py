@@ -4,22 +4,18 @@ Each token chooses blocks before its own, drawn by chance. Put tiles that are ah
 `triton_gpu.BACKWARD`.
 """
 
-import argparse
-import json
-import logging
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
-from pallas_kernels._measure import measure, this_machine
+from pallas_kernels._measure import measure
 from pallas_kernels.attention.chosen.triton_gpu import BACKWARD, FORWARD, Plan, Tile, _gradients, _keep
 from pallas_kernels.attention.rules import Interval
+from pallas_kernels.attention.tune import difference, tune
 
 CANDIDATES = {
     "forward": (
@@ -43,25 +39,6 @@ COUNT, BLOCK = 16, 64
 """Blocks that a token chooses, and their keys."""
 
 
-def main() -> None:
-    """Time all tiles, print a line each, and write them to a JSON file."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    parser = argparse.ArgumentParser(prog="python -m pallas_kernels.attention.chosen.tune")
-    parser.add_argument("--out", default="runs/benchmark/chosen_tiles.json")
-    parser.add_argument("--tokens", type=int, default=32_768)
-    parser.add_argument("--heads", type=int, default=32)
-    parser.add_argument("--groups", type=int, default=4)
-    parser.add_argument("--head-dim", type=int, default=128)
-    given = parser.parse_args()
-    found: dict[str, Any] = {"machine": asdict(this_machine()), "call": vars(given), "tiles": []}
-    out = Path(given.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for line in _lines(given.tokens, given.heads, given.groups, given.head_dim):
-        logging.info(line)
-        found["tiles"].append(line)
-        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-
-
 def _lines(tokens: int, heads: int, groups: int, width: int) -> Iterator[dict[str, Any]]:
     """Yield the time of each tile, merges and sorts included, and how far its result is from that of the first one."""
     keys, sizes = jax.random.split(jax.random.key(0), 5), (heads, groups, groups, heads)
@@ -82,7 +59,7 @@ def _lines(tokens: int, heads: int, groups: int, width: int) -> Iterator[dict[st
             got = jax.tree.leaves(jax.jit(run)(*args))
             right = got if right is None else right
             ms = 1e3 * measure(run, *args).summary.median
-            yield {"kernel": kernel, **tile._asdict(), "ms": ms, "off": _difference(got, right)}
+            yield {"kernel": kernel, **tile._asdict(), "ms": ms, "off": difference(got, right)}
 
 
 def _alone(kernel: str, plan: Plan) -> Any:
@@ -92,10 +69,5 @@ def _alone(kernel: str, plan: Plan) -> Any:
     return lambda kept, do: _gradients(plan, kept, do)[:3]
 
 
-def _difference(found: list[Array], right: list[Array]) -> float:
-    pairs = [(a.astype(jnp.float32), b.astype(jnp.float32)) for a, b in zip(found, right, strict=True)]
-    return max(float(jnp.linalg.norm((a - b).reshape(-1)) / jnp.linalg.norm(b.reshape(-1))) for a, b in pairs)
-
-
 if __name__ == "__main__":
-    main()
+    tune("pallas_kernels.attention.chosen.tune", 32, 4, _lines)
