@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Arm = Literal["learned", "learned_levels", "learned_attention", "entropy", "static"]
 """How patches are cut; `learned_levels` groups them again, `learned_attention` lets a byte read several of them."""
 WARMUP = 400
-"""Steps over which the learning rate of learned arms rises, as in `books_learned`; a fifth of all at the most."""
+"""Steps over which the learning rate rises, as in `books_learned`; a fifth of all at the most."""
 SHOWN = 400
 """Bytes of held-out text that are drawn with their patches."""
 
@@ -95,13 +95,16 @@ def on_texts(recipe: "Recipe", paths: tuple[str, ...]) -> "Recipe":
 
 
 def arm_of(base: "Recipe", arm: Arm) -> "Recipe":
-    """Return the recipe with patches cut this way."""
+    """Return the recipe with patches cut this way. Encoder, head and warm-up are those that learned patches need."""
     from jaxblt.patching import PatcherConfig
     from jaxblt.patching.learned import BoundaryConfig
     from jaxblt.recipes.books import with_level
 
     assert base.patcher is not None
     block, target = base.patcher.block_size, base.bytes_per_patch
+    alike = replace(base.model, encoder=replace(base.model.encoder, dropout=0.0), tie_head=False)
+    warmup = min(WARMUP, base.train.steps // 5)
+    base = replace(base, model=alike, optimizer=replace(base.optimizer, warmup_steps=warmup))
     if arm == "entropy":
         return base
     if arm == "static":
@@ -109,17 +112,13 @@ def arm_of(base: "Recipe", arm: Arm) -> "Recipe":
         patcher = PatcherConfig(mode="static", patch_size=round(target), block_size=block)
         return replace(base, patcher=patcher, entropy_run=None, bytes_per_patch=None)
     router = BoundaryConfig(unmerge="attention" if arm == "learned_attention" else "gather")
-    encoder = replace(base.model.encoder, dropout=0.0)
-    model = replace(base.model, encoder=encoder, router=router, features_enter="output", tie_head=False)
-    if arm == "learned_levels":
-        model = with_level(model)
-    warmup = min(WARMUP, base.train.steps // 5)
+    model = replace(alike, router=router, features_enter="output")
+    patcher = PatcherConfig(mode="learned", block_size=block)
     return replace(
         base,
-        model=model,
-        patcher=PatcherConfig(mode="learned", block_size=block),
+        model=with_level(model) if arm == "learned_levels" else model,
+        patcher=patcher,
         entropy_run=None,
-        optimizer=replace(base.optimizer, warmup_steps=warmup),
     )
 
 
