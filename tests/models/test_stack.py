@@ -57,7 +57,6 @@ def test_scanned_and_unrolled_share_checkpoints():
     )
 
 
-@pytest.mark.slow(days=28, group="costly", turn="models/test_stack")
 def test_layers_do_not_share_parameters():
     stack = Stack(config(pattern="A", num_layers=2))
     params = nn.meta.unbox(jax.jit(stack.init)(jax.random.key(0), inputs()))["params"]

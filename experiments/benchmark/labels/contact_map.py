@@ -27,7 +27,9 @@ class Chromosome:
     logs: Float[np.ndarray, "N E"]
 
 
-def read_chromosomes(contacts: Path, genome: Path, nearest: int, farthest: int) -> list[Chromosome]:
+def read_chromosomes(
+    contacts: Path, genome: Path, nearest: int, farthest: int, *, bin_size: int
+) -> list[Chromosome]:
     """Return the chromosomes of both files, with the pairs of bins `nearest` to `farthest` bins apart.
 
     A pair counts whose bins both have a weight, and whose count is above 0. It is multiplied by both weights (ICE).
@@ -36,9 +38,10 @@ def read_chromosomes(contacts: Path, genome: Path, nearest: int, farthest: int) 
       contacts: npz of a Cooler's tables: chrom_names, bin_chrom, bin_weight, bin1, bin2 and count.
       genome: FASTA of the same names; may end in `.xz`.
       nearest, farthest: bins from one to the other.
+      bin_size: bases of a bin.
 
     Raises:
-      ValueError: no chromosome has a name of both files.
+      ValueError: no chromosome has a name of both files, or one has another number of bins than its bases fill.
     """
     from jaxblt.data.sources import parse_fasta
     from jaxblt.data.sources.opening import read_all
@@ -57,6 +60,12 @@ def read_chromosomes(contacts: Path, genome: Path, nearest: int, farthest: int) 
         raise ValueError(
             f"{genome} names none of the chromosomes {names}: take the genome that was mapped to"
         )
+    for one in found:
+        if len(one.logs) != (bins := -(-len(one.bases) // bin_size)):
+            raise ValueError(
+                f"{one.name} has {len(one.logs)} bins in {contacts} and fills {bins} of {bin_size} bases in {genome}: "
+                "take the genome that was mapped to, or the map's --settings.bin-size"
+            )
     return found
 
 

@@ -64,14 +64,16 @@ def contacts(
     from experiments.benchmark.labels.contact_model import predict
 
     chosen, held, a_bin = seeds_of(first_seed, seeds), settings.held, settings.windows
-    found = read_chromosomes(Path(file), Path(genome), settings.nearest, settings.farthest)
+    found = read_chromosomes(
+        Path(file), Path(genome), settings.nearest, settings.farthest, bin_size=settings.bin_size
+    )
     if len(found) <= 2 * held:
         raise ValueError(f"{len(found)} chromosomes leave none for training: lower --settings.held = {held}")
-    tables = read_tables(found, base_run, settings)
-    ridges = {"ends": _ends(found)} | {name: _both(table, a_bin) for name, table in tables.items()}
+    read = read_tables(found, base_run, settings)
+    annotated: dict[str, Columns] = {}
     if features is not None:
         places = middles_of_centromeres(Path(features), [one.name for one in found]) / settings.bin_size
-        ridges["centromeres"] = lambda c, i, j: near_place(i + 0.5 - places[c], j + 0.5 - places[c])
+        annotated["centromeres"] = lambda c, i, j: near_place(i + 0.5 - places[c], j + 0.5 - places[c])
     figures: dict[str, Any] = {"settings": asdict(settings), "base_run": base_run, "runs": []}
     figures["chromosomes"] = {one.name: len(one.logs) for one in found}
     for seed in chosen:
@@ -79,10 +81,12 @@ def contacts(
         usual = expected([found[c] for c in parts["train"]])
         targets = [one.logs - usual for one in found]
         tested = [targets[c] for c in parts["test"]]
+        tables = {name: standardise(table, parts["train"], found, a_bin) for name, table in read.items()}
         told: dict[str, Any] = {"seed": seed, "test": [found[c].name for c in parts["test"]]}
         nothing = [np.zeros_like(target) for target in tested]
         figures["runs"].append({"model": "distance", **told, **score(nothing, tested, usual)})
-        for name, columns in ridges.items():
+        ridges = {"ends": _ends(found)} | {name: _both(table, a_bin) for name, table in tables.items()}
+        for name, columns in (ridges | annotated).items():
             scored = score(fit_ridge(columns, targets, parts), tested, usual)
             figures["runs"].append({"model": name, **told, **scored})
         for name, table in tables.items():
@@ -99,7 +103,7 @@ def contacts(
 def read_tables(
     found: Sequence[Chromosome], base_run: str | None, settings: Settings
 ) -> dict[str, list[np.ndarray]]:
-    """Return for each chromosome the words of its windows, and their mean hidden states in a run, standardised."""
+    """Return for each chromosome the words of its windows, and their mean hidden states in a run."""
     import jaxblt
 
     size = settings.window
@@ -108,16 +112,27 @@ def read_tables(
         windows = [one.bases[at : at + size] for one in found for at in range(0, len(one.bases), size)]
         states = iter(jaxblt.load(base_run).embed(windows).arrays)
         tables["states"] = [np.stack([next(states) for _ in own]) for own in tables["words"]]
-    for name, table in tables.items():
-        every = np.concatenate(table)
-        center, scale = every.mean(0), every.std(0) + 1e-9
-        lengths = [len(one.logs) * settings.windows for one in found]
-        wide = [((own - center) / scale)[:length] for own, length in zip(table, lengths, strict=True)]
-        tables[name] = [
-            np.pad(own, ((0, length - len(own)), (0, 0))).astype(np.float32)
-            for own, length in zip(wide, lengths, strict=True)
-        ]
     return tables
+
+
+def standardise(
+    table: Sequence[np.ndarray], train: Sequence[int], found: Sequence[Chromosome], a_bin: int
+) -> list[np.ndarray]:
+    """Return windows by mean and deviation of the training chromosomes; zeros fill the last bin of each chromosome.
+
+    Args:
+      table: of each chromosome, a row a window.
+      train: chromosomes of training. Those of the other parts would tell a model about the test.
+      found: the chromosomes, for their number of bins.
+      a_bin: windows of a bin.
+    """
+    known = np.concatenate([table[c] for c in train])
+    center, scale = known.mean(0), known.std(0) + 1e-9
+    filled = []
+    for own, one in zip(table, found, strict=True):
+        lacking = len(one.logs) * a_bin - len(own)
+        filled.append(np.pad((own - center) / scale, ((0, lacking), (0, 0))).astype(np.float32))
+    return filled
 
 
 def fit_ridge(

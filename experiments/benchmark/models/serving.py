@@ -45,7 +45,13 @@ def serving(
       arms: what is timed.
       scale: by which prompts of the further arms are shorter, to try the script.
       tiny: a model that a CPU compiles, to try the script.
+
+    Raises:
+      ValueError: `scale` leaves no prompt of 8 KB.
     """
+    from jaxblt.validation import whole
+
+    whole("--scale", scale, least=1, most=8192)
     decoder, params = drawn_model(pattern, tiny)
     found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": capacity, "pattern": pattern}
     found |= {"drafts": drafts, "rows": []}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from experiments.benchmark.memory.paired_books import over_windows
@@ -75,6 +76,14 @@ def commonest(row: Row) -> float:
 def doubling_gains(row: Row) -> float:
     """Return how many times as long a ring buffer takes as doubling blocks."""
     return row["ring"] / row["doubling"]
+
+
+def bytes_a_second(row: Row) -> dict[str, dict[str, float]]:
+    """Return the median over calls of what the engine and `generate` write, by how requests come."""
+    return {
+        load: {side: median(found["bytes_per_second"]) for side, found in row[load].items()}
+        for load in ("once", "waves")
+    }
 
 
 def seconds_a_sequence(row: Row) -> dict[str, float]:

@@ -49,7 +49,9 @@ class Settings(Budget):
         check_bounds(self, "symbols", least=2)
         check_bounds(self, "trained", "tested", "rows", "test_rows", "dim", "width", least=1)
         check_bounds(self, "ramp", least=0, most=1)
-        check_bounds(self, "slots", least=max(self.tested, default=1), why=": a symbol is written to each")
+        if not self.tested:
+            raise ValueError("Settings.tested is empty: name at least one number of symbols to test")
+        check_bounds(self, "slots", least=max(self.tested), why=": a symbol is written to each")
 
     def model(self) -> "ByteLMConfig":
         """Return one machine of one head, then an MLP."""

@@ -103,11 +103,17 @@ def _place(abstract: Any) -> Any:
     return jax.tree.map(place, abstract)
 
 
-def _reason(error: BaseException) -> str:
-    """Return the first words of what caused `error`: Orbax wraps it in much else."""
+def _cause(error: BaseException) -> BaseException:
+    """Return what caused `error`: Orbax wraps it in much else."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip()[:300]}"
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first words of what caused `error`."""
+    cause = _cause(error)
+    return f"{type(cause).__name__}: {str(cause).strip()[:300]}"
 
 
 def _together[T](read: Callable[[], T]) -> T:
@@ -122,6 +128,9 @@ def _together[T](read: Callable[[], T]) -> T:
     except (integrity.StateMismatch, jax.errors.JaxRuntimeError):
         raise
     except Exception as caught:
+        # Keep Ctrl-C from being taken for damage: an older step would be read, and the command would go on
+        if isinstance(_cause(caught), KeyboardInterrupt):
+            raise KeyboardInterrupt from caught
         error = caught
     fine = [error is None]
     if jax.process_count() > 1:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxblt.training.stored import integrity
 from jaxblt.training.stored.checkpoint import Checkpointer, restore
 
 
@@ -31,3 +32,20 @@ def test_damaged_arrays_are_one_warning_and_no_page_of_text(
     assert [message.partition(" ")[0] for message in caplog.messages] == ["the", "fell"]
     assert max(map(len, caplog.messages)) < 1000
     assert capfd.readouterr().err == ""
+
+
+def test_ctrl_c_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orbax makes an error of it; no older step is tried then."""
+    state, read = {"a": np.zeros(2, np.float32)}, []
+
+    def interrupt(where: object) -> None:
+        read.append(where)
+        raise RuntimeError("cannot read") from KeyboardInterrupt()
+
+    for step in (1, 2):
+        with Checkpointer(tmp_path) as checkpoints:
+            checkpoints.save(step, state)
+    monkeypatch.setattr(integrity, "check_files", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        restore(tmp_path, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state))
+    assert len(read) == 1

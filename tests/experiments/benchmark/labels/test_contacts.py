@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmark.labels.contact_map import (
+    Chromosome,
     deal,
     expected,
     middles_of_centromeres,
@@ -15,7 +16,7 @@ from experiments.benchmark.labels.contact_map import (
 )
 from experiments.benchmark.labels.contact_model import flipped
 from experiments.benchmark.labels.contact_settings import Settings
-from experiments.benchmark.labels.contacts import contacts, fit_ridge, near_place, score
+from experiments.benchmark.labels.contacts import contacts, fit_ridge, near_place, score, standardise
 
 BIN, RNG = 20, np.random.default_rng(0)
 TINY = Settings(
@@ -53,7 +54,7 @@ def write_map(folder: Path) -> tuple[str, str, str]:
 
 def test_pairs_are_those_of_one_chromosome_at_the_asked_distances(tmp_path: Path) -> None:
     file, genome, features = write_map(tmp_path)
-    found = read_chromosomes(Path(file), Path(genome), 1, 3)
+    found = read_chromosomes(Path(file), Path(genome), 1, 3, bin_size=BIN)
     assert [one.name for one in found] == ["a", "b", "c"]
     logs = found[0].logs
     assert logs.shape == (6, 4)
@@ -68,6 +69,16 @@ def test_pairs_are_those_of_one_chromosome_at_the_asked_distances(tmp_path: Path
     assert middles_of_centromeres(Path(features), "abc").tolist() == [60, 60, 60]
     with pytest.raises(ValueError, match=r"no centromere of \['d'\]: leave --features out"):
         middles_of_centromeres(Path(features), "abcd")
+    with pytest.raises(ValueError, match=r"a has 6 bins in .*map\.npz and fills 12 of 10 bases in .*g\.fa"):
+        read_chromosomes(Path(file), Path(genome), 1, 3, bin_size=BIN // 2)
+
+
+def test_windows_are_standardised_by_training_alone() -> None:
+    found = [Chromosome(name, b"", np.zeros((2, 4))) for name in "ab"]
+    table = [np.array([[0.0], [2], [4]]), np.full((4, 1), 100.0)]
+    train, test = standardise(table, [0], found, 2)
+    assert train[:, 0] == pytest.approx([-(1.5**0.5), 0, 1.5**0.5, 0])
+    assert test[:, 0] == pytest.approx(98 / (8 / 3) ** 0.5)
 
 
 def test_words_are_counted_on_both_strands() -> None:

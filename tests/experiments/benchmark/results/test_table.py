@@ -82,3 +82,12 @@ def test_numbers_have_three_digits() -> None:
 def test_a_row_too_short_is_an_error() -> None:
     with pytest.raises(ValueError, match="1 cells and the head 2"):
         markdown(("a", "b"), [("1",)])
+
+
+def test_of_calls_that_repeat_the_median_is_shown_and_not_the_second() -> None:
+    sides = {side: {"bytes_per_second": [1240, 1283, 1263]} for side in ("engine", "generate")}
+    lines = shown(
+        "```rows a; items = rows\nrate = @bytes_a_second.once.generate|,.0f\n```",
+        a={"rows": [dict.fromkeys(("once", "waves"), sides)]},
+    )
+    assert lines[-1] == "| 1,263 |"

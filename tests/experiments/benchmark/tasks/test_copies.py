@@ -28,6 +28,13 @@ def test_rows_are_symbols_and_their_copy() -> None:
     assert len({tuple(row) for row in inputs}) > 40
 
 
+def test_settings_that_could_not_be_tested_are_refused() -> None:
+    with pytest.raises(ValueError, match="slots must be at least 80, got 64: a symbol is written to each"):
+        Settings(slots=64)
+    with pytest.raises(ValueError, match="tested is empty: name at least one number"):
+        Settings(tested=())
+
+
 @pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/tasks/test_copies")
 def test_it_leaves_its_figures(tmp_path: Path) -> None:
     out = tmp_path / "copies.json"
@@ -39,5 +46,3 @@ def test_it_leaves_its_figures(tmp_path: Path) -> None:
     assert len(found["accuracy_by_chunk"]) == 1
     with pytest.raises(ValueError, match="--seeds must be at least 1, got 0"):
         copies(str(out), 0, settings=TINY)
-    with pytest.raises(ValueError, match="slots must be at least 80, got 64: a symbol is written to each"):
-        Settings(slots=64)
