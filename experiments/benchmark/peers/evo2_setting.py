@@ -16,8 +16,8 @@ PARTS: tuple[Part, ...] = (
     "write_rows",
     "adapters",
     "substitutions",
-    "split",
 )
+"""Those that one GPU runs in minutes."""
 
 
 @dataclass(frozen=True)
