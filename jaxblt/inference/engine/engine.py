@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,12 +23,13 @@ from jaxblt.inference.decode import Decoder
 from jaxblt.inference.drafts import Drafts
 from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Lane, Piece, Request, Sampling
 from jaxblt.inference.engine.drafted_lane import DraftedLane
+from jaxblt.inference.engine.draws import Drawn, Table, unpack_draws
 from jaxblt.inference.engine.prefixes import PrefixCache
-from jaxblt.inference.engine.programs import Drawn, LanePrograms, copy_prompt, piece_sizes
+from jaxblt.inference.engine.programs import LanePrograms, copy_prompt, piece_sizes
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows, list_adapters
 from jaxblt.inference.engine.schedule import Part, Scheduler, Ticket
 from jaxblt.inference.engine.searches import LaneSearch
-from jaxblt.inference.engine.stream import StopStrings, Stream, empty_piece
+from jaxblt.inference.engine.stream import StopStrings, Stream
 from jaxblt.inference.prompts import Prefix
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.parallel.mesh import MeshConfig
@@ -48,7 +49,7 @@ class DecodableRun(Protocol):
     def decoder_params(self) -> dict[str, Any]: ...
 
 
-Sent = tuple[list[Array | None], list[tuple[dict[int, Ticket], Drawn]]]
+Sent = tuple[list[Array | None], list[tuple[dict[int, Ticket], Table]]]
 """A round that the device works on: what to wait for of prompts, and the draws of each lane's requests."""
 
 
@@ -338,15 +339,15 @@ class Engine:
             self._changed.notify_all()
         read = [self._read_part(part, job) for part, job in parts]
         decoding = work.decoding.items()
-        drawn = [(tickets, self._lanes[lane].decode(set(tickets))) for lane, tickets in decoding]
+        drawn = [(tickets, self._lanes[lane].decode(tickets)) for lane, tickets in decoding]
         if read or drawn:
             self._in_flight.append((read, drawn))
         while len(self._in_flight) > bool(read or drawn):
             read, drawn = self._in_flight.popleft()
             # Wait for prompts too: without it all pieces of a long one would lie before whatever comes next
-            jax.block_until_ready([read, *(found for _, found in drawn)])
-            for tickets, found in drawn:
-                self._hand_out(tickets, jax.device_get(found))
+            jax.block_until_ready(read)
+            for tickets, table in drawn:
+                self._hand_out(tickets, unpack_draws(np.asarray(table)))
 
     def _read_part(self, part: Part, job: _Job) -> Array | None:
         """Read a piece of a prompt; a prompt that is whole enters its row.
@@ -380,32 +381,41 @@ class Engine:
 
     def _hand_out(self, tickets: dict[int, Ticket], drawn: Drawn) -> None:
         """Give the draws of a round to the requests that have not ended."""
+        sound, counts = drawn.finite.all(1).tolist(), drawn.kept.sum(1).tolist()
+        data = (drawn.ids - OFFSET).astype(np.uint8)
+        drafted, accepted, ended = (x.tolist() for x in (drawn.drafted, drawn.accepted, drawn.ended))
         with self._changed:
             for slot, ticket in tickets.items():
-                if ticket in self._jobs:
-                    self._take_row(self._jobs[ticket], Drawn(*(array[slot] for array in drawn)))
+                if ticket not in self._jobs:
+                    continue
+                job, count = self._jobs[ticket], counts[slot]
+                if not sound[slot]:
+                    self._refuse_nonfinite(job, int(np.argmin(drawn.finite[slot])))
+                    continue
+                self._drawn += count
+                self._drafted += drafted[slot]
+                self._accepted += accepted[slot]
+                arrays = {name: getattr(drawn, name)[slot, :count] for name in ARRAYS}
+                self._pass_on(job, Piece(data[slot, :count].tobytes(), **arrays), ended[slot])
 
-    def _take_row(self, job: _Job, row: Drawn) -> None:
-        request = job.stream.request
-        if not row.finite.all():
-            byte = job.drawn + int(np.argmin(row.finite))
-            del self._jobs[job.ticket]
-            self._scheduler.end(job.ticket, "failed")
-            job.stream.fail(
-                ValueError(
-                    f"logits are not finite: byte {byte} after a prompt of {len(request.prompt)} bytes; "
-                    f"{explain_nonfinite(self._params)}"
-                )
+    def _refuse_nonfinite(self, job: _Job, step: int) -> None:
+        """End a request whose logits are not finite at this byte of the round."""
+        del self._jobs[job.ticket]
+        self._scheduler.end(job.ticket, "failed")
+        job.stream.fail(
+            ValueError(
+                f"logits are not finite: byte {job.drawn + step} after a prompt of "
+                f"{len(job.stream.request.prompt)} bytes; {explain_nonfinite(self._params)}"
             )
-            return
-        count = int(row.kept.sum())
-        job.drawn += count
-        self._drawn += count
-        self._drafted += int(row.drafted)
-        self._accepted += int(row.accepted)
+        )
+
+    def _pass_on(self, job: _Job, piece: Piece, ended: bool) -> None:
+        """Give a request its next bytes, and end it where they are its last."""
+        request = job.stream.request
+        job.drawn += len(piece.data)
         whole = job.drawn >= request.max_new_bytes
-        finish = "length" if whole else "stop" if row.ended else None
-        piece = job.stops.pass_on(_piece(row, count, finish))
+        finish = "length" if whole else "stop" if ended else None
+        piece = job.stops.pass_on(piece if finish is None else replace(piece, finish=finish))
         if piece.finish is None and request.max_unread is not None:
             slow = job.stream.unread + len(piece.data) > request.max_unread
             if slow:
@@ -443,12 +453,3 @@ def _read_prompts(lane: LanePrograms, size: int) -> list[Prefix]:
         return lane.read(before, np.ones(1, np.int32), size)[0]
 
     return [read(lane.begin()), read(read(lane.begin()))]
-
-
-def _piece(row: Drawn, count: int, finish: Finish | None) -> Piece:
-    """Return the first `count` draws of a row."""
-    if not count:
-        return empty_piece(finish)
-    arrays = {name: getattr(row, name)[:count] for name in ARRAYS}
-    data = (row.ids[:count] - OFFSET).astype(np.uint8).tobytes()
-    return Piece(data, **arrays, finish=finish)
