@@ -1,4 +1,4 @@
-"""Many requests at once over one model: a thread that works round after round, and a stream for each request."""
+"""Many requests at once over one model: a thread that sends round after round, and a stream for each request."""
 
 import threading
 import time
@@ -47,10 +47,6 @@ class DecodableRun(Protocol):
 
     @property
     def decoder_params(self) -> dict[str, Any]: ...
-
-
-Sent = tuple[list[Array | None], list[tuple[dict[int, Ticket], Table]]]
-"""A round that the device works on: what to wait for of prompts, and the draws of each lane's requests."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,9 @@ class Engine:
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
         self._scheduler = Scheduler(config, self._sizes, known=self._find_prefix, clock=clock)
         self._jobs: dict[Ticket, _Job] = {}
-        self._in_flight: deque[Sent] = deque()
+        # Read results beside the thread that sends rounds: a program that looks at conditions is sent step by step
+        self._results = ThreadPoolExecutor(1, "engine-results")
+        self._in_flight: deque[Future[None]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._error: Exception | None = None
@@ -316,6 +314,8 @@ class Engine:
                 self._on_mesh(self._round)
         except Exception as error:
             self._fail(error)
+        finally:
+            self._results.shutdown()
 
     def _fail(self, error: Exception) -> None:
         """End all requests with an error that is not theirs."""
@@ -328,7 +328,7 @@ class Engine:
             self._changed.notify_all()
 
     def _round(self) -> None:
-        """Hand a round to the device, then read the results of the one before."""
+        """Send a round to the device, while the results of the one before are handed out."""
         with self._changed:
             work = self._scheduler.next_round()
             for ticket in work.expired:
@@ -341,13 +341,16 @@ class Engine:
         decoding = work.decoding.items()
         drawn = [(tickets, self._lanes[lane].decode(tickets)) for lane, tickets in decoding]
         if read or drawn:
-            self._in_flight.append((read, drawn))
+            self._in_flight.append(self._results.submit(self._await_round, read, drawn))
         while len(self._in_flight) > bool(read or drawn):
-            read, drawn = self._in_flight.popleft()
-            # Wait for prompts too: without it all pieces of a long one would lie before whatever comes next
-            jax.block_until_ready(read)
-            for tickets, table in drawn:
-                self._hand_out(tickets, unpack_draws(np.asarray(table)))
+            self._in_flight.popleft().result()
+
+    def _await_round(self, read: list[Array | None], drawn: list[tuple[dict[int, Ticket], Table]]) -> None:
+        """Wait for a round, and hand out what each lane has drawn."""
+        # Wait for prompts too: without it all pieces of a long one would lie before whatever comes next
+        jax.block_until_ready(read)
+        for tickets, table in drawn:
+            self._hand_out(tickets, unpack_draws(np.asarray(table)))
 
     def _read_part(self, part: Part, job: _Job) -> Array | None:
         """Read a piece of a prompt; a prompt that is whole enters its row.
