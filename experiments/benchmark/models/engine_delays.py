@@ -41,6 +41,9 @@ def first_byte(
 def rounds(decoder: Any, params: Any, *, rows: int, capacity: int, count: int, trials: int) -> dict[str, Any]:
     """Time rounds of an engine beside its decoding program alone, which is called again and again.
 
+    A round lasts from its beginning to the next one's, in the median. `send_ms` is near `decode_ms` where a call of
+    the program returns only when the device is nearly done.
+
     Args:
       decoder, params: of the model.
       rows: of the lane.
@@ -48,31 +51,54 @@ def rounds(decoder: Any, params: Any, *, rows: int, capacity: int, count: int, t
       count: rounds of a trial.
       trials: of each timing, of which the fastest counts.
     """
+    import numpy as np
+
     from jaxblt.inference.engine import Request, Sampling
     from jaxblt.inference.engine.programs import STEPS
 
     engine = _make_engine(decoder, params, rows, capacity, 0)
     # Draw the first byte again and again: a row that draws EOS would end
-    sampling = Sampling(temperature=0, presence_penalty=-100.0)
-    device = min(
-        _decode_alone(engine, Request(b"", STEPS * count, sampling), rows, count) for _ in range(trials + 1)
-    )
+    request = Request(b"", STEPS * count, Sampling(temperature=0, presence_penalty=-100.0))
+    device, sent = min(_decode_alone(engine, request, rows, count) for _ in range(trials + 1))
+    begun, handed = _watch_rounds(engine)
 
-    def draw(count: int) -> float:
-        begun = time.perf_counter()
-        for stream in [engine.submit(Request(b"", STEPS * count, sampling)) for _ in range(rows)]:
+    def draw() -> float:
+        begun.clear()
+        for stream in [engine.submit(request) for _ in range(rows)]:
             assert len(stream.read().data) == STEPS * count, "a row has drawn EOS"
-        return time.perf_counter() - begun
+        return float(np.median(np.diff(begun)))
 
     with engine:
-        half, whole = (min(draw(n) for _ in range(trials + 1)) for n in (count // 2, count))
-    own = (whole - half) / (count - count // 2)
+        own = min(draw() for _ in range(trials + 1))
     figures = {"rows": rows, "rounds": count, "round_ms": 1e3 * own, "decode_ms": 1e3 * device}
+    figures |= {"send_ms": 1e3 * sent, "hand_out_ms": 1e3 * float(np.median(handed))}
     return figures | {"over": own / device - 1}
 
 
-def _decode_alone(engine: Any, request: Any, rows: int, count: int) -> float:
-    """Return the seconds of a call of a lane's decoding program, whose rows go on all the time."""
+def _watch_rounds(engine: Any) -> tuple[list[float], list[float]]:
+    """Note from now on when each round begins, and the processor's seconds of handing it out."""
+    begun: list[float] = []
+    handed: list[float] = []
+    send, hand_out = engine._round, engine._await_round
+
+    def note_begin() -> None:
+        begun.append(time.perf_counter())
+        send()
+
+    def note_work(*given: Any) -> None:
+        start = time.thread_time()
+        hand_out(*given)
+        handed.append(time.thread_time() - start)
+
+    engine._round, engine._await_round = note_begin, note_work
+    return begun, handed
+
+
+def _decode_alone(engine: Any, request: Any, rows: int, count: int) -> tuple[float, float]:
+    """Return the seconds of a call of a lane's decoding program, and those after which a call returns.
+
+    The rows go on all the time.
+    """
     import jax
     import numpy as np
 
@@ -83,8 +109,10 @@ def _decode_alone(engine: Any, request: Any, rows: int, count: int) -> float:
     live = set(range(rows))
     jax.block_until_ready(lane.decode(live))
     begun = time.perf_counter()
-    jax.block_until_ready([lane.decode(live) for _ in range(count - 1)])
-    return (time.perf_counter() - begun) / (count - 1)
+    tables = [lane.decode(live) for _ in range(count - 1)]
+    sent = time.perf_counter() - begun
+    jax.block_until_ready(tables)
+    return (time.perf_counter() - begun) / (count - 1), sent / (count - 1)
 
 
 def long_document(decoder: Any, params: Any, *, length: int, new_bytes: int, trials: int) -> dict[str, Any]:

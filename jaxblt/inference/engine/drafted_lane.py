@@ -28,14 +28,8 @@ from jaxblt.inference.drafted import (
 )
 from jaxblt.inference.drafts import DraftArrays, Drafts
 from jaxblt.inference.engine.config import TOP, Lane, Request
-from jaxblt.inference.engine.programs import (
-    Drawn,
-    LanePrograms,
-    ask_for,
-    empty_rows,
-    penalties_of,
-    predictions,
-)
+from jaxblt.inference.engine.draws import Drawn, Table, pack_draws, predictions
+from jaxblt.inference.engine.programs import LanePrograms, ask_for, empty_rows, penalties_of
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
 from jaxblt.inference.in_place import Layout, keep_layout
 from jaxblt.inference.prompts import Prefix
@@ -117,11 +111,10 @@ class DraftedLane(LanePrograms):
         asked = (history, base, *ask_for(request, ids), chosen)
         self._rows = _enter(self._layout, self._rows, np.int32(slot), prompt, *asked)
 
-    def decode(self, slots: set[int]) -> Drawn:
-        """Draw the next bytes of the rows in these slots, and end all others; the result is on its way."""
-        given = (self._narrow, self._rows, self.live_rows(slots), self._drafts)
-        self._rows, drawn = _decode(self._apart, self._layout, *given)
-        return drawn
+    def _draw(self, live: Bool[np.ndarray, "S"]) -> Table:
+        given = (self._narrow, self._rows, live, self._drafts)
+        self._rows, table = _decode(self._apart, self._layout, *given)
+        return table
 
 
 def _room(lane: Lane, width: int) -> int:
@@ -199,7 +192,7 @@ def _decode(
     rows: DraftedRows,
     live: Bool[Array, "S"],
     settings: DraftArrays,
-) -> tuple[DraftedRows, Drawn]:
+) -> tuple[DraftedRows, Table]:
     """Call the model `CALLS` times for the rows that are live."""
     done = rows.place.done | ~live
     rows = rows.replace(place=rows.place.replace(done=done))  # pyright: ignore[reportAttributeAccessIssue]
@@ -214,7 +207,7 @@ def _decode(
     start = (rows, _Round(table, jnp.zeros((len(live), COLUMNS), bool), none, none))
     (rows, found), _ = jax.lax.scan(body, start, length=CALLS)
     rows, drawn = _hand_out(rows, found, begun, done)
-    return keep_layout(rows, layout), drawn
+    return keep_layout(rows, layout), pack_draws(drawn)
 
 
 def _call(

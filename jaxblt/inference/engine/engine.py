@@ -1,4 +1,4 @@
-"""Many requests at once over one model: a thread that works round after round, and a stream for each request."""
+"""Many requests at once over one model: a thread that sends round after round, and a stream for each request."""
 
 import threading
 import time
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,12 +23,13 @@ from jaxblt.inference.decode import Decoder
 from jaxblt.inference.drafts import Drafts
 from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Lane, Piece, Request, Sampling
 from jaxblt.inference.engine.drafted_lane import DraftedLane
+from jaxblt.inference.engine.draws import Drawn, Table, unpack_draws
 from jaxblt.inference.engine.prefixes import PrefixCache
-from jaxblt.inference.engine.programs import Drawn, LanePrograms, copy_prompt, piece_sizes
+from jaxblt.inference.engine.programs import LanePrograms, copy_prompt, piece_sizes
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows, list_adapters
 from jaxblt.inference.engine.schedule import Part, Scheduler, Ticket
 from jaxblt.inference.engine.searches import LaneSearch
-from jaxblt.inference.engine.stream import StopStrings, Stream, empty_piece
+from jaxblt.inference.engine.stream import StopStrings, Stream
 from jaxblt.inference.prompts import Prefix
 from jaxblt.models.finite import explain_nonfinite
 from jaxblt.parallel.mesh import MeshConfig
@@ -46,10 +47,6 @@ class DecodableRun(Protocol):
 
     @property
     def decoder_params(self) -> dict[str, Any]: ...
-
-
-Sent = tuple[list[Array | None], list[tuple[dict[int, Ticket], Drawn]]]
-"""A round that the device works on: what to wait for of prompts, and the draws of each lane's requests."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,9 @@ class Engine:
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
         self._scheduler = Scheduler(config, self._sizes, known=self._find_prefix, clock=clock)
         self._jobs: dict[Ticket, _Job] = {}
-        self._in_flight: deque[Sent] = deque()
+        # Read results beside the thread that sends rounds: a program that looks at conditions is sent step by step
+        self._results = ThreadPoolExecutor(1, "engine-results")
+        self._in_flight: deque[Future[None]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._error: Exception | None = None
@@ -324,6 +323,8 @@ class Engine:
                 self._on_mesh(self._round)
         except Exception as error:
             self._fail(error)
+        finally:
+            self._results.shutdown()
 
     def _fail(self, error: Exception) -> None:
         """End all requests with an error that is not theirs."""
@@ -336,7 +337,7 @@ class Engine:
             self._changed.notify_all()
 
     def _round(self) -> None:
-        """Hand a round to the device, then read the results of the one before."""
+        """Send a round to the device, while the results of the one before are handed out."""
         with self._changed:
             work = self._scheduler.next_round()
             for ticket in work.expired:
@@ -347,15 +348,18 @@ class Engine:
             self._changed.notify_all()
         read = [self._read_part(part, job) for part, job in parts]
         decoding = work.decoding.items()
-        drawn = [(tickets, self._lanes[lane].decode(set(tickets))) for lane, tickets in decoding]
+        drawn = [(tickets, self._lanes[lane].decode(tickets)) for lane, tickets in decoding]
         if read or drawn:
-            self._in_flight.append((read, drawn))
+            self._in_flight.append(self._results.submit(self._await_round, read, drawn))
         while len(self._in_flight) > bool(read or drawn):
-            read, drawn = self._in_flight.popleft()
-            # Wait for prompts too: without it all pieces of a long one would lie before whatever comes next
-            jax.block_until_ready([read, *(found for _, found in drawn)])
-            for tickets, found in drawn:
-                self._hand_out(tickets, jax.device_get(found))
+            self._in_flight.popleft().result()
+
+    def _await_round(self, read: list[Array | None], drawn: list[tuple[dict[int, Ticket], Table]]) -> None:
+        """Wait for a round, and hand out what each lane has drawn."""
+        # Wait for prompts too: without it all pieces of a long one would lie before whatever comes next
+        jax.block_until_ready(read)
+        for tickets, table in drawn:
+            self._hand_out(tickets, unpack_draws(np.asarray(table)))
 
     def _read_part(self, part: Part, job: _Job) -> Array | None:
         """Read a piece of a prompt; a prompt that is whole enters its row.
@@ -389,32 +393,41 @@ class Engine:
 
     def _hand_out(self, tickets: dict[int, Ticket], drawn: Drawn) -> None:
         """Give the draws of a round to the requests that have not ended."""
+        sound, counts = drawn.finite.all(1).tolist(), drawn.kept.sum(1).tolist()
+        data = (drawn.ids - OFFSET).astype(np.uint8)
+        drafted, accepted, ended = (x.tolist() for x in (drawn.drafted, drawn.accepted, drawn.ended))
         with self._changed:
             for slot, ticket in tickets.items():
-                if ticket in self._jobs:
-                    self._take_row(self._jobs[ticket], Drawn(*(array[slot] for array in drawn)))
+                if ticket not in self._jobs:
+                    continue
+                job, count = self._jobs[ticket], counts[slot]
+                if not sound[slot]:
+                    self._refuse_nonfinite(job, int(np.argmin(drawn.finite[slot])))
+                    continue
+                self._drawn += count
+                self._drafted += drafted[slot]
+                self._accepted += accepted[slot]
+                arrays = {name: getattr(drawn, name)[slot, :count] for name in ARRAYS}
+                self._pass_on(job, Piece(data[slot, :count].tobytes(), **arrays), ended[slot])
 
-    def _take_row(self, job: _Job, row: Drawn) -> None:
-        request = job.stream.request
-        if not row.finite.all():
-            byte = job.drawn + int(np.argmin(row.finite))
-            del self._jobs[job.ticket]
-            self._scheduler.end(job.ticket, "failed")
-            job.stream.fail(
-                ValueError(
-                    f"logits are not finite: byte {byte} after a prompt of {len(request.prompt)} bytes; "
-                    f"{explain_nonfinite(self._params)}"
-                )
+    def _refuse_nonfinite(self, job: _Job, step: int) -> None:
+        """End a request whose logits are not finite at this byte of the round."""
+        del self._jobs[job.ticket]
+        self._scheduler.end(job.ticket, "failed")
+        job.stream.fail(
+            ValueError(
+                f"logits are not finite: byte {job.drawn + step} after a prompt of "
+                f"{len(job.stream.request.prompt)} bytes; {explain_nonfinite(self._params)}"
             )
-            return
-        count = int(row.kept.sum())
-        job.drawn += count
-        self._drawn += count
-        self._drafted += int(row.drafted)
-        self._accepted += int(row.accepted)
+        )
+
+    def _pass_on(self, job: _Job, piece: Piece, ended: bool) -> None:
+        """Give a request its next bytes, and end it where they are its last."""
+        request = job.stream.request
+        job.drawn += len(piece.data)
         whole = job.drawn >= request.max_new_bytes
-        finish = "length" if whole else "stop" if row.ended else None
-        piece = job.stops.pass_on(_piece(row, count, finish))
+        finish = "length" if whole else "stop" if ended else None
+        piece = job.stops.pass_on(piece if finish is None else replace(piece, finish=finish))
         if piece.finish is None and request.max_unread is not None:
             slow = job.stream.unread + len(piece.data) > request.max_unread
             if slow:
@@ -452,12 +465,3 @@ def _read_prompts(lane: LanePrograms, size: int) -> list[Prefix]:
         return lane.read(before, np.ones(1, np.int32), size)[0]
 
     return [read(lane.begin()), read(read(lane.begin()))]
-
-
-def _piece(row: Drawn, count: int, finish: Finish | None) -> Piece:
-    """Return the first `count` draws of a row."""
-    if not count:
-        return empty_piece(finish)
-    arrays = {name: getattr(row, name)[:count] for name in ARRAYS}
-    data = (row.ids[:count] - OFFSET).astype(np.uint8).tobytes()
-    return Piece(data, **arrays, finish=finish)

@@ -4,19 +4,21 @@ A lane has one program that decodes, one for each size of a prompt's pieces, and
 All that requests ask for is an array to them.
 """
 
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.data.vocab import EOS, PAD, VOCAB_SIZE
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder
-from jaxblt.inference.engine.config import TOP, Lane, Request
+from jaxblt.inference.engine.config import Lane, Request
+from jaxblt.inference.engine.draws import Drawn, Table, pack_draws, predictions
 from jaxblt.inference.engine.memory import shrink_lane
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
 from jaxblt.inference.in_place import Layout, keep_layout, layout_over_devices
@@ -62,26 +64,6 @@ class LaneRows:
     chosen: dict[str, Any]
 
     __repr__ = show
-
-
-class Drawn(NamedTuple):
-    """The draws of a round, whether each belongs to its row, and what the model predicted.
-
-    The most probable ids come with their log-probabilities; entropies and log-probabilities are in nats. `ended` tells
-    which rows drew EOS. `drafted` and `accepted` count bytes that were guessed, and guessed right.
-    """
-
-    ids: Int[Array, "S T"]
-    kept: Bool[Array, "S T"]
-    finite: Bool[Array, "S T"]
-    closed: Bool[Array, "S T"]
-    entropies: Float[Array, "S T"]
-    logprobs: Float[Array, "S T"]
-    top_ids: Int[Array, "S T K"]
-    top_logprobs: Float[Array, "S T K"]
-    ended: Bool[Array, "S"]
-    drafted: Int[Array, "S"]
-    accepted: Int[Array, "S"]
 
 
 class LanePrograms:
@@ -162,17 +144,21 @@ class LanePrograms:
         asked = ask_for(request, ids)
         self._rows = _enter(self._layout, self._rows, np.int32(slot), prompt, *asked, chosen)
 
-    def decode(self, slots: set[int]) -> Drawn:
-        """Draw the next bytes of the rows in these slots, and end all others; the result is on its way."""
-        live = self.live_rows(slots)
-        self._rows, drawn = _decode(self._apart, self._layout, self._narrow, self._rows, live)
-        return drawn
+    def decode(self, slots: Iterable[int]) -> Table:
+        """Draw the next bytes of the rows in these slots, and end all others.
 
-    def live_rows(self, slots: set[int]) -> np.ndarray:
-        """Return which rows are in these slots."""
+        Returns the draws as one table for `unpack_draws`, which is on its way to the host.
+        """
         live = np.zeros(self._lane.slots, bool)
         live[list(slots)] = True
-        return live
+        table = self._draw(live)
+        # Queue the copy behind the program: asked for later, it would wait for the host to come back
+        table.copy_to_host_async()
+        return table
+
+    def _draw(self, live: Bool[np.ndarray, "S"]) -> Table:
+        self._rows, table = _decode(self._apart, self._layout, self._narrow, self._rows, live)
+        return table
 
 
 def piece_sizes(decoder: Decoder, piece_bytes: int) -> tuple[int, ...]:
@@ -281,43 +267,34 @@ def _enter(
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _decode(
     decoder: Decoder, layout: Layout, params: dict[str, Any], rows: LaneRows, live: Bool[Array, "S"]
-) -> tuple[LaneRows, Drawn]:
+) -> tuple[LaneRows, Table]:
     """Draw `STEPS` bytes of the rows that are live; the key of a byte comes from seed and position alone."""
     rows, asked = rows.replace(done=rows.done | ~live), rows.requests  # pyright: ignore[reportAttributeAccessIssue]
     params, none = {**params, CHOSEN: rows.chosen}, jnp.zeros(live.shape, jnp.int32)
-    keys = request_keys(asked)
+    places = (asked.lengths + rows.drawn)[None] + jnp.arange(STEPS, dtype=jnp.int32)[:, None]
+    keys = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(request_keys(asked), places)
 
-    def body(rows: LaneRows, _: None) -> tuple[LaneRows, Drawn]:
+    def body(rows: LaneRows, step_keys: Key[Array, "S"]) -> tuple[LaneRows, tuple[Array, ...]]:
         penalty = penalties_of(rows.counts, rows.penalties)
-        step_keys = jax.vmap(jax.random.fold_in)(keys, asked.lengths + rows.drawn)
         ids = sample(asked.sampling, step_keys, rows.logits - penalty, alphabet=asked.alphabet)
         ended = rows.done | (ids == EOS)
         done = ended | (rows.drawn + 1 >= asked.limits)
         logits, closed, state = decode_step(decoder, params, ids, rows.state, jnp.where(done, 0, 1))
-        finite = jnp.all(jnp.isfinite(rows.logits), -1) | rows.done
-        drawn = Drawn(ids, ~ended, finite, closed, *predictions(rows.logits, ids), ended, none, none)
         chosen = jax.nn.one_hot(ids, rows.counts.shape[-1], dtype=jnp.int32)
         moved = rows.replace(  # pyright: ignore[reportAttributeAccessIssue]
             state=state, logits=logits, done=done, drawn=rows.drawn + 1, counts=rows.counts + chosen
         )
-        return moved, drawn
+        return moved, (rows.logits, ids, rows.done, ended, closed)
 
-    rows, drawn = jax.lax.scan(body, rows, length=STEPS)
-    drawn = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), drawn)
-    return keep_layout(rows, layout), drawn._replace(ended=drawn.ended[:, -1], drafted=none, accepted=none)
+    rows, found = jax.lax.scan(body, rows, keys)
+    # Tell of all steps at once: inside the loop, small kernels would run for each byte
+    logits, ids, were_done, ended, closed = (jnp.moveaxis(x, 0, 1) for x in found)
+    finite = jnp.all(jnp.isfinite(logits), -1) | were_done
+    drawn = Drawn(ids, ~ended, finite, closed, *predictions(logits, ids), ended[:, -1], none, none)
+    return keep_layout(rows, layout), pack_draws(drawn)
 
 
 def penalties_of(counts: Int[Array, "... V"], penalties: Float[Array, "... 2"]) -> Float[Array, "... V"]:
     """Return what is subtracted from logits, by how often each id was drawn."""
     often, once = penalties[..., :1], penalties[..., 1:]
     return often * counts.astype(jnp.float32) + jnp.where(counts > 0, once, 0.0)
-
-
-def predictions(
-    logits: Float[Array, "... V"], ids: Int[Array, "..."]
-) -> tuple[Float[Array, "..."], Float[Array, "..."], Int[Array, "... K"], Float[Array, "... K"]]:
-    """Return entropies, log-probabilities of `ids`, and the most probable ids with theirs."""
-    logprobs = jax.nn.log_softmax(logits[..., :VOCAB_SIZE], -1)
-    entropies = -jnp.sum(jnp.where(logprobs > -jnp.inf, jnp.exp(logprobs) * logprobs, 0.0), -1)
-    top, top_ids = jax.lax.top_k(logprobs, TOP)
-    return entropies, jnp.take_along_axis(logprobs, ids[..., None], -1)[..., 0], top_ids, top

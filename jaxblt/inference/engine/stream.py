@@ -17,7 +17,7 @@ class Stream(Iterator[Piece]):
     Attributes:
       request: what was asked.
       finish: why it ended; None while it goes on.
-      on_first: called, in the engine's thread, when the first bytes come.
+      on_first: called, in a thread of the engine's, when the first bytes come.
     """
 
     def __init__(self, request: Request, cancel: Callable[["Stream"], None]) -> None:
@@ -85,7 +85,7 @@ class Stream(Iterator[Piece]):
         self._cancel(self)
 
     def call(self, notify: Callable[[], None]) -> None:
-        """Call `notify` after each change, in the engine's thread, and once now."""
+        """Call `notify` after each change, in a thread of the engine's, and once now."""
         self._notify = notify
         notify()
 

@@ -3,6 +3,7 @@
 import random
 import re
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -99,6 +100,24 @@ def test_the_device_is_asked_by_programs_only_and_never_under_the_lock(engines, 
     assert set(seen) <= {"jit"}
     assert copied
     assert not any(copied)
+
+
+def test_bytes_are_handed_out_while_the_next_round_is_sent(engines, monkeypatch):
+    """A program that looks at conditions keeps the thread that sends it."""
+    engine = engines["transformer"]
+    (lane,), begun, seen, send = engine._lanes, engine.stats.drawn_bytes, [], engine._lanes[0].decode
+
+    def decode(slots):
+        table, deadline = send(slots), time.monotonic() + 10
+        # The first round has none before it
+        while seen and engine.stats.drawn_bytes - begun == seen[-1] and time.monotonic() < deadline:
+            time.sleep(1e-3)
+        seen.append(engine.stats.drawn_bytes - begun)
+        return table
+
+    monkeypatch.setattr(lane, "decode", decode)
+    engine.submit(Request(LONG, 17)).read()
+    assert seen[:3] == [0, 8, 16]
 
 
 @pytest.mark.parametrize("name", ["transformer", PATCHES])
