@@ -109,11 +109,11 @@ async def search(asked: Search, service: Service) -> list[list[Beam]]:
     check = make_check(service, gone)
 
     def ask(prompts: list[bytes]) -> list[list[Beam]]:
-        options, found = asked.options | {"check": check}, []
+        found = []
         for prompt in prompts:
             # Begin no search, which may compile, once its time is over
             check()
-            found.append(service.engine.search(prompt, **options)[: asked.count])
+            found.append(service.engine.search(prompt, **asked.options, check=check)[: asked.count])
         return found
 
     try:
