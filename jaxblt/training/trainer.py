@@ -71,11 +71,11 @@ class Trainer:
                 state, metrics = self.advance(state, batches, step)
                 step += 1
                 last = step == train.steps
-                if last:
-                    state = self.settle(state)
                 bad.add(step, metrics)
                 if step % train.log_every == 0 or last:
                     self.write(metrics, step, bad)
+                if last:
+                    state = self.settle(state)
                 paused, best = time.perf_counter(), False
                 if train.eval_every and (step % train.eval_every == 0 or last):
                     if not drawn:
@@ -163,7 +163,13 @@ class Trainer:
         moved = partial(
             with_target_length, self.setup.recipe, frozen=state.frozen, data=self.data, mesh=self.setup.mesh
         )
-        return replace(state, params=moved(state.params), ema=None if state.ema is None else moved(state.ema))
+        ema = state.ema
+        try:
+            return replace(state, params=moved(state.params), ema=None if ema is None else moved(ema))
+        except ValueError as error:
+            # Save what was trained: a router that scores all bytes alike has no theta to find
+            self.journal.progress.say(f"patches keep the length that they have: {error}")
+            return state
 
     def write(self, metrics: Metrics, step: int, bad: BadSteps) -> None:
         """Log a step's metrics, and raise TrainingFailed where going on would waste the run."""

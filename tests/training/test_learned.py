@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,14 +14,17 @@ from jaxblt.cli.main import main
 from jaxblt.data.sources import BytesSource
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
 from jaxblt.models import BLTConfig, LevelConfig, StackConfig
-from jaxblt.patching import PatcherConfig
+from jaxblt.patching import PatcherConfig, calibrate_cut
 from jaxblt.patching.learned import BoundaryConfig
+from jaxblt.training import trainer
 from jaxblt.training.health import TrainingFailed, check_health
 from jaxblt.training.loop import fit
 from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.state import TrainState
 from tests.training.tiny import Letters, tiny_recipe
 
 TARGET = 3.0
+CUT = PatcherConfig(mode="learned", block_size=8)
 
 
 def recipe(router: BoundaryConfig, **options):
@@ -116,6 +120,22 @@ def test_held_out_patches_have_the_length_that_is_asked_for(tmp_path) -> None:
         found = done.evaluate("validation", source=source)
         assert found["bytes_per_patch"] == pytest.approx(length, rel=0.03), rate
         assert (done.recipe.bytes_per_patch, done.patcher.target) == (length, length)
+
+
+def test_a_router_without_a_threshold_loses_no_run(monkeypatch) -> None:
+    """It scores all bytes alike after the last step."""
+    said: list[str] = []
+    own = SimpleNamespace(
+        setup=SimpleNamespace(recipe=recipe(BoundaryConfig()), mesh=None),
+        data=None,
+        journal=SimpleNamespace(progress=SimpleNamespace(say=said.append)),
+    )
+    state = TrainState(step=0, params={}, opt_state=(), skipped=0, skipped_in_a_row=0)
+    monkeypatch.setattr(
+        trainer, "with_target_length", lambda *_, **__: calibrate_cut(np.ones(8), 3.0, config=CUT)
+    )
+    assert trainer.Trainer.settle(own, state) is state
+    assert "keep the length that they have: all scores of the sample are 1" in said[0]
 
 
 @pytest.mark.slow(days=28, group="runs of learned boundaries")

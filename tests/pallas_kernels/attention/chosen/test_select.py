@@ -56,9 +56,11 @@ def check(found: Any, all_shares: np.ndarray, count: int, near: float) -> None:
         assert len(set(one[one >= 0])) == (one >= 0).sum()
 
 
-def test_equals_the_loop() -> None:
+@pytest.mark.parametrize("name", ["xla", "reference"])
+def test_equals_the_loop(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "STRIP", 16)
     given = drawn(40, 10, 8, jnp.float32)
-    check(choose_blocks(*given, count=3), shares(*given), 3, 1e-6)
+    check(choose_blocks(*given, count=3, implementation=name), shares(*given), 3, 1e-6)
 
 
 @pytest.fixture
