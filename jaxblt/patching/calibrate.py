@@ -193,7 +193,7 @@ def _sample(
             f"the sample holds no bytes, or segment_ids differ in shape: {sample.shape}, {segments.shape}"
         )
     if not bool(jnp.all(jnp.isfinite(sample))):
-        raise ValueError("entropies and scores must be finite: the model gave NaN or infinity")
+        raise ValueError("entropies must be finite, and so must scores: the model gave NaN or infinity")
     return sample, segments
 
 
