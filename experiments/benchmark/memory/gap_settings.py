@@ -36,8 +36,7 @@ class Settings:
       tokens: of a batch.
       steps: of training.
       learning_rate: the peak, after a tenth of the steps.
-      attention_learning_rate: that of full attention and of sparse attention, which do not come to recall at the rate of
-        the others.
+      attention_learning_rate: that of full and of sparse attention, which do not come to recall at the others' rate.
       test_rows: rows for each tested gap.
       dtype: of the computation.
     """

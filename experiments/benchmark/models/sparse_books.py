@@ -10,7 +10,6 @@ from jaxblt.validation import whole
 if TYPE_CHECKING:
     from jaxblt.mixers import MixerConfig
     from jaxblt.models import StackConfig
-    from jaxblt.training.recipe import Recipe
     from pallas_kernels.attention.rules import Rule
 
 BLOCK = 128
