@@ -40,8 +40,9 @@ def sparse_books(
     Args:
       out: file for the figures as JSON, written anew after each arm.
       arms: the first is what others are compared with. `dense` attends to all; `rule_S` to a window and every n-th
-        block, by which S % of the pairs are hidden; `chosen_S` to blocks that each token chooses and to a window, that
-        many keys; `stack` is layers of a window, of chosen blocks (the config's defaults) and of Hyena in turn.
+        block, and S % of the pairs are hidden; `chosen_S` to blocks that each token chooses, pooled blocks and a
+        window, together as many keys; `stack` is layers of a window, of chosen blocks (the config's defaults) and of
+        Hyena in turn.
       recipe: its name; a byte model.
       paths: texts to train on, in folders train, validation and test; () is the recipe's own.
       length: bytes of a row.
@@ -112,7 +113,8 @@ def stack_of(stack: "StackConfig", arm: str, length: int) -> "StackConfig":
         density = 1 - int(named[2]) / 100
         table = {"attention": replace(dense, rule=rule_of(density, length))}
         if named[1] == "chosen":
-            blocks = round((density * length / 2 - WINDOW) / CHOSEN)
+            pooled = length // CHOSEN / 2
+            blocks = math.floor((density * length / 2 - pooled - WINDOW) / CHOSEN)
             table = {"sparse_attention": replace(chosen, top_k=max(blocks, 1))}
     elif arm != "dense":
         raise ValueError(f"unknown arm {arm!r}: choose dense, stack, rule_S or chosen_S, S from 01 to 99")
@@ -134,18 +136,17 @@ def shown(mixer: "MixerConfig", length: int) -> float | None:
     """Return the keys that tokens of a row see, as a share of those before them; None of what is no attention."""
     import numpy as np
 
+    from experiments.benchmark.operations.sparse_attention import shares
     from jaxblt.mixers import AttentionConfig, SparseAttentionConfig
-    from pallas_kernels.attention.rules import ByBlock
+    from pallas_kernels.attention import masks
 
     before = np.arange(1, length + 1)
     if isinstance(mixer, SparseAttentionConfig):
         seen = np.minimum(before, mixer.top_k * mixer.block + mixer.window) + before // mixer.block
     elif not isinstance(mixer, AttentionConfig):
         return None
-    elif isinstance(rule := mixer.rule, ByBlock):
-        q, k = np.arange(length) // BLOCK, np.arange(-(-length // BLOCK))
-        earlier = np.asarray(rule.rule.sees(q[::BLOCK, None], k[None])) & (k[None] < k[:, None])
-        seen = BLOCK * earlier.sum(1)[q] + (before - 1) % BLOCK + 1
+    elif mixer.rule is not None:
+        return shares(masks.CAUSAL & mixer.rule, length)["pairs"]
     else:
         seen = np.minimum(before, mixer.window or length)
     return float(seen.sum() / before.sum())

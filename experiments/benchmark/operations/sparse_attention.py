@@ -71,7 +71,7 @@ def sparse_attention(
         figures["calls"].append(
             {
                 "density": density,
-                **_shares(mask, tokens, heads, head_dim),
+                **shares(mask, tokens),
                 "error": error,
                 **times,
                 "lists": _time_lists(mask, tokens, heads, head_dim, times["forward"]["ms"]["sparse"]),
@@ -108,15 +108,22 @@ def every_nth(density: float, block: int) -> Any:
     return masks.CAUSAL & ByBlock(Strided(round(1 / density)), block)
 
 
-def _shares(mask: Any, tokens: int, heads: int, head_dim: int) -> dict[str, float]:
-    """Return what is visited, as shares of what a causal mask visits."""
-    import jax
+def shares(mask: Any, tokens: int) -> dict[str, float]:
+    """Return what is visited under a causal mask by blocks, as shares of what the causal mask alone visits.
 
-    from pallas_kernels.attention.report import report
-
-    x = jax.ShapeDtypeStruct((1, tokens, heads, head_dim), "bfloat16")
-    found = report(mask, x, x)
-    return {"blocks": found.block_density, "pairs": found.pair_density, "longest": found.longest}
+    `longest` is the blocks of the longest row, in units of the mean.
+    """
+    size, count = mask.rule.size, -(-tokens // mask.rule.size)
+    number = np.arange(count, dtype=np.int32)
+    seen = np.tril(np.asarray(mask.rule.rule.sees(number[:, None], number[None])))
+    rows, own = seen.sum(1), seen.diagonal()
+    # Count half of a pair of blocks on the diagonal, where the causal mask cuts it.
+    pairs = size**2 * (rows.sum() - own.sum()) + size * (size + 1) / 2 * own.sum()
+    return {
+        "blocks": float(rows.sum() / (count * (count + 1) / 2)),
+        "pairs": float(pairs / (count * size * (count * size + 1) / 2)),
+        "longest": float(rows.max() / rows.mean()),
+    }
 
 
 def _arguments(tokens: int, heads: int, head_dim: int) -> list[Any]:
