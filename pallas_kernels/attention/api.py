@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels import _dispatch
 from pallas_kernels._arguments import checked
@@ -68,6 +68,51 @@ def attention(
     )
     q, k, v, q_valid = without_padding(q, k, v, mask)
     return zero_where_not(q_valid, entry.run(q, k, v, mask, **options))
+
+
+@checked
+def split_attention(
+    q: Float[Array, "B t H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    mask: Mask,
+    *,
+    runs: tuple[tuple[int, ...], ...],
+    device: Int[Array, ""],
+    scale: float | None = None,
+) -> Float[Array, "B t H K"]:
+    """Compute `attention` of the queries that one of several devices holds to all keys, under a static rule.
+
+    Args:
+      q: queries of this device: its runs, one after another.
+      k: keys of whole rows.
+      v: values of whole rows.
+      mask: as for whole rows; segment ids are those of these queries and of all keys.
+      runs: for each device the numbers of its runs of queries, counted along the row; all are of one length.
+      device: the number of this device, which may be known only when the program runs.
+      scale: of the scores; K**-0.5 if None.
+
+    Raises:
+      ValueError: no kernel takes this here, see `explain_split`.
+    """
+    if reason := explain_split(q, k, mask, runs):
+        raise ValueError(
+            f"queries of several devices are not split: {reason}; call attention with masks.positions"
+        )
+    q, k, v, q_valid = without_padding(q, k, v, mask)
+    return zero_where_not(q_valid, triton_gpu.split_attention(q, k, v, mask, runs, device, scale=scale))
+
+
+def explain_split(
+    q: jax.ShapeDtypeStruct | Array,
+    k: jax.ShapeDtypeStruct | Array,
+    mask: Mask,
+    runs: tuple[tuple[int, ...], ...],
+) -> str | None:
+    """Say why `split_attention` does not run such arguments here, or None if it does."""
+    if _dispatch.has_reference_ops():
+        return "reference_ops asks for operations without gradients of their own"
+    return triton_why.why_not_split(_dispatch.current_device(), q, k, mask, runs)
 
 
 @checked
