@@ -53,7 +53,6 @@ def evo2_parity(
     longest = max(*lengths, PROMPT)
     text = np.random.default_rng(0).choice(np.frombuffer(b"ACGT", np.uint8), longest).astype(np.int64)
     text[0] = 0
-    # Let the peer begin: Triton has no place to keep its kernels once jax-triton was in use
     narrow = peer.load(torch, peer.settings(sizes, kernels=False), tensors)
     theirs = peer.read(torch, narrow, text)[:, rows]
     del narrow
