@@ -246,6 +246,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"scale": -1.0}, "positive scales alone, not -1.0"),
         ({"mask": masks.window(100), "tokens": (1 << 17) + 64}, "4098 x 2049 pairs of tiles are more than"),
         ({"mask": masks.CAUSAL & LISTS}, None),
+        ({"mask": masks.FULL & (LISTS & Interval(99, 0))}, None),
         ({"mask": masks.FULL & (LISTS | Interval(3))}, "joined to no other rule"),
         ({"mask": masks.FULL & Chosen(LISTS.lists, 48)}, "chosen blocks of 16, 32, 64, 128 keys, not of 48"),
         (
