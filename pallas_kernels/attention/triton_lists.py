@@ -75,9 +75,8 @@ def choose_lists(each: Sequence[Lists], device: Int[Array, ""]) -> Lists:
     def choose(name: str) -> Array:
         parts = [getattr(lists, name) for lists in each]
         most = max(x.shape[-1] for x in parts)
-        return jnp.stack([jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, most - x.shape[-1])]) for x in parts])[
-            device
-        ]
+        wide = [jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, most - x.shape[-1])]) for x in parts]
+        return jnp.stack(wide)[device]
 
     return each[0]._replace(**{name: choose(name) for name in ("rows", "ends", "columns", "numbers")})
 
