@@ -72,13 +72,13 @@ class Lists(NamedTuple):
 def choose_lists(each: Sequence[Lists], device: Int[Array, ""]) -> Lists:
     """Return the lists of a device, known when the program runs; shorter ones get room behind their ends."""
 
-    def choose(*parts: Array) -> Array:
+    def choose(name: str) -> Array:
+        parts = [getattr(lists, name) for lists in each]
         most = max(x.shape[-1] for x in parts)
         wide = [jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, most - x.shape[-1])]) for x in parts]
         return jnp.stack(wide)[device]
 
-    chosen = (choose(*parts) for parts in list(zip(*each, strict=True))[:-1])
-    return Lists(*chosen, each[0].seen)
+    return each[0]._replace(**{name: choose(name) for name in ("rows", "ends", "columns", "numbers")})
 
 
 @lru_cache(maxsize=32)

@@ -177,10 +177,9 @@ def _time_lists(mask: Any, tokens: int, heads: int, head_dim: int, forward_ms: f
     import jax
     import jax.numpy as jnp
 
-    from pallas_kernels._dispatch import current_device
     from pallas_kernels.attention.triton_lists import find_tiles, make_lists
     from pallas_kernels.attention.triton_why import make_plan
-    from pallas_kernels.runtime import Case, measure_all
+    from pallas_kernels.runtime import Case, current_device, measure_all
 
     x = jax.ShapeDtypeStruct((1, tokens, heads, head_dim), "bfloat16")
     plan = make_plan(current_device(), x, x, mask, None)

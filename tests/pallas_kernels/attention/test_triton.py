@@ -246,6 +246,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"scale": -1.0}, "positive scales alone, not -1.0"),
         ({"mask": masks.window(100), "tokens": (1 << 17) + 64}, "4098 x 2049 pairs of tiles are more than"),
         ({"mask": masks.CAUSAL & LISTS}, None),
+        ({"mask": masks.FULL & (LISTS & Interval(99, 0))}, None),
         ({"mask": masks.FULL & (LISTS | Interval(3))}, "joined to no other rule"),
         ({"mask": masks.FULL & Chosen(LISTS.lists, 48)}, "chosen blocks of 16, 32, 64, 128 keys, not of 48"),
         (
@@ -267,6 +268,8 @@ def test_says_why_not(change: dict[str, Any], reason: str | None) -> None:
 def test_rules_go_to_triton_on_a_gpu_and_other_masks_to_cudnn() -> None:
     x = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.bfloat16)
     assert explain(x, x, masks.CAUSAL, device=HOPPER) == "attention: cudnn on NVIDIA H200"
+    idle = masks.CAUSAL & (Interval(before=4096) | Global(first=4))
+    assert explain(x, x, idle, device=HOPPER) == "attention: cudnn on NVIDIA H200"
     rule = masks.CAUSAL & presets.bigbird()
     assert explain(x, x, rule, device=HOPPER).startswith("attention: triton on NVIDIA H200 (not cudnn")
     said = explain(x, x, rule, score=SoftCap(2.0), device=HOPPER)
