@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.data.letters import letters_of
 from jaxblt.data.vocab import OFFSET, encode
 from jaxblt.inference.beams import BEAMS, Beam, beam_search, check_search
@@ -392,7 +393,7 @@ class Engine:
         begun, done = [self._take_prompt(job) for _, job in parts], None
         if size:
             ids = [job.ids[part.start : part.stop] for part, job in parts]
-            adapters = [job.stream.request.adapter for _, job in parts]
+            adapters: list[Adapter] = [job.stream.request.adapter for _, job in parts]
             prompts, done = lane.read(begun, ids, size, adapters)
             for row, (part, job) in enumerate(parts):
                 self._read += part.stop - part.start

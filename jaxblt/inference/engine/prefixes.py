@@ -43,8 +43,7 @@ class PrefixCache:
 
     def put(self, lane: int, adapter: Adapter, ids: np.ndarray, stop: int, prompts: Prefix, row: int) -> None:
         """Keep the state behind the ids 0..stop of a prompt, if later prompts are likely to ask for it."""
-        size = _size(prompts) // len(prompts[1])
-        if size > self._budget:
+        if not self._budget or (size := _size(prompts) // len(prompts[1])) > self._budget:
             return
         key = (lane, adapter, ids[:stop].tobytes())
         last = (len(ids) - 1) // self._piece * self._piece

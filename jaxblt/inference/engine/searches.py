@@ -52,7 +52,7 @@ class LaneSearch:
     ) -> list[Beam]:
         """Return what `beam_search` finds, whose options these are, of a search that these rows hold."""
         ids = np.asarray(encode(prompt, bos=True), np.int32)
-        asked, _ = ask_for(Request(prompt, max_new_bytes, Sampling(alphabet=alphabet)), ids)
+        asked, _ = ask_for([Request(prompt, max_new_bytes, Sampling(alphabet=alphabet))], [ids])
         bounds = Bounds(asked.alphabet[0], asked.limits[0], np.int32(beams))
         place = self._begin(self._read(ids, check))
         return self._go_on(place, bounds, len(prompt), length_exponent, check)
