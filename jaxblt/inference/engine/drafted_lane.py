@@ -87,7 +87,9 @@ class DraftedRows:
 
 
 class DraftedLane(LanePrograms):
-    """A lane on the device that drafts."""
+    """A lane on the device that drafts; how much a round draws, nobody knows before."""
+
+    sure_bytes = 0
 
     def __init__(
         self, decoder: Decoder, params: dict[str, Any], lane: Lane, piece_bytes: int, drafts: Drafts

@@ -137,7 +137,9 @@ class Engine:
         lanes = sorted((self._lanes[i] for i in config.search_lanes), key=lambda lane: lane.lane.capacity)
         self._searches = [LaneSearch(lane, config.beams, self._sizes) for lane in lanes]
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
-        self._scheduler = Scheduler(config, self._sizes, known=self._find_prefix, clock=clock)
+        self._scheduler = Scheduler(
+            config, self._sizes, steps=self._lanes[0].sure_bytes, known=self._find_prefix, clock=clock
+        )
         self._jobs: dict[Ticket, _Job] = {}
         # Read results beside the thread that sends rounds: a program that looks at conditions is sent step by step
         self._results = ThreadPoolExecutor(1, "engine-results")
@@ -405,8 +407,7 @@ class Engine:
             # A piece that is followed by others fills its rows, and is read alone
             parts[0][1].prompt = prompts
             return done
-        # A cancelled request has no slot any more
-        slots = [part.ticket.slot for part, _ in parts]
+        slots = [part.slot for part, _ in parts]
         lane.enter(prompts, slots, [job.stream.request for _, job in parts], [job.ids for _, job in parts])
         return done
 

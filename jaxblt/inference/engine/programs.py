@@ -43,7 +43,7 @@ MOST_READ = 4
 """Prompts that are read at once are at most the lane's rows divided by it: their states lie beside the lane's."""
 
 NO_ROW = 2**30
-"""The row of a prompt that enters none: writes beyond all rows are dropped."""
+"""The first row of those that pad prompts: writes beyond all rows are dropped."""
 
 
 One = tuple[DecoderState, Float[Array, "1 V"], Bool[Array, "1"]]
@@ -83,7 +83,10 @@ class LanePrograms:
     Attributes:
       decoder: models and patcher.
       params: of the decoder, as of `prepare_decoding`.
+      sure_bytes: that a round draws for a row that goes on.
     """
+
+    sure_bytes = STEPS
 
     def __init__(self, decoder: Decoder, params: dict[str, Any], lane: Lane, piece_bytes: int) -> None:
         """Prepare parameters and empty rows.
@@ -178,7 +181,7 @@ class LanePrograms:
     def enter(
         self,
         prompts: Prefix,
-        slots: Sequence[int | None],
+        slots: Sequence[int],
         requests: Sequence[Request],
         ids: Sequence[np.ndarray],
     ) -> None:
