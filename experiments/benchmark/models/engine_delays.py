@@ -107,9 +107,9 @@ def _decode_alone(engine: Any, request: Any, rows: int, count: int) -> tuple[flo
     import numpy as np
 
     (lane,), ids = engine._lanes, np.ones(1, np.int32)
-    prompt, _ = lane.read(lane.begin(), ids, engine._sizes[0])
+    prompts, _ = lane.read([None], [ids], engine._sizes[0])
     for slot in range(rows):
-        lane.enter(slot, prompt, request, ids)
+        lane.enter(prompts, [slot], [request], [ids])
     live = set(range(rows))
     jax.block_until_ready(lane.decode(live))
     begun = time.perf_counter()
