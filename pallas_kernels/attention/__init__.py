@@ -1,7 +1,13 @@
 """Softmax attention with grouped heads, windows, packed segments, explicit positions and ALiBi."""
 
 from pallas_kernels.attention import masks, presets, rules
-from pallas_kernels.attention.api import attention, attention_with_lse, explain
+from pallas_kernels.attention.api import (
+    attention,
+    attention_with_lse,
+    explain,
+    explain_split,
+    split_attention,
+)
 from pallas_kernels.attention.choices import Chosen
 from pallas_kernels.attention.masks import EMPTY_LSE
 from pallas_kernels.attention.partial import (
@@ -21,6 +27,7 @@ __all__ = [
     "attention",
     "attention_with_lse",
     "explain",
+    "explain_split",
     "masks",
     "merge_partials",
     "partial_attention",
@@ -29,4 +36,5 @@ __all__ = [
     "presets",
     "rules",
     "skips_empty_slots",
+    "split_attention",
 ]

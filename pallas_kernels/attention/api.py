@@ -1,17 +1,21 @@
 """The public functions of attention, and the table of what runs them."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels import _dispatch
 from pallas_kernels._arguments import checked
+from pallas_kernels._compat import is_symbolic
 from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels._ranges import Range, check_values
 from pallas_kernels.attention import cudnn, reference, triton_gpu, triton_why, xla
 from pallas_kernels.attention.arguments import check_arguments, without_padding, zero_where_not
 from pallas_kernels.attention.masks import Mask
+from pallas_kernels.attention.rules import is_static
+from pallas_kernels.attention.schedule import hides_nothing
 from pallas_kernels.attention.scores import Score, check_score
 
 TABLE = (
@@ -61,6 +65,7 @@ def attention(
     check_arguments(q, k, v, mask, alibi_slopes)
     check_values("attention", RANGES, {"alibi_slopes": alibi_slopes})
     check_score(score)
+    mask = _without_idle_rule(mask, q.shape[1], k.shape[1])
     options: dict[str, Any] = {"alibi_slopes": alibi_slopes, "scale": scale}
     options |= {} if score is None else {"score": score}
     entry = _dispatch.choose(
@@ -68,6 +73,59 @@ def attention(
     )
     q, k, v, q_valid = without_padding(q, k, v, mask)
     return zero_where_not(q_valid, entry.run(q, k, v, mask, **options))
+
+
+def _without_idle_rule(mask: Mask, queries: int, keys: int) -> Mask:
+    """Return the mask without a static rule that hides nothing of such rows: kernels without rules are faster."""
+    rule, named = mask.rule, not (is_symbolic(queries) or is_symbolic(keys))
+    if rule is None or not named or not is_static(rule) or mask.positions is not None:
+        return mask
+    return replace(mask, rule=None) if hides_nothing(rule, mask.interval, queries, keys) else mask
+
+
+@checked
+def split_attention(
+    q: Float[Array, "B t H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    mask: Mask,
+    *,
+    runs: tuple[tuple[int, ...], ...],
+    device: Int[Array, ""],
+    scale: float | None = None,
+) -> Float[Array, "B t H K"]:
+    """Compute `attention` of the queries that one of several devices holds to all keys, under a static rule.
+
+    Args:
+      q: queries of this device: its runs, one after another.
+      k: keys of whole rows.
+      v: values of whole rows.
+      mask: as for whole rows; segment ids are those of these queries and of all keys.
+      runs: for each device the numbers of its runs of queries, counted along the row; all are of one length.
+      device: the number of this device, which may be known only when the program runs.
+      scale: of the scores; K**-0.5 if None.
+
+    Raises:
+      ValueError: no kernel takes this here, see `explain_split`.
+    """
+    if reason := explain_split(q, k, mask, runs):
+        raise ValueError(
+            f"queries of several devices are not split: {reason}; call attention with masks.positions"
+        )
+    q, k, v, q_valid = without_padding(q, k, v, mask)
+    return zero_where_not(q_valid, triton_gpu.split_attention(q, k, v, mask, runs, device, scale=scale))
+
+
+def explain_split(
+    q: jax.ShapeDtypeStruct | Array,
+    k: jax.ShapeDtypeStruct | Array,
+    mask: Mask,
+    runs: tuple[tuple[int, ...], ...],
+) -> str | None:
+    """Say why `split_attention` does not run such arguments here, or None if it does."""
+    if _dispatch.has_reference_ops():
+        return "reference_ops asks for operations without gradients of their own"
+    return triton_why.why_not_split(_dispatch.current_device(), q, k, mask, runs)
 
 
 @checked

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.attention.choices import by_query
-from pallas_kernels.attention.rules import Interval, Rule
+from pallas_kernels.attention.rules import And, Interval, Rule
 
 EMPTY_LSE = -1e30
 """Log-sum-exp of a query that sees no key: finite, so that merging partial results needs no special case."""
@@ -63,6 +63,8 @@ class Mask:
         Raises:
           ValueError: both have segment ids, or both have positions.
         """
+        if isinstance(other, And):
+            return self & other.a & other.b
         if isinstance(other, Rule):
             other = Mask(other) if isinstance(other, Interval) else Mask(rule=other)
         return Mask(

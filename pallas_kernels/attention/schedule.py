@@ -6,6 +6,8 @@ loop ends behind the live ones.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +17,10 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from pallas_kernels.attention.blocks import Blocks
-from pallas_kernels.attention.rules import Bounds, Box, Rule, Span
+from pallas_kernels.attention.rules import Bounds, Box, Interval, Rule, Span
+
+LEAST_BLOCK, MOST_BLOCKS = 128, 512
+"""Tokens of a block, and blocks of a side, by which a rule that hides nothing is told."""
 
 
 class Schedule(NamedTuple):
@@ -92,6 +97,16 @@ def find_live(grid: Blocks, rule: Rule | None, q: Tokens, k: Tokens) -> Live:
     # Mask the padding behind the last key, which no rule knows of.
     whole = np.arange(grid.columns)[None] < grid.columns - (grid.pad_k > 0)
     return Live(found.some.any(0), found.every.all(0) & whole)
+
+
+@lru_cache(maxsize=64)
+def hides_nothing(rule: Rule, interval: Interval, queries: int, keys: int) -> bool:
+    """Check whether blocks tell that a static rule over indices hides no pair that an interval shows."""
+    size = max(LEAST_BLOCK, -(-max(queries, keys) // MOST_BLOCKS))
+    tokens, grid = Tokens(None, None), Blocks(queries, keys, size, size, interval, by_index=True)
+    shown = find_live(grid, None, tokens, tokens).some
+    every = find_live(replace(grid, interval=Interval()), rule, tokens, tokens).full
+    return bool(np.all(every | ~shown))
 
 
 def _meet(a: Bounds, b: Bounds) -> Bounds:

@@ -5,6 +5,7 @@ rule. The forward pass keeps o and the log-sum-exp. The backward pass has a kern
 """
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,11 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._dispatch import current_device
 from pallas_kernels._own_gradient import OwnGradient
+from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.attention.choices import Chosen
 from pallas_kernels.attention.chosen import triton_gpu as chosen_blocks
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
-from pallas_kernels.attention.triton_lists import Lists, Tiles, find_tiles, make_lists
+from pallas_kernels.attention.triton_lists import Lists, Tiles, choose_lists, find_tiles, make_lists
 from pallas_kernels.attention.triton_rows import over_more_rows
 from pallas_kernels.attention.triton_why import Plan, Tile, make_plan
 
@@ -39,15 +41,34 @@ def attention(
     del alibi_slopes
     if isinstance(mask.rule, Chosen):
         return chosen_blocks.attention(q, k, v, mask, scale=scale)
-    plan = make_plan(current_device(), q, k, mask, scale)
-    tags = mask.tags(plan.queries, plan.keys) if mask.has_tags else (None, None)
+    return _call_with_tags(make_plan(current_device(), q, k, mask, scale), q, k, v, mask, None)
+
+
+def split_attention(
+    q: Float[Array, "B t H K"],
+    k: Float[Array, "B S G K"],
+    v: Float[Array, "B S G K"],
+    mask: Mask,
+    runs: tuple[tuple[int, ...], ...],
+    device: Int[Array, ""],
+    *,
+    scale: float | None = None,
+) -> Float[Array, "B t H K"]:
+    """Return the output of a device's queries; what `triton_why.why_not_split` refuses is not checked again."""
+    whole = jax.ShapeDtypeStruct((q.shape[0], k.shape[1], *q.shape[2:]), q.dtype)
+    plan = replace(make_plan(current_device(), whole, k, mask, scale), runs=runs)
+    return _call_with_tags(plan, q, k, v, mask, jnp.broadcast_to(device, q.shape[:1]))
+
+
+def _call_with_tags(plan: Plan, q: Array, k: Array, v: Array, mask: Mask, device: Array | None) -> Array:
+    tags = mask.tags(q.shape[1], k.shape[1]) if mask.has_tags else (None, None)
     q_tags, k_tags = (None if x is None else jnp.broadcast_to(x, (len(q), x.shape[1])) for x in tags)
-    return _attend(plan, *vary_alike(q, k, v, q_tags, k_tags))
+    return _attend(plan, *vary_alike(q, k, v, q_tags, k_tags, device))
 
 
 @partial(OwnGradient, nondiff_argnums=(0,))
-def _attend(plan: Plan, q: Array, k: Array, v: Array, q_tags: Any, k_tags: Any) -> Array:
-    return vary_alike(_forward(plan, q, k, v, q_tags, k_tags)[0], q)[0]
+def _attend(plan: Plan, q: Array, k: Array, v: Array, q_tags: Any, k_tags: Any, device: Any) -> Array:
+    return vary_alike(_forward(plan, q, k, v, q_tags, k_tags, device)[0], q)[0]
 
 
 def _keep(plan: Plan, *arrays: Any) -> tuple[Array, tuple[Any, ...]]:
@@ -56,7 +77,7 @@ def _keep(plan: Plan, *arrays: Any) -> tuple[Array, tuple[Any, ...]]:
 
 
 def _gradients(plan: Plan, kept: Any, do: Array) -> tuple[Any, ...]:
-    return *vary_alike(*_backward(plan, *kept, do), do)[:3], None, None
+    return *vary_alike(*_backward(plan, *kept, do), do)[:3], None, None, None
 
 
 _attend.defvjp(_keep, _gradients)
@@ -70,12 +91,13 @@ def _forward(
     v: Float[Array, "B S G K"],
     q_tags: Int[Array, "B T"] | None,
     k_tags: Int[Array, "B S"] | None,
+    device: Int[Array, "B"] | None,
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B H T"]]:
-    """Return the output and the log-sum-exp."""
+    """Return the output and the log-sum-exp; `device`, one number for all rows, is the index of a plan with runs."""
     from pallas_kernels.attention.triton_kernel import attend
 
     lse = jax.ShapeDtypeStruct((q.shape[0], q.shape[2], q.shape[1]), jnp.float32)
-    return _call(attend, plan, plan.kernels.forward, (q, k, v), (q_tags, k_tags), (q, lse))
+    return _call(attend, plan, plan.kernels.forward, (q, k, v), (q_tags, k_tags, device), (q, lse))
 
 
 @jax.custom_batching.custom_vmap
@@ -86,6 +108,7 @@ def _backward(
     v: Float[Array, "B S G K"],
     q_tags: Int[Array, "B T"] | None,
     k_tags: Int[Array, "B S"] | None,
+    device: Int[Array, "B"] | None,
     o: Float[Array, "B T H K"],
     lse: Float[Array, "B H T"],
     do: Float[Array, "B T H K"],
@@ -96,7 +119,7 @@ def _backward(
     delta = jnp.sum(do.astype(jnp.float32) * o.astype(jnp.float32), -1).swapaxes(1, 2)
     # Keep 2^(score - level) 0 for a query that sees nothing.
     level = jnp.where(lse > EMPTY_LSE / 2, lse, -EMPTY_LSE) * math.log2(math.e)
-    arrays, tags, kernels = (q, k, v, do, level, delta), (q_tags, k_tags), plan.kernels
+    arrays, tags, kernels = (q, k, v, do, level, delta), (q_tags, k_tags, device), plan.kernels
     (dq,) = _call(queries_gradient, plan, kernels.queries, arrays, tags, (q,))
     share = _spread(plan, q, k)
     wide = [jnp.repeat(x, share, axis=2) for x in (k, v)]
@@ -119,7 +142,7 @@ def _call(
     plan: Plan,
     tile: Tile,
     arrays: tuple[Array, ...],
-    tags: tuple[Any, Any],
+    tags: tuple[Any, Any, Any],
     outputs: tuple[Any, ...],
     *,
     by_key: bool = False,
@@ -127,16 +150,12 @@ def _call(
     """Run a kernel for every row of its lists, every head of that side and every row of the batch."""
     import jax_triton
 
-    grid, (q, k) = plan.grid(tile, transposed=by_key), arrays[:2]
-    tiles: Any = find_tiles(grid, plan.rule)
-    assert isinstance(tiles, Tiles), tiles
-    packed, find = tags[0] is not None, partial(make_lists, grid, tiles, transposed=by_key)
-    axes: Any = (0, 0, 0, 0, None)
-    lists = jax.vmap(find, out_axes=Lists(*axes))(*tags) if packed else find(None, None)
+    (q, k), packed = arrays[:2], tags[0] is not None
+    lists = _lists(plan, plan.grid(tile, transposed=by_key), *tags, by_key=by_key)
     major, minor = current_device().capability or (9, 0)
     return jax_triton.triton_call(
         *arrays,
-        *(tags if packed else (q, q)),
+        *(tags[:2] if packed else (q, q)),
         *lists,
         kernel=kernel,
         out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs),
@@ -145,8 +164,8 @@ def _call(
         num_warps=tile.warps,
         num_stages=tile.stages,
         compute_capability=10 * major + minor,
-        T=plan.queries,
-        S=plan.keys,
+        T=q.shape[1],
+        S=k.shape[1],
         HEADS=q.shape[2],
         GROUPS=k.shape[2],
         WIDTH=q.shape[3],
@@ -156,6 +175,22 @@ def _call(
         PAIRS=lists.numbers.shape[-1],
         TAGS=packed,
     )
+
+
+def _lists(plan: Plan, grid: Blocks, q_tags: Any, k_tags: Any, device: Any, *, by_key: bool) -> Lists:
+    """Return the lists of a kernel: of this device's rows, if the plan says which they are."""
+    tiles: Any = find_tiles(grid, plan.rule)
+    assert isinstance(tiles, Tiles), tiles
+    axes: Any = (0, 0, 0, 0, None)
+
+    def find(tiles: Tiles) -> Lists:
+        make = partial(make_lists, grid, tiles, transposed=by_key)
+        return make(None, None) if q_tags is None else jax.vmap(make, out_axes=Lists(*axes))(q_tags, k_tags)
+
+    if device is None:
+        return find(tiles)
+    parts = (plan.rows_of(each, grid.rows) for each in range(len(plan.runs)))
+    return choose_lists([find(tiles.of_rows(rows)) for rows in parts], device[0])
 
 
 _forward.def_vmap(over_more_rows(_forward))

@@ -4,6 +4,7 @@ A rule is JAX code, which a Triton kernel cannot run. So the host tries it on ev
 program is traced. Many such tiles are equal, such as all those on the diagonal of a causal mask: each is kept once.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,8 +18,8 @@ from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.attention.rules import Interval, Rule
 from pallas_kernels.attention.schedule import Live, Tokens, find_live
 
-MOST_PAIRS = 1 << 21
-"""Pairs of tiles that are told apart, live or not: 131,072 tokens in tiles of 128 by 64, 65,536 in 64 by 32."""
+MOST_PAIRS = 1 << 23
+"""Pairs of tiles that are told apart, live or not: 262,144 tokens in tiles of 128 by 64, 131,072 in 64 by 32."""
 
 MOST_PARTIAL = 1 << 14
 """Partial tiles that the host tries pair by pair."""
@@ -45,6 +46,10 @@ class Tiles(NamedTuple):
     numbers: np.ndarray
     seen: np.ndarray
 
+    def of_rows(self, rows: np.ndarray) -> "Tiles":
+        """Return the pairs of some rows."""
+        return Tiles(Live(*(x[rows] for x in self.live)), self.numbers[rows], self.seen)
+
 
 class Lists(NamedTuple):
     """Live tiles by row; a row is a tile of queries, or of keys for their gradients.
@@ -62,6 +67,18 @@ class Lists(NamedTuple):
     columns: Int[Array, "pairs_and_1"]
     numbers: Int[Array, "pairs"]
     seen: Int[Array, "count ROWS COLUMNS"]
+
+
+def choose_lists(each: Sequence[Lists], device: Int[Array, ""]) -> Lists:
+    """Return the lists of a device, known when the program runs; shorter ones get room behind their ends."""
+
+    def choose(name: str) -> Array:
+        parts = [getattr(lists, name) for lists in each]
+        most = max(x.shape[-1] for x in parts)
+        wide = [jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, most - x.shape[-1])]) for x in parts]
+        return jnp.stack(wide)[device]
+
+    return each[0]._replace(**{name: choose(name) for name in ("rows", "ends", "columns", "numbers")})
 
 
 @lru_cache(maxsize=32)
@@ -112,7 +129,8 @@ def make_lists(
             Tokens(x.reshape(-1, 1, size), None)
             for x, size in ((q_tags, grid.block_q), (k_tags, grid.block_k))
         )
-        alike = find_live(replace(grid, interval=Interval()), None, q, k)
+        own = replace(grid, queries=q_tags.size, keys=k_tags.size, interval=Interval())
+        alike = find_live(own, None, q, k)
         some, full = some & alike.some, full & alike.full
     possible, numbers, seen = tiles.live.some, tiles.numbers, tiles.seen
     if transposed:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from pallas_kernels._dispatch import Device
 from pallas_kernels._jax_triton import why_not_on
@@ -63,6 +64,8 @@ class Plan:
       interval, rule: of the mask.
       scale: of the scores.
       kernels: their tiles.
+      runs: for each device that has some of the queries, the numbers of its runs of them, all of one length; () if a
+        call has all queries.
     """
 
     queries: int
@@ -71,18 +74,24 @@ class Plan:
     rule: Rule | None
     scale: float
     kernels: Kernels
+    runs: tuple[tuple[int, ...], ...] = ()
 
     def grid(self, tile: Tile, *, transposed: bool = False) -> Blocks:
         """Return the pairs of tiles of a kernel; a program of a transposed one owns keys."""
         block_q, block_k = tile[1::-1] if transposed else tile[:2]
         return Blocks(self.queries, self.keys, block_q, block_k, self.interval, by_index=True)
 
+    def rows_of(self, device: int, rows: int) -> np.ndarray:
+        """Return which of so many rows of tiles a device has."""
+        each = rows // sum(len(runs) for runs in self.runs)
+        return np.concatenate([run * each + np.arange(each) for run in self.runs[device]])
+
     def why_not_listed(self) -> str | None:
         """Return why the pairs of tiles of one of the kernels are too many to list, or None."""
         grids = (
+            self.grid(self.kernels.keys, transposed=True),
             self.grid(self.kernels.forward),
             self.grid(self.kernels.queries),
-            self.grid(self.kernels.keys, transposed=True),
         )
         found = (find_tiles(grid, self.rule) for grid in grids)
         return next((reason for reason in found if isinstance(reason, str)), None)
@@ -146,3 +155,23 @@ def why_not(
     if mask.positions is not None:
         return "it lists pairs while a program is traced, and this mask reads positions from arrays"
     return make_plan(device, q, k, mask, scale).why_not_listed()
+
+
+def why_not_split(
+    device: Device, q: Any, k: Any, mask: Mask, runs: tuple[tuple[int, ...], ...]
+) -> str | None:
+    """Return why the kernels cannot take a device's runs of queries with all keys of a row, or None.
+
+    Args:
+      device: that runs the kernels.
+      q: queries of one device.
+      k: keys of all.
+      mask: of whole rows.
+      runs: for each device the numbers of its runs of queries, in order.
+    """
+    whole = jax.ShapeDtypeStruct((q.shape[0], k.shape[1], *q.shape[2:]), q.dtype)
+    if mask.rule is None or not is_static(mask.rule):
+        return "it splits static rules alone"
+    if k.shape[1] // sum(len(each) for each in runs) % BLOCKS[1]:
+        return f"each of the runs {runs} has to hold a multiple of {BLOCKS[1]} of the {k.shape[1]} tokens"
+    return why_not(device, whole, k, k, mask)

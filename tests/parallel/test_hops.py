@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxblt.parallel.attention import context
 from jaxblt.parallel.attention.by_time import document_times, row_times
 from jaxblt.parallel.attention.context import attend_rows
 from jaxblt.parallel.attention.hops import Exchange, plan_exchange
-from jaxblt.parallel.attention.plan import Plan
+from jaxblt.parallel.attention.plan import Asked, Call, Plan, plan_call
 from jaxblt.parallel.sequence import SeqAxis
 from jaxblt.testing.collectives import collectives
+from pallas_kernels import _jax_triton
+from pallas_kernels.attention import attention, masks
 from pallas_kernels.attention.presets import bigbird, longformer
 from pallas_kernels.attention.rules import (
     ByBlock,
@@ -26,6 +29,7 @@ from pallas_kernels.attention.rules import (
     Rule,
     Strided,
 )
+from pallas_kernels.runtime import Device, compiling_for
 from tests.parallel.along import ROWS, along, segments
 from tests.parallel.exact import attention_passes
 from tests.tolerances import assert_close
@@ -147,3 +151,52 @@ def test_is_exact_with_what_is_left(
     stretch = ROWS * LENGTH // devices * GROUPS * WIDTH * 4
     assert sum(c.bytes for c in sent if c.kind == "collective-permute") == 4 * hops * stretch
     assert all(c.bytes == ROWS * devices * 6 * GROUPS * WIDTH * 4 for c in sent if c.kind == "all-gather")
+
+
+@pytest.mark.parametrize(("causal", "layout"), [(True, "holes"), (False, "whole")])
+def test_gathered_keys_are_met_by_tiles(causal: bool, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's queries reach a kernel as the runs that it is told; causal ones in early and late runs."""
+
+    def split(q: Any, k: Any, v: Any, mask: Any, *, runs: Any, device: Any, scale: Any) -> Any:
+        each = k.shape[1] // sum(map(len, runs))
+        starts = each * jnp.asarray(runs, jnp.int32)[device]
+        places = (starts[:, None] + jnp.arange(each, dtype=jnp.int32)[None]).reshape(1, -1)
+        here, there = (jnp.broadcast_to(x, (len(q), x.size)) for x in (places, jnp.arange(k.shape[1])[None]))
+        return attention(q, k, v, mask & masks.positions(here, there), scale=scale)
+
+    monkeypatch.setattr(context, "split_attention", split)
+    rule, axis = ByBlock(Strided(3), 4), SeqAxis("seq", 4)
+    wanted = Plan("all_gather", axis=axis, causal=causal, rule=rule, swaps=causal)
+    ids, rng = segments(layout, LENGTH), np.random.default_rng(0)
+    q, k, v, do = (
+        rng.standard_normal((ROWS, LENGTH, heads, WIDTH)).astype(np.float32)
+        for heads in (HEADS, GROUPS, GROUPS, HEADS)
+    )
+
+    def passes(_: None, q: Any, k: Any, v: Any, do: Any, ids: Any) -> Any:
+        hides = None if ids is None else jnp.maximum(ids, 0)
+        o, back = jax.vjp(lambda q, k, v: attend_rows(wanted, q, k, v, hides, None), q, k, v)
+        return o, *back(do)
+
+    found, _ = along(passes, None, (q, k, v, do, ids), seq=4)
+    documents = np.ones((ROWS, LENGTH), np.int32) if ids is None else ids
+    index = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), documents.shape)
+    expected = attention_passes(q, k, v, do, seen=shown(rule, causal, index, documents))
+    for got, want, what in zip(found, expected, ("o", "dq", "dk", "dv"), strict=True):
+        assert_close(got, want, n=LENGTH * WIDTH, what=what)
+
+
+def test_rules_gather_keys_where_a_kernel_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules of positions in packed rows go round a ring, and so does what no kernel takes."""
+    monkeypatch.setattr(_jax_triton, "find_spec", lambda name: name)
+
+    def route(rule: Rule, device: Device, *, packed: bool = False) -> tuple[str, bool]:
+        asked = Asked(4, 2, 128, causal=True, window=None, alibi=False, packed=packed, rule=rule)
+        shape = {"rows": 1, "tokens": 1024, "dtype": jnp.bfloat16, "has_ids": True}
+        with compiling_for(device):
+            found = plan_call(Call(asked, **shape, axis=SeqAxis("seq", 2), split=True))
+        return found.route, found.swaps
+
+    blocks, hopper = ByBlock(Strided(3), 128), Device("gpu", (9, 0), "NVIDIA H200")
+    assert route(blocks, hopper) == route(Strided(256), hopper, packed=True) == ("all_gather", True)
+    assert route(blocks, hopper, packed=True) == route(blocks, Device("cpu")) == ("by_time", False)

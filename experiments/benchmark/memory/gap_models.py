@@ -25,11 +25,15 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "engine": ("state_engine",),
     "levels": ("state_levels",),
     "attention": ("hyena_short", "attention"),
+    "sparse": ("hyena_short", "sparse_attention"),
 }
 """Stacks: four with a memory, the last of which is a bank of slots; attention over a window, modal Hyena, Gated
-DeltaNet, state engines of one level and of three, full attention. Full attention has a short convolution before it, as
-the streams of the others have: without one it has to learn first which symbol stands in front of another, and had not
-after 1,600 steps."""
+DeltaNet, state engines of one level and of three, full attention, attention to blocks that each token chooses. The last
+two have a short convolution before them, as the streams of the others have: without one attention has to learn first
+which symbol stands in front of another, and had not after 1,600 steps."""
+
+NO_TURN = 1e12
+"""Base of rotary phases most of which turn by less than a radian over a million positions."""
 
 LEVELS = (32, 16, 8)
 """Slots of each level; as many in one for the engine without levels."""
@@ -53,6 +57,7 @@ def model_of(name: str, settings: Settings, vocab_size: int, mlp_dim: int) -> "B
         MAGConfig,
         NeuralMemoryConfig,
         SlotMemoryConfig,
+        SparseAttentionConfig,
         StateEngineConfig,
     )
     from jaxblt.models import ByteLMConfig, StackConfig
@@ -70,6 +75,14 @@ def model_of(name: str, settings: Settings, vocab_size: int, mlp_dim: int) -> "B
         "state_levels": StateEngineConfig(dim, heads, levels=LEVELS),
         # Leave out positions: rotary phases of gaps beyond training are new to it
         "attention": AttentionConfig(dim, heads, position="none", packed=False),
+        "sparse_attention": SparseAttentionConfig(
+            dim,
+            heads,
+            block=settings.block,
+            top_k=settings.top_k,
+            window=max(settings.window, settings.block),
+            rope_theta=NO_TURN,
+        ),
     }
     # Cut only to get sizes: `check_gaps` refuses to train with fewer layers
     pattern = PATTERNS[name][: settings.layers]

@@ -23,7 +23,8 @@ def gap_recall(
     Args:
       out: file for the figures as JSON, written anew after each model.
       models: columns, of mac, mag, mal (Titans), slots, window, hyena, delta, engine and levels (a state engine of 56
-        slots, and of levels of 32, 16 and 8), attention; each is as large as the largest of all of these.
+        slots, and of levels of 32, 16 and 8), attention, sparse (attention to blocks that each token chooses); each is
+        as large as the largest of all of these.
       off: train models with a memory a second time, with its reads held at zero.
       seeds: models of each kind, with seeds 0, 1, ...
       time_limit_s: seconds of training of a model, compilation left out, after which it is tested as it is; None sets

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 STEPS_A_CALL = 50
 """Steps between two looks at the accuracy."""
-MODELS = ("mac", "mag", "mal", "slots", "window", "hyena", "delta", "engine", "levels", "attention")
+MODELS = ("mac", "mag", "mal", "slots", "window", "hyena", "delta", "engine", "levels", "attention", "sparse")
 MEMORIES = ("mac", "mag", "mal", "slots")
 
 
@@ -26,6 +26,7 @@ class Settings:
       pairs: of key and value in a row.
       dim, layers, heads: of the models.
       window: steps that attention sees; MAG's sees at least a chunk.
+      block, top_k: tokens in a block of sparse attention, and blocks that a token chooses.
       chunk: tokens from one update of a memory to the next.
       shortest: fillers of the shortest gap of training; None for one that windows do not reach over: models that may
         answer short gaps by attention learn that, and leave their memory alone. A memory holds nothing of a chunk that
@@ -35,7 +36,7 @@ class Settings:
       tokens: of a batch.
       steps: of training.
       learning_rate: the peak, after a tenth of the steps.
-      attention_learning_rate: that of full attention, which does not come to recall at the rate of the others.
+      attention_learning_rate: that of full and of sparse attention, which do not come to recall at the others' rate.
       test_rows: rows for each tested gap.
       dtype: of the computation.
     """
@@ -48,6 +49,8 @@ class Settings:
     heads: int = 1
     window: int = 16
     chunk: int = 16
+    block: int = 16
+    top_k: int = 4
     shortest: int | None = None
     trained: tuple[int, ...] = (4, 16)
     tested: tuple[int, ...] = (4, 16, 64)
@@ -61,7 +64,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "symbols", "fillers", "window", least=2)
-        sizes = ("pairs", "dim", "layers", "heads", "chunk", "tokens", "test_rows")
+        sizes = ("pairs", "dim", "layers", "heads", "chunk", "block", "top_k", "tokens", "test_rows")
         check_bounds(self, *sizes, least=1)
         check_bounds(self, "shortest", least=1)
         check_bounds(self, "learning_rate", "attention_learning_rate", above=0)
@@ -88,7 +91,7 @@ class Settings:
 
     def rate_of(self, name: str) -> float:
         """Return the learning rate of that model."""
-        return self.attention_learning_rate if name == "attention" else self.learning_rate
+        return self.attention_learning_rate if name in ("attention", "sparse") else self.learning_rate
 
     @property
     def least_gap(self) -> int:

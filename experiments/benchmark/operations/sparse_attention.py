@@ -1,6 +1,7 @@
 """Causal attention to some blocks against dense attention: python -m experiments.benchmark sparse_attention --out F.
 
 Each block of queries sees itself and a share of the blocks before it: drawn by a hash, or every n-th. Rounds alternate.
+Beside them stands the time in which the device makes the lists of live blocks, as it does if a mask reads arrays.
 Before a density is timed its output on the first tokens is compared with the reference in fp32.
 """
 
@@ -68,7 +69,13 @@ def sparse_attention(
             name: _time(name, tokens, heads, head_dim, mask, sparse, dense) for name in ("forward", "both")
         }
         figures["calls"].append(
-            {"density": density, **_shares(mask, tokens, heads, head_dim), "error": error, **times}
+            {
+                "density": density,
+                **shares(mask, tokens),
+                "error": error,
+                **times,
+                "lists": _time_lists(mask, tokens, heads, head_dim, times["forward"]["ms"]["sparse"]),
+            }
         )
         save("sparse_attention", out, figures)
     return figures
@@ -101,15 +108,22 @@ def every_nth(density: float, block: int) -> Any:
     return masks.CAUSAL & ByBlock(Strided(round(1 / density)), block)
 
 
-def _shares(mask: Any, tokens: int, heads: int, head_dim: int) -> dict[str, float]:
-    """Return what is visited, as shares of what a causal mask visits."""
-    import jax
+def shares(mask: Any, tokens: int) -> dict[str, float]:
+    """Return what is visited under a causal mask by blocks, as shares of what the causal mask alone visits.
 
-    from pallas_kernels.attention.report import report
-
-    x = jax.ShapeDtypeStruct((1, tokens, heads, head_dim), "bfloat16")
-    found = report(mask, x, x)
-    return {"blocks": found.block_density, "pairs": found.pair_density, "longest": found.longest}
+    `longest` is the blocks of the longest row, in units of the mean.
+    """
+    size, count = mask.rule.size, -(-tokens // mask.rule.size)
+    number = np.arange(count, dtype=np.int32)
+    seen = np.tril(np.asarray(mask.rule.rule.sees(number[:, None], number[None])))
+    rows, own = seen.sum(1), seen.diagonal()
+    # Count half of a pair of blocks on the diagonal, where the causal mask cuts it.
+    pairs = size**2 * (rows.sum() - own.sum()) + size * (size + 1) / 2 * own.sum()
+    return {
+        "blocks": float(rows.sum() / (count * (count + 1) / 2)),
+        "pairs": float(pairs / (count * size * (count * size + 1) / 2)),
+        "longest": float(rows.max() / rows.mean()),
+    }
 
 
 def _arguments(tokens: int, heads: int, head_dim: int) -> list[Any]:
@@ -156,3 +170,24 @@ def _time(
     found = compare(*(Case(name, fn, args) for name, fn in sides))
     ms = {each.name: 1e3 * each.summary.median for each in (found.first, found.second)}
     return {"ms": ms, "dense_over_sparse": {"value": found.ratio, "low": found.low, "high": found.high}}
+
+
+def _time_lists(mask: Any, tokens: int, heads: int, head_dim: int, forward_ms: float) -> dict[str, float]:
+    """Time the lists of the Triton kernels' forward pass, made from documents on the device; and their share of it."""
+    import jax
+    import jax.numpy as jnp
+
+    from pallas_kernels.attention.triton_lists import find_tiles, make_lists
+    from pallas_kernels.attention.triton_why import make_plan
+    from pallas_kernels.runtime import Case, current_device, measure_all
+
+    x = jax.ShapeDtypeStruct((1, tokens, heads, head_dim), "bfloat16")
+    plan = make_plan(current_device(), x, x, mask, None)
+    grid = plan.grid(plan.kernels.forward)
+    tiles = find_tiles(grid, plan.rule)
+    if isinstance(tiles, str):
+        raise ValueError(f"tokens {tokens} in blocks: {tiles}")
+    ids = jnp.ones((tokens,), jnp.int32)
+    (found,) = measure_all([Case("lists", lambda ids: make_lists(grid, tiles, ids, ids), (ids,))])
+    ms = 1e3 * found.summary.median
+    return {"ms": ms, "share_of_forward": ms / forward_ms}

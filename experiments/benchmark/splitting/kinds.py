@@ -3,6 +3,14 @@
 from typing import Literal
 
 Kind = Literal[
-    "modal", "explicit", "implicit", "gated_delta_net", "gated_linear_attention", "mamba2", "state_engine"
+    "modal",
+    "explicit",
+    "implicit",
+    "gated_delta_net",
+    "gated_linear_attention",
+    "mamba2",
+    "state_engine",
+    "every_tenth_block",
 ]
+Passes = Literal["forward", "both"]
 """A filter of Hyena, or another mixer."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from experiments.benchmark.figures.saved import save
 from experiments.benchmark.models.books_model import Remat, split_model
-from experiments.benchmark.splitting.kinds import Kind
+from experiments.benchmark.splitting.kinds import Kind, Passes
 
 LAYERS: tuple[tuple[Kind, int, int], ...] = (
     ("modal", 65_536, 1024),
@@ -21,6 +21,7 @@ def sequence_parallel(
     out: str,
     devices: int | None = None,
     layers: tuple[tuple[Kind, int, int], ...] = LAYERS,
+    passes: tuple[Passes, ...] = ("both",),
     step_bytes: tuple[int, ...] = (1_048_576,),
     forward_bytes: tuple[int, ...] = (4_194_304,),
     pattern: str = "HHAH",
@@ -36,7 +37,9 @@ def sequence_parallel(
       out: JSON file to write.
       devices: how many; all by default.
       layers: filter of Hyena or name of another mixer, tokens and width of each layer that is timed, forward and
-        backward. Heads have 128 channels, those of Mamba-2 64.
+        backward. Heads have 128 channels, those of Mamba-2 64. In "every_tenth_block" four heads share keys, and a
+        block of 128 tokens attends to itself and to every tenth block before it.
+      passes: over layers: "forward", or "both" with gradients.
       step_bytes: lengths of the train step's sequence; none for no step.
       forward_bytes: lengths of sequences of which only the loss is computed.
       pattern: of the latent stack.
@@ -65,7 +68,7 @@ def sequence_parallel(
                 f"{length} bytes on {devices} devices: a device's share is cut into as many once more, so lengths "
                 f"must be positive multiples of {devices**2}"
             )
-    timed = [split_layers.layer(*shape, devices, trials) for shape in layers]
+    timed = [split_layers.layer(*shape, devices, trials, each) for shape in layers for each in passes]
     config = split_model(pattern, remat)
     found: dict[str, Any] = {"layers": timed, "steps": [], "forward": []}
     save("sequence_parallel", out, found)

@@ -14,7 +14,15 @@ from jaxblt.parallel.attention.all_to_all import attend_by_heads
 from jaxblt.parallel.attention.by_time import Seen, ring_by_time
 from jaxblt.parallel.attention.hops import plan_exchange
 from jaxblt.parallel.attention.packed_ring import packed_ring_attention
-from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, Plan, plan_call
+from jaxblt.parallel.attention.plan import (
+    Asked,
+    Call,
+    ContextParallel,
+    Implementation,
+    Plan,
+    plan_call,
+    query_runs,
+)
 from jaxblt.parallel.attention.ring import ring_attention
 from jaxblt.parallel.attention.tiles import Keys
 from jaxblt.parallel.attention.window import band_attention
@@ -22,7 +30,7 @@ from jaxblt.parallel.content import content_first
 from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, in_zigzag
 from jaxblt.parallel.sequence import over_sequence, seq_axis
-from pallas_kernels.attention import attention, masks
+from pallas_kernels.attention import attention, masks, split_attention
 from pallas_kernels.attention.arguments import check_arguments, zero_where_not
 
 
@@ -188,8 +196,21 @@ def _by_gathering(plan: Plan, q: Array, keys: Keys, slopes: Array | None) -> Arr
     """Attend to the keys of all devices, gathered on each of them."""
     (rows, length), axis = q.shape[:2], plan.devices
     whole = jax.tree.map(lambda x: lax.all_gather(x, axis.name, axis=1, tiled=True), keys)
+    if plan.rule is not None:
+        attend = partial(_by_tiles, plan, whole)
+        own = (q, keys.segment_ids)
+        return in_zigzag(attend, own, axis) if plan.swaps else attend(own)
     here = lax.axis_index(axis.name) * length + jnp.arange(length, dtype=jnp.int32)
     there = jnp.arange(length * axis.size, dtype=jnp.int32)
     mask = plan.band & masks.positions(*(jnp.broadcast_to(x, (rows, x.size)) for x in (here, there)))
     mask &= masks.documents(keys.segment_ids, whole.segment_ids)
     return attention(q, whole.k, whole.v, mask, alibi_slopes=slopes, **plan.options)
+
+
+def _by_tiles(plan: Plan, whole: Keys, own: tuple[Array, Array | None]) -> Array:
+    """Attend to the gathered keys under a rule, by the lists of this device's tiles."""
+    (q, ids), devices = own, plan.devices
+    mask = plan.band & masks.documents(ids, whole.segment_ids)
+    runs = query_runs(devices.size, balanced=plan.swaps)
+    device = lax.axis_index(devices.name)
+    return split_attention(q, whole.k, whole.v, mask, runs=runs, device=device, scale=plan.scale)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxblt.parallel.islands import batch_axes, head_devices
 from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout
 from jaxblt.parallel.sequence import SeqAxis
-from pallas_kernels.attention import cudnn, masks, skips_empty_slots
+from pallas_kernels.attention import cudnn, explain_split, masks, skips_empty_slots
 from pallas_kernels.attention.cudnn import LARGEST_MASK
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.partial import merges_in_kernel
@@ -176,6 +176,20 @@ class Call:
         allowed = self.asked.implementation in (None, "xla") and current_device().platform != "gpu"
         return self.meets_long_cache and allowed
 
+    @property
+    def splits_rule(self) -> bool:
+        """True if a kernel takes a device's queries with the keys of all under a rule."""
+        asked = self.asked
+        if asked.rule is None or not self.split or self.cache is not None or self.axis is None:
+            return False
+        by_place = asked.packed and self.has_ids and not asked.rule.is_shift_invariant
+        if by_place or asked.alibi or asked.layout != CONTIGUOUS or asked.implementation is not None:
+            return False
+        q, k = self.on_device
+        whole = jax.ShapeDtypeStruct((k.shape[0], self.length, *k.shape[2:]), k.dtype)
+        mask = masks.band(asked.causal, asked.window) & asked.rule
+        return explain_split(q, whole, mask, query_runs(self.axis.size, balanced=asked.causal)) is None
+
     def divides(self, layout: SequenceLayout) -> bool:
         """Check whether rows divide into the stretches of a layout."""
         parts = 2 if layout == ZIGZAG else 1
@@ -202,7 +216,7 @@ class Plan:
       route: how the keys of the call come to its queries.
         "whole": each device has whole rows; one call of the op.
         "all_to_all": every device gets all tokens of its share of the heads.
-        "all_gather": every device gets all keys.
+        "all_gather": every device gets all keys. Under a rule, if a kernel takes some queries with all keys.
         "halo": a window's keys come from the neighbours.
         "ring": keys pass all devices; partial results merge.
         "by_time": a ring pass that compares times instead of indices, for rules, and for a cache's calls with ALiBi or
@@ -277,6 +291,11 @@ class Plan:
         return 2 if self.layout.kind == "zigzag" and self.causal else 1
 
 
+def query_runs(devices: int, *, balanced: bool) -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of each device's runs of tokens: an early and a late one if `balanced`, else one."""
+    return tuple((i, 2 * devices - 1 - i) if balanced else (i,) for i in range(devices))
+
+
 def plan_call(call: Call) -> Plan:
     """Return how a call runs: of each table the first row that holds.
 
@@ -291,6 +310,7 @@ def plan_call(call: Call) -> Plan:
 
     routes: tuple[tuple[bool, Route], ...] = (
         (not split, "whole"),
+        (call.splits_rule, "all_gather"),
         (asked.rule is not None, "by_time"),
         (cached and (asked.alibi or (within is not None and within > call.stretch)), "by_time"),
         (mode == "all_to_all", "all_to_all"),
@@ -312,7 +332,8 @@ def plan_call(call: Call) -> Plan:
     cache: CacheUse = next(use for holds, use in caches if holds)
     even = not cached or call.stretch % 2 == 0
     layout = CONTIGUOUS if cached else asked.layout
-    swaps = route == "ring" and asked.causal and layout == CONTIGUOUS and even
+    balanced = route == "ring" or (route == "all_gather" and asked.rule is not None)
+    swaps = balanced and asked.causal and layout == CONTIGUOUS and even
     by_place = window is not None or asked.rule is not None or asked.alibi
     by_length = call.has_ids and not cached and not asked.packed and not by_place
     plan = Plan(

@@ -8,7 +8,7 @@ from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.attention.choices import Chosen, by_query
 from pallas_kernels.attention.presets import bigbird
 from pallas_kernels.attention.rules import Custom, Global, Interval, Rule, Strided
-from pallas_kernels.attention.schedule import Live, Schedule, Tokens, find_live
+from pallas_kernels.attention.schedule import Live, Schedule, Tokens, find_live, hides_nothing
 
 GRID = Blocks(52, 52, 8, 4, Interval(after=0), by_index=True)
 INDEX = np.arange(52)
@@ -44,6 +44,17 @@ def test_live_pairs_are_those_of_the_dense_mask() -> None:
         assert not np.any(found.full & ~truth.full)
         if not isinstance(rule, type(RULES[0])):
             np.testing.assert_array_equal(found.some, truth.some)
+
+
+def test_a_rule_that_hides_nothing_is_told() -> None:
+    for rule, idle in (
+        (Interval(255) | Global(first=3), True),
+        (Interval(254, 0) & Strided(1), False),
+        (Strided(1), True),
+        (~Strided(5), False),
+        (Custom(lambda q, k: q - k < 256), True),
+    ):
+        assert hides_nothing(rule, Interval(after=0), 256, 256) == idle, rule
 
 
 def test_rows_come_longest_first_and_full_pairs_before_partial_ones() -> None:

@@ -33,8 +33,16 @@ from pallas_kernels.attention.rules import (
     RandomBlocks,
     Strided,
 )
-from pallas_kernels.attention.triton_lists import HIDDEN, SHOWN, Lists, find_tiles, make_lists
-from pallas_kernels.attention.triton_why import Kernels, Tile, make_plan, why_not
+from pallas_kernels.attention.triton_lists import (
+    HIDDEN,
+    SHOWN,
+    Lists,
+    Tiles,
+    choose_lists,
+    find_tiles,
+    make_lists,
+)
+from pallas_kernels.attention.triton_why import Kernels, Tile, make_plan, why_not, why_not_split
 from tests.pallas_kernels.attention.triton_interpreter import interpreting
 from tests.tolerances import assert_close, assert_norms_close
 
@@ -186,6 +194,26 @@ def test_equal_tiles_are_kept_once() -> None:
     np.testing.assert_array_equal(tiles.live.full, np.tri(16, k=-1, dtype=bool))
 
 
+def test_devices_share_the_lists_of_a_row() -> None:
+    """Each visits the pairs of its runs; room behind shorter lists is visited by none."""
+    mask = masks.CAUSAL & ByBlock(Strided(3), 8)
+    x = jax.ShapeDtypeStruct((1, 128, 1, 64), jnp.bfloat16)
+    plan = replace(make_plan(HOPPER, x, x, mask, None), kernels=TINY, runs=((0, 3), (1, 2)))
+    tiles = find_tiles(grid := plan.grid(TINY.forward), mask.rule)
+    assert isinstance(tiles, Tiles)
+    truth = np.asarray(mask.seen(128, 128))[0, 0, 0]
+    own = [tiles.of_rows(plan.rows_of(device, grid.rows)) for device in range(2)]
+    for transposed in (False, True):
+        each = [make_lists(grid, part, None, None, transposed=transposed) for part in own]
+        for device, runs in enumerate(plan.runs):
+            lists = jax.jit(choose_lists)(each, device)
+            shape = (grid.block_k, grid.block_q) if transposed else (grid.block_q, grid.block_k)
+            sides = (128, 64) if transposed else (64, 128)
+            found, _ = _seen(lists, Blocks(*sides, *shape, mask.interval, by_index=True), None)
+            rows = np.concatenate([truth[32 * run : 32 * (run + 1)] for run in runs])
+            np.testing.assert_array_equal(found, rows.T if transposed else rows)
+
+
 def test_too_many_tiles_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     grid = Blocks(4096, 4096, 64, 64, Interval(), by_index=True)
     rule = Strided(61)
@@ -216,8 +244,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"width": 96}, "heads are of size 64 or 128, not 96"),
         ({"tokens": 250}, "multiples of 64 tokens, these are 250 queries"),
         ({"scale": -1.0}, "positive scales alone, not -1.0"),
-        ({"mask": masks.window(100), "tokens": (1 << 16) + 64}, "2050 x 1025 pairs of tiles are more than"),
+        ({"mask": masks.window(100), "tokens": (1 << 17) + 64}, "4098 x 2049 pairs of tiles are more than"),
         ({"mask": masks.CAUSAL & LISTS}, None),
+        ({"mask": masks.FULL & (LISTS & Interval(99, 0))}, None),
         ({"mask": masks.FULL & (LISTS | Interval(3))}, "joined to no other rule"),
         ({"mask": masks.FULL & Chosen(LISTS.lists, 48)}, "chosen blocks of 16, 32, 64, 128 keys, not of 48"),
         (
@@ -239,6 +268,8 @@ def test_says_why_not(change: dict[str, Any], reason: str | None) -> None:
 def test_rules_go_to_triton_on_a_gpu_and_other_masks_to_cudnn() -> None:
     x = jax.ShapeDtypeStruct((1, 4096, 8, 64), jnp.bfloat16)
     assert explain(x, x, masks.CAUSAL, device=HOPPER) == "attention: cudnn on NVIDIA H200"
+    idle = masks.CAUSAL & (Interval(before=4096) | Global(first=4))
+    assert explain(x, x, idle, device=HOPPER) == "attention: cudnn on NVIDIA H200"
     rule = masks.CAUSAL & presets.bigbird()
     assert explain(x, x, rule, device=HOPPER).startswith("attention: triton on NVIDIA H200 (not cudnn")
     said = explain(x, x, rule, score=SoftCap(2.0), device=HOPPER)
@@ -271,6 +302,58 @@ def test_interpreted(number: int, lengths: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(triton_gpu, "FEW", 128 * (number % 2))
     small = {"tokens": 64, "width": 16, "dtype": jnp.float16, "lengths": lengths}
     Call(name="small", mask=LISTED[number], **small).check(triton_gpu.attention)
+
+
+RUNS = ((0, 3), (1, 2))
+"""Of queries of two devices."""
+
+
+def by_devices(split: Any, q: Any, k: Any, v: Any, mask: masks.Mask) -> Any:
+    """Return what both devices find of their queries, in the order of the row."""
+    quarters, parts = jnp.split(q, 4, 1), {}
+    for device, runs in enumerate(RUNS):
+        own = replace(mask, segments=None)
+        if mask.segments is not None:
+            ids = jnp.split(mask.segments.q, 4, 1)
+            own &= masks.documents(jnp.concatenate([ids[run] for run in runs], 1), mask.segments.of_keys)
+        queries = jnp.concatenate([quarters[run] for run in runs], 1)
+        found = split(queries, k, v, own, RUNS, jnp.int32(device))
+        parts |= dict(zip(runs, jnp.split(found, 2, 1), strict=True))
+    return jnp.concatenate([parts[run] for run in range(4)], 1)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.slow(days=28, group="properties of kernels", every="packed")
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("lengths", [(), ((40, 70), (128,))], ids=["whole", "packed"])
+def test_queries_of_two_devices_interpreted(lengths: Any) -> None:
+    small = {"tokens": 128, "width": 16, "dtype": jnp.float16, "lengths": lengths}
+    Call(name="split", mask=masks.CAUSAL & ByBlock(Strided(3), 8), **small).check(
+        partial(by_devices, triton_gpu.split_attention)
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [(), ((200, 700, 100), (5, 500, 400, 119))], ids=["whole", "packed"])
+def test_queries_of_two_devices_on_a_gpu(lengths: Any) -> None:
+    mask = masks.CAUSAL & ByBlock(Strided(3), 128)
+    Call(name="split", mask=mask, lengths=lengths).check(partial(by_devices, triton_gpu.split_attention))
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("tokens", "rule", "reason"),
+    [
+        (1024, ByBlock(Strided(3), 128), None),
+        (256, Strided(3), "a multiple of 128 of the 256 tokens"),
+        (1024, None, "static rules alone"),
+        (1024, LISTS, "static rules alone"),
+    ],
+)
+def test_says_why_queries_are_not_split(tokens: int, rule: Any, reason: str | None) -> None:
+    q, k = (jax.ShapeDtypeStruct((2, length, 4, 128), jnp.bfloat16) for length in (tokens // 2, tokens))
+    found = why_not_split(HOPPER, q, k, masks.CAUSAL if rule is None else masks.CAUSAL & rule, RUNS)
+    assert found is None if reason is None else reason in (found or "it can run")
 
 
 RUN = partial(attention, implementation="triton")
