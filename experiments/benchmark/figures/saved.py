@@ -19,6 +19,7 @@ ON_CPU = (
     "contacts",
     "copies",
     "level_pareto",
+    "loci",
     "memory_context",
     "planted_boundaries",
     "promoter_baselines",
