@@ -23,7 +23,7 @@ from jaxblt.validation import check_bounds, check_fields
 Letters = Literal["dna", "protein", "text"]
 LETTERS = {"dna": "ACGT", "protein": "ACDEFGHIKLMNPQRSTVWY"}
 """What words are made of; case does not count, and U of RNA is T. A word with another letter does not count."""
-BITS = 16
+BITS = 17
 """log2 of the features for phrases of one length; phrases that share a hash share a feature."""
 LONGEST = {"dna": 6, "protein": 3, "text": 3}
 """Letters of the longest words that are worth their parameters, and words of the longest phrases of text."""

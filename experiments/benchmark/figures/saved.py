@@ -23,6 +23,7 @@ ON_CPU = (
     "memory_context",
     "planted_boundaries",
     "promoter_baselines",
+    "review_baselines",
     "scaling_on_cpu",
     "sparse_attention",
     "tasks",

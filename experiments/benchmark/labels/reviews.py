@@ -40,7 +40,7 @@ def reviews(
     steps: int = 1500,
     batch_size: int = 64,
 ) -> dict[str, Any]:
-    """Fine-tune a run on reviews of films, beside a CNN of equal size and the regression on words that it starts as.
+    """Fine-tune a run on reviews of films, beside a CNN of equal size and the regression on phrases it starts as.
 
     The reviews are those of Maas et al. (2011, "Learning word vectors for sentiment analysis"), cut at `longest` bytes
     as in the Long Range Arena (2011.04006, section 2.2). A seed picks validation reviews, parameters and order.
@@ -73,7 +73,7 @@ def reviews(
         table = write_table(files, root / f"records_{seed}.csv", seed, longest, most)
         data = data_of(table, seed, longest, batch_size)
         figures["runs"].append(score_start(data))
-        save("reviews", out, figures)
+        save("reviews" if base_run else "review_baselines", out, figures)
         for name, recipe in networks(base_run, data, steps, seed).items() if base_run else ():
             found = train(recipe, root / f"{name}_{seed}", FIGURES)
             figures["runs"].append({"model": name, "seed": seed, **found})
