@@ -67,8 +67,7 @@ def finetune_recipe(
       name: of the run.
       pool, dropout, crf: of the head, see `LabelHeadConfig`.
       words: letters of the longest words whose counts answer beside the states, or words of the longest phrases of text
-        (`WordsConfig`); 0 for states alone, and by default 6 for DNA, 3 for proteins and text, and 0 for classes of
-        positions.
+        (`WordsConfig`); by default 6 for DNA, 3 for proteins and text. 0 for states alone, as for classes of positions.
       places: the first places of a record whose letters answer too, each at its place; by default all of them where
         training records are of one length of at most 1,024 and are read from one strand, else 0.
       strands: "both" for DNA whose label is the same on both strands: the model then reads each record on both.
