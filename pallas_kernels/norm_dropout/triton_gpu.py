@@ -72,17 +72,9 @@ def norm_dropout(
 
 @partial(OwnGradient, nondiff_argnums=(0,))
 def _fused(call: Call, x: Float[Array, "N"], *others: Array) -> Float[Array, "N"]:
-    kernel, out = partial(_forward, call=call), jax.typeof(x)
-    return launch(
-        kernel,
-        "norm_dropout",
-        call.tiles,
-        out,
-        (x, *others),
-        warps=4,
-        stages=1,
-        interpret=call.interpret,
-    )
+    kernel, arrays = partial(_forward, call=call), (x, *others)
+    options: dict[str, Any] = {"warps": 4, "stages": 1, "interpret": call.interpret}
+    return launch(kernel, "norm_dropout", call.tiles, jax.typeof(x), arrays, **options)
 
 
 def _keep(call: Call, *arrays: Array) -> tuple[Array, tuple[Array, ...]]:
@@ -93,18 +85,10 @@ def _differentiate(call: Call, arrays: tuple[Array, ...], dy: Float[Array, "N"])
     x, scale, *drawn = arrays
     turns = pl.cdiv(call.tiles, PROGRAMS)
     programs = pl.cdiv(call.tiles, turns)
-    out = (jax.typeof(x), varying_like(x, (programs * call.width,), jnp.float32))
     kernel = partial(_backward, call=call, turns=turns)
-    dx, sums = launch(
-        kernel,
-        "norm_dropout_gradients",
-        programs,
-        out,
-        (*arrays, dy),
-        warps=8,
-        stages=1,
-        interpret=call.interpret,
-    )
+    out = (jax.typeof(x), varying_like(x, (programs * call.width,), jnp.float32))
+    options: dict[str, Any] = {"warps": 8, "stages": 1, "interpret": call.interpret}
+    dx, sums = launch(kernel, "norm_dropout_gradients", programs, out, (*arrays, dy), **options)
     dscale = jnp.sum(sums.reshape(programs, call.width), 0).astype(scale.dtype)
     return dx, dscale, *(None for _ in drawn)
 

@@ -1,22 +1,14 @@
 """The definition as XLA fuses it; the backward pass keeps x, and makes norm and mask again."""
 
 from functools import partial
+from typing import Any
 
 import jax
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Float
 
 from pallas_kernels.norm_dropout import reference
 
 
-def norm_dropout(
-    x: Float[Array, "*S D"],
-    scale: Float[Array, "D"],
-    seed: UInt32[Array, "2"],
-    places: Int[Array, "*S"] | None = None,
-    *,
-    rate: float,
-    epsilon: float,
-) -> Float[Array, "*S D"]:
+def norm_dropout(*arrays: Any, **options: float) -> Float[Array, "..."]:
     """Compute `norm_dropout` by XLA."""
-    run = partial(reference.norm_dropout, rate=rate, epsilon=epsilon)
-    return jax.checkpoint(run, prevent_cse=False)(x, scale, seed, places)
+    return jax.checkpoint(partial(reference.norm_dropout, **options), prevent_cse=False)(*arrays)

@@ -15,7 +15,7 @@ from pallas_kernels.norm_dropout.shapes import NormDropoutShape
 from tests.pallas_kernels import op_suite
 from tests.tolerances import assert_close
 
-B, T = 8, 5
+B, T, BF16 = 8, 5, jnp.bfloat16
 SEED = jax.device_put(np.array([3, 4_000_000_000], np.uint32))
 H200 = Device("gpu", (9, 0), "NVIDIA H200")
 
@@ -38,7 +38,7 @@ def _case(name: str, run: Any, width: int, dtype: Any, rate: float) -> op_suite.
 
 
 INTERPRETED = partial(triton_gpu.norm_dropout, interpret=True)
-WIDTHS = {"37": (37, jnp.float32, 0.5), "128": (128, jnp.bfloat16, 0.1), "5": (5, jnp.float32, 0.0)}
+WIDTHS = {"37": (37, jnp.float32, 0.5), "128": (128, BF16, 0.1), "5": (5, jnp.float32, 0.0)}
 CASES, KERNELS = (
     [_case(f"{name}_{width}", run, *call) for width, call in WIDTHS.items()]
     for name, run in (("xla", xla.norm_dropout), ("triton", INTERPRETED))
@@ -60,33 +60,20 @@ def test_interpreted(case: op_suite.OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-def test_values_are_those_of_numpy() -> None:
-    x, scale = jax.random.normal(jax.random.key(1), (2, 3, 40)), jnp.full(40, 2.0)
-    normal = 2 * np.asarray(x) / np.sqrt(np.mean(np.square(x), -1, keepdims=True) + 1e-6)
-    assert_close(norm_dropout(x, scale), np.maximum(normal, 0), n=40)
-    found = np.asarray(norm_dropout(x, scale, SEED, rate=0.25))
-    kept = (found != 0) | (normal <= 0)
-    assert 0.6 < kept.mean() < 1
-    assert_close(found, np.where(kept, np.maximum(normal, 0) / 0.75, 0), n=40)
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_entries_are_dropped_independently(rate: float) -> None:
     """Shares of dropped entries, and of both of two, are those of fair draws within five standard deviations."""
+    run = jax.jit(lambda x, seed: norm_dropout(x, x[0], seed, rate=rate))
 
     def dropped(seed: Any) -> Any:
-        return np.asarray(norm_dropout(jnp.ones((1024, 512)), jnp.ones(512), seed, rate=rate)) == 0
+        return np.asarray(run(np.ones((1024, 512), np.float32), seed)) == 0
 
     one, seeds = dropped(SEED), ((4, 4_000_000_000), (3, 4_000_000_002), (0, 0))
     others = [dropped(jax.device_put(np.array(seed, np.uint32))) for seed in seeds]
-    pairs = [
-        (one[i:, j:], one[: 1024 - i, : 512 - j])
-        for i, j in ((0, 1), (1, 0), (0, 2), (1, 1), (2, 0), (512, 0))
-    ]
-    pairs += [(one, other) for other in others]
-    for share, expected in [(z.mean(), rate) for z in (one, *others)] + [
-        ((a & b).mean(), rate**2) for a, b in pairs
-    ]:
+    shifts = ((0, 1), (1, 0), (0, 2), (1, 1), (2, 0), (512, 0))
+    pairs = [(one[i:, j:], one[: 1024 - i, : 512 - j]) for i, j in shifts] + [(one, z) for z in others]
+    found = [(z.mean(), rate) for z in (one, *others)] + [((a & b).mean(), rate**2) for a, b in pairs]
+    for share, expected in found:
         assert abs(share - expected) < 5 * (expected * (1 - expected) / (one.size / 2)) ** 0.5
     for axis in (0, 1):
         count = one.shape[1 - axis] * rate
@@ -98,23 +85,20 @@ def test_entries_are_dropped_independently(rate: float) -> None:
 @pytest.mark.parametrize("run", [norm_dropout, INTERPRETED], ids=["xla", "triton"])
 def test_a_share_of_rows_draws_as_the_whole_does(run: Any) -> None:
     """Odd rows too, which fill no tile."""
-    x = jax.random.normal(jax.random.key(0), (211, 48))
-    options = {"rate": 0.5, "epsilon": 1e-6}
-    whole = np.asarray(reference.norm_dropout(x, jnp.ones(48), SEED, **options))
-    part = np.asarray(run(x[77:], jnp.ones(48), SEED, places=jnp.arange(77, 211), **options))
-    np.testing.assert_array_equal(part == 0, whole[77:] == 0)
-    assert_close(run(x, jnp.ones(48), SEED, **options), whole, n=48)
+    x, scale = np.random.default_rng(0).standard_normal((211, 48), np.float32), np.ones(48, np.float32)
+    run, textbook = (jax.jit(partial(op, rate=0.5, epsilon=1e-6)) for op in (run, reference.norm_dropout))
+    whole = textbook(x, scale, SEED)
+    part = run(x[77:], scale, SEED, places=np.arange(77, 211, dtype=np.int32))
+    assert_close(part, whole[77:], n=48)
+    assert_close(run(x, scale, SEED), whole, n=48)
 
 
 def test_no_rows() -> None:
-    grads = jax.grad(lambda x, s: norm_dropout(x, s, SEED, rate=0.5).sum(), (0, 1))(
-        jnp.ones((2, 0, 3)), jnp.ones(3)
-    )
-    assert grads[0].shape == (2, 0, 3)
-    np.testing.assert_array_equal(grads[1], 0)
-    assert "counts entries from 1" in explain(
-        jax.ShapeDtypeStruct((0, 3), jnp.float32), jnp.ones(3), device=H200
-    )
+    x, scale = jnp.ones((2, 0, 3)), jnp.ones(3)
+    gradients = jax.jit(jax.grad(lambda x, s: norm_dropout(x, s, SEED, rate=0.5).sum(), (0, 1)))(x, scale)
+    assert gradients[0].shape == x.shape
+    np.testing.assert_array_equal(gradients[1], 0)
+    assert "counts entries from 1" in explain(x, scale, device=H200)
 
 
 @pytest.mark.parametrize(
@@ -140,17 +124,14 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
         norm_dropout(**{"x": jnp.ones((2, 4)), "scale": jnp.ones(4), "seed": SEED, "rate": 0.5, **change})
 
 
-@pytest.mark.parametrize(
-    ("width", "dtype", "said"),
-    [
-        (8192, jnp.bfloat16, "triton on"),
-        (8193, jnp.float32, "8192 at most, not 8193"),
-        (64, jnp.float16, "is float16"),
-    ],
-)
-def test_explain_says_which_and_why(width: int, dtype: Any, said: str) -> None:
-    x, scale = jax.ShapeDtypeStruct((8, width), dtype), jax.ShapeDtypeStruct((width,), jnp.float32)
-    assert said in explain(x, scale, device=H200)
+def test_the_kernel_says_which_calls_it_takes() -> None:
+    calls = (
+        (8192, BF16, "triton on"),
+        (8193, BF16, "8192 at most, not 8193"),
+        (64, jnp.float16, "x is float16"),
+    )
+    for width, dtype, said in calls:
+        assert said in explain(jnp.ones((2, width), dtype), jnp.ones(width), device=H200)
 
 
 @pytest.mark.gpu
@@ -161,7 +142,7 @@ def test_on_a_gpu(width: int, check: str) -> None:
     def run(*arrays: Any, **options: Any) -> Any:
         return norm_dropout(*arrays[:3], places=arrays[3], implementation="triton", **options)
 
-    op_suite.CHECKS[check](_case("triton", run, width, jnp.bfloat16, 0.1))
+    op_suite.CHECKS[check](_case("triton", run, width, BF16, 0.1))
 
 
 @pytest.mark.slow(days=28, group="pages and gates of benchmarks")
