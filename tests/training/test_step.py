@@ -278,8 +278,8 @@ def test_frozen_entropies_cut_the_patches():
     jax.tree.map(np.testing.assert_array_equal, state.frozen, frozen)
     # entropies in the batch take precedence, and give the same patches when they are the same
     given = dataclasses.replace(task, entropy_model=None), params, {}, batch.replace(entropies=entropies)
-    for task, *arguments in ((task, params, frozen, batch), given):
-        _, patches, _ = jax.jit(functools.partial(predict, task, rngs={}))(*arguments)
+    for which, *arguments in ((task, params, frozen, batch), given):
+        _, patches, _ = jax.jit(functools.partial(predict, which, rngs={}))(*arguments)
         np.testing.assert_array_equal(patches.patch_ids, expected.patch_ids)
 
 

@@ -206,13 +206,6 @@ def cases(run: Any) -> list[OpCase]:
     ]
 
 
-@pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(days=28, group="simulated convolutions")
-@pytest.mark.parametrize("case", cases(simulated)[:3], ids=str)
-def test_simulated_values_and_gradients(case: OpCase) -> None:
-    op_suite.check_reference(case)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("check", sorted(op_suite.CHECKS.keys() - {"shard_map"}))
 @pytest.mark.parametrize(
