@@ -38,13 +38,13 @@ def put_rows(state: Any, rows: Int[Array, "N"], part: Any) -> Any:
 
     Args:
       state: as for `take_rows`.
-      rows: their numbers, each once.
+      rows: their numbers, each once; parts of numbers far beyond all rows are dropped.
       part: a state of as many rows, made for the same capacity.
     """
 
     def put(axis: int, copies: int, array: Array, part: Array) -> Array:
         index = (slice(None),) * axis + (_places(rows, array.shape[axis], copies),)
-        return array.at[index].set(part)
+        return array.at[index].set(part, unique_indices=True)
 
     return _on_rows(put, 0, 1, state, part)
 

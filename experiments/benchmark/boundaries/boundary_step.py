@@ -29,6 +29,8 @@ PARTS = {
 """The parts of a byte-patched model by their paths in the compiled program, inner ones first."""
 SINGLY = {"xla_gpu_enable_command_buffer": ""}
 """Options of the compiler that launch kernels one by one: a trace does not tell the parts of a command buffer."""
+NEW_BYTES = 64
+"""Bytes of a row that are decoded one by one."""
 
 
 def boundary_step(
@@ -38,11 +40,11 @@ def boundary_step(
     bytes_per_patch: float = 5.0,
     steps: int = 20,
 ) -> dict[str, Any]:
-    """Time a recipe's train step under several ways to cut patches of one mean length, and each part of it.
+    """Time a recipe's train step under several ways to cut patches of one mean length, each part of it, and decoding.
 
     Kernels are launched one by one, for the trace's sake. Rows are of the embedded book. Parameters are as they are
     drawn, those of an entropy model too, and routers and thresholds are calibrated, so that every arm cuts patches of
-    the same mean length.
+    the same mean length. Decoding is of one row, whose bytes are drawn.
 
     Args:
       out: file for the figures as JSON, written anew after each arm.
@@ -71,7 +73,9 @@ def boundary_step(
     mesh = base.mesh.build(jax.devices()[:1])
     for arm in dict.fromkeys(arms):
         with jax.set_mesh(mesh):
-            figures["arms"][arm] = timed(begun(base, arm, mesh), steps)
+            ready = begun(base, arm, mesh)
+            # Decode first: the step takes the state's arrays
+            figures["arms"][arm] = {"decoding": decoded(ready, steps)} | timed(ready, steps)
         save("boundary_step", out, figures)
     return figures
 
@@ -127,3 +131,19 @@ def timed(ready: "Ready", steps: int) -> dict[str, Any]:
         "device_share_of_step": total / seconds["median"],
         "shares": {name: part / traced / total for name, part in parts.items()},
     }
+
+
+def decoded(ready: "Ready", trials: int) -> dict[str, Any]:
+    """Return the time of a decoded byte of one row, on the host."""
+    from experiments.benchmark.models.written_bytes import Written
+    from jaxblt.inference import Decoder
+    from jaxblt.training.state import ENTROPY, widen
+
+    recipe, frozen = ready.setup.recipe, ready.state.frozen
+    decoder = Decoder(recipe.model, recipe.patcher, recipe.entropy_model, recipe.train.compute_dtype)
+    entropy = widen(frozen[ENTROPY].params) if ENTROPY in frozen else None
+    params = {"model": ready.state.params, "entropy": entropy}
+    written = Written(decoder, params, 1, NEW_BYTES)
+    compiled = written.write.lower(*written.arrays).compile()
+    median = written.time(compiled, trials).summary.median
+    return {"bytes": NEW_BYTES, "seconds": median, "ms_a_byte": 1e3 * median / NEW_BYTES}

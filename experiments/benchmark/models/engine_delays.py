@@ -25,10 +25,12 @@ def first_byte(
     """
     import numpy as np
 
+    from pallas_kernels.runtime import alone
+
     engine = _make_engine(decoder, params, 1, prompt_bytes + 64, prefix_bytes)
     drawn = np.random.default_rng(0).integers(0, 256, (trials, prompt_bytes), np.uint8)
     unknown, known = [], []
-    with engine:
+    with alone(), engine:
         for prompt in map(bytes, drawn):
             unknown.append(_wait_for_piece(engine, prompt))
             known.append(_wait_for_piece(engine, prompt))
@@ -55,11 +57,13 @@ def rounds(decoder: Any, params: Any, *, rows: int, capacity: int, count: int, t
 
     from jaxblt.inference.engine import Request, Sampling
     from jaxblt.inference.engine.programs import STEPS
+    from pallas_kernels.runtime import alone
 
     engine = _make_engine(decoder, params, rows, capacity, 0)
     # Draw the first byte again and again: a row that draws EOS would end
     request = Request(b"", STEPS * count, Sampling(temperature=0, presence_penalty=-100.0))
-    device, sent = min(_decode_alone(engine, request, rows, count) for _ in range(trials + 1))
+    with alone():
+        device, sent = min(_decode_alone(engine, request, rows, count) for _ in range(trials + 1))
     begun, handed = _watch_rounds(engine)
 
     def draw() -> float:
@@ -68,7 +72,7 @@ def rounds(decoder: Any, params: Any, *, rows: int, capacity: int, count: int, t
             assert len(stream.read().data) == STEPS * count, "a row has drawn EOS"
         return float(np.median(np.diff(begun)))
 
-    with engine:
+    with alone(), engine:
         own = min(draw() for _ in range(trials + 1))
     figures = {"rows": rows, "rounds": count, "round_ms": 1e3 * own, "decode_ms": 1e3 * device}
     figures |= {"send_ms": 1e3 * sent, "hand_out_ms": 1e3 * float(np.median(handed))}
@@ -103,9 +107,9 @@ def _decode_alone(engine: Any, request: Any, rows: int, count: int) -> tuple[flo
     import numpy as np
 
     (lane,), ids = engine._lanes, np.ones(1, np.int32)
-    prompt, _ = lane.read(lane.begin(), ids, engine._sizes[0])
+    prompts, _ = lane.read([None], [ids], engine._sizes[0])
     for slot in range(rows):
-        lane.enter(slot, prompt, request, ids)
+        lane.enter(prompts, [slot], [request], [ids])
     live = set(range(rows))
     jax.block_until_ready(lane.decode(live))
     begun = time.perf_counter()

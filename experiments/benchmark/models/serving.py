@@ -98,6 +98,7 @@ def _compare(
     from jaxblt.data import load_sample
     from jaxblt.inference import Drafts, SamplingConfig, generate
     from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling
+    from pallas_kernels.runtime import alone
 
     text, greedy = load_sample("book"), SamplingConfig(temperature=0)
     count = 3 * rows
@@ -125,7 +126,7 @@ def _compare(
     engine = Engine(run, config, as_trained=False)
     engine.warm()
     figures: dict[str, Any] = {"rows": rows, "warm_seconds": time.perf_counter() - begun}
-    with engine:
+    with alone(), engine:
         for name, number in (("once", rows), ("waves", count)):
             ways = {"engine": by_engine, "generate": by_generate}
             rates = {way: _rate(lambda draw=draw, n=number: draw(n), trials) for way, draw in ways.items()}

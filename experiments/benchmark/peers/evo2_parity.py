@@ -22,10 +22,10 @@ def evo2_parity(
     """Compare logits, log-likelihoods and written bases with those of vortex 1.1.0, with the same drawn weights.
 
     The peer reads the longest row once in fp32, by PyTorch alone: as it is causal, the starts of that row are its
-    shorter ones. Here each length is a call of its own, in fp32 and in bf16. Errors of bf16 stand beside those of
-    the peer's own bf16; `bound` is the table's for one sum of as many terms as bases or channels of an MLP. Bases are
-    the most probable bytes, written one by one here; the peer reads them in one pass, and says at how many its most
-    probable byte is another.
+    shorter ones. Here each length is a call of its own in fp32, and the longest in bf16, too. Errors of bf16 stand
+    beside those of the peer's own bf16; `bound` is the table's for one sum of as many terms as bases or channels of an
+    MLP. Bases are the most probable bytes, written one by one here; the peer reads them in one pass, and says at how
+    many its most probable byte is another.
 
     Args:
       out: JSON file to write.
@@ -53,19 +53,18 @@ def evo2_parity(
     longest = max(*lengths, PROMPT)
     text = np.random.default_rng(0).choice(np.frombuffer(b"ACGT", np.uint8), longest).astype(np.int64)
     text[0] = 0
-    # Let the peer begin: Triton has no place to keep its kernels once jax-triton was in use
     narrow = peer.load(torch, peer.settings(sizes, kernels=False), tensors)
     theirs = peer.read(torch, narrow, text)[:, rows]
     del narrow
     net = peer.load(torch, peer.settings(sizes, kernels=False), tensors, precise=True)
     precise = peer.read(torch, net, text)[:, rows]
-    ours, chosen = _read(sizes, tensors, text, lengths, written)
+    ours, half, chosen = _read(sizes, tensors, text, lengths, written)
     full = peer.read(torch, net, np.concatenate([text[:PROMPT], chosen[:-1]]))[PROMPT - 1 :, rows]
     figures: dict[str, Any] = {
         "model": model,
         "peer": about(torch),
         "lengths": [
-            _compare(ours[n], precise[:n], theirs[:n], text[:n], rows)
+            _compare(ours[n], half[:n], precise[:n], theirs[:n], text[:n], rows)
             | {"bound": bound(np.float32, max(n, sizes.mlp_dim))}
             for n in lengths
         ],
@@ -76,16 +75,16 @@ def evo2_parity(
 
 
 def _compare(
-    ours: dict[str, np.ndarray], precise: np.ndarray, theirs: np.ndarray, text: Any, rows: Any
+    ours: np.ndarray, half: np.ndarray, precise: np.ndarray, theirs: np.ndarray, text: Any, rows: Any
 ) -> dict[str, Any]:
     """Return errors of a row against the peer in fp32, in units of the root mean square of its logits."""
-    nats, expected = (_log_likelihood(x, text, rows) for x in (ours["float32"], precise))
+    nats, expected = (_log_likelihood(x, text, rows) for x in (ours, precise))
     return {
         "length": len(text),
-        "worst": worst(ours["float32"], precise),
-        "typical": typical(ours["float32"], precise),
+        "worst": worst(ours, precise),
+        "typical": typical(ours, precise),
         "log_likelihood": {"ours": nats, "theirs": expected},
-        "bfloat16": {"ours": typical(ours["bfloat16"], precise), "theirs": typical(theirs, precise)},
+        "bfloat16": {"ours": typical(half, precise), "theirs": typical(theirs, precise)},
     }
 
 
@@ -105,7 +104,7 @@ def _written(logits: np.ndarray, chosen: np.ndarray, rows: np.ndarray) -> dict[s
 
 
 def _read(sizes: Any, tensors: Any, text: np.ndarray, lengths: tuple[int, ...], written: int) -> Any:
-    """Return logits by length and dtype, and the bytes that follow the first ones, in the peer's ids."""
+    """Return logits by length, those of the longest row in bf16, and the bytes that follow, in the peer's ids."""
     import jax
     import jax.numpy as jnp
 
@@ -142,13 +141,11 @@ def _read(sizes: Any, tensors: Any, text: np.ndarray, lengths: tuple[int, ...], 
 
     # Let no product of fp32 be rounded to TF32
     with jax.default_matmul_precision("highest"):
-        calls = [(n, dtype, reader(dtype), ids[:, :n]) for n in lengths for dtype in ("float32", "bfloat16")]
-        lowered = [call.lower(params, row) for _, _, call, row in calls]
-        last = write.lower(params, ids[:, :PROMPT])
-    with ThreadPoolExecutor(8) as pool:
-        *compiled, writing = pool.map(lambda x: x.compile(), [*lowered, last])
-    found: dict[int, dict[str, np.ndarray]] = {n: {} for n in lengths}
-    for (n, dtype, _, row), program in zip(calls, compiled, strict=True):
-        found[n][dtype] = np.asarray(program(params, row), np.float32)
+        lowered = [reader("float32").lower(params, ids[:, :n]) for n in lengths]
+        lowered += [reader("bfloat16").lower(params, ids), write.lower(params, ids[:, :PROMPT])]
+    with ThreadPoolExecutor(len(lowered)) as pool:
+        *compiled, half, writing = pool.map(lambda x: x.compile(), lowered)
+    found = {n: np.asarray(program(params, ids[:, :n])) for n, program in zip(lengths, compiled, strict=True)}
     rows = np.asarray(embedding_rows(model.vocab_size))
-    return found, rows[np.asarray(writing(params, ids[:, :PROMPT]))]
+    narrow = np.asarray(half(params, ids), np.float32)
+    return found, narrow, rows[np.asarray(writing(params, ids[:, :PROMPT]))]

@@ -214,6 +214,9 @@ def load(torch: Any, given: dict[str, Any], tensors: dict[str, Any], *, precise:
 
 def read(torch: Any, net: Any, ids: np.ndarray) -> np.ndarray:
     """Return logits [T, V] behind each id of a row."""
+    # jax-triton empties this name for the whole process, and Triton then has no place to keep the peer's kernels
+    if not os.environ.get("TRITON_CACHE_DIR", "unset"):
+        del os.environ["TRITON_CACHE_DIR"]
     with torch.inference_mode():
         found = net(torch.as_tensor(ids.astype(np.int64)[None], device="cuda"))[0][0]
     return found.float().cpu().numpy()

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.benchmark.results.table import markdown
 
 RECORD, PAGE = "docs/features.toml", "docs/features.md"
-STATES = ("yes", "part", "no")
+STATES = ("yes", "loses", "part", "no")
 TOLD = """# Features
 
 Five systems were the models of this library. The tables list their features, and where each is here.
@@ -17,7 +17,8 @@ Five systems were the models of this library. The tables list their features, an
 | state | means |
 | --- | --- |
 | yes | it is here, and the last column shows it |
-| part | the column "lacks" says what is missing, or was not measured |
+| loses | it was built and measured, and something simpler is as good: the next column says by which figures |
+| part | the next column says what is missing, or was not measured |
 | no | nothing here does it |
 
 A test runs by `pytest --slow TEST`. A file of figures names the commit whose script made it. [Results](results.md) has
@@ -46,13 +47,15 @@ def page(systems: list[dict[str, Any]]) -> str:
     """Return the page."""
     parts = [TOLD, markdown(("system", "features", *STATES), map(_counts, systems))]
     for system in systems:
-        heads = ("id", "feature", "state", "lacks", "name", "shown by")
+        heads = ("id", "feature", "state", "lacks, or loses by", "name", "shown by")
         parts += [f"## {system['name']}", markdown(heads, map(_row, system["features"]))]
     return "\n\n".join(parts) + "\n"
 
 
 def state_of(feature: Mapping[str, Any]) -> str:
-    """Return yes, part or no: a feature that has no place is absent, and one that lacks something a part."""
+    """Return the state: one that lost says so, one without a place is absent, and one that lacks something a part."""
+    if "loses" in feature:
+        return "loses"
     if "where" not in feature:
         return "no"
     return "part" if "lacks" in feature else "yes"
@@ -66,4 +69,11 @@ def _counts(system: Mapping[str, Any]) -> tuple[str, ...]:
 def _row(feature: Mapping[str, Any]) -> tuple[str, ...]:
     names = ", ".join(f"`{name}`" for name in feature.get("where", ()))
     shown = f"`{feature['shown_by']}`" if "shown_by" in feature else ""
-    return feature["id"], feature["what"], state_of(feature), feature.get("lacks", ""), names, shown
+    return (
+        feature["id"],
+        feature["what"],
+        state_of(feature),
+        feature.get("loses", feature.get("lacks", "")),
+        names,
+        shown,
+    )

@@ -24,6 +24,7 @@ class Settings(Budget):
       trained: symbols of the longest copy of training.
       ramp: share of the steps in which the longest copy grows from one symbol to `trained`; 0 for none.
       tested: symbols of the copies that are tested.
+      marked: rows begin with BOS, as documents do: a slot that the reading head finds again by what it holds.
       rows: of a batch.
       test_rows: of each length.
       dim: width.
@@ -38,6 +39,7 @@ class Settings(Budget):
     trained: int = 20
     ramp: float = 0.3
     tested: tuple[int, ...] = (20, 40, 80)
+    marked: bool = True
     rows: int = 64
     test_rows: int = 256
     dim: int = 64
@@ -51,7 +53,8 @@ class Settings(Budget):
         check_bounds(self, "ramp", least=0, most=1)
         if not self.tested:
             raise ValueError("Settings.tested is empty: name at least one number of symbols to test")
-        check_bounds(self, "slots", least=max(self.tested), why=": a symbol is written to each")
+        held = max(self.tested) + self.marked
+        check_bounds(self, "slots", least=held, why=": BOS and the symbols are written to one each")
 
     def model(self) -> "ByteLMConfig":
         """Return one machine of one head, then an MLP."""
@@ -95,12 +98,15 @@ def copies(out: str, seeds: int = 6, first_seed: int = 0, settings: Settings = S
 
 
 def draw_rows(settings: Settings, key: Any, count: int, least: Any, most: Any, longest: int) -> "Rows":
-    """Draw n symbols, EOS and the symbols again, with n in `least`..`most`, in rows with room for `longest`."""
+    """Draw n symbols, EOS and the symbols again, with n in `least`..`most`, in rows with room for `longest`.
+
+    If `marked`, BOS comes first.
+    """
     import jax
     import jax.numpy as jnp
 
     from experiments.benchmark.tasks.small_models import Rows
-    from jaxblt.data.vocab import EOS, OFFSET
+    from jaxblt.data.vocab import BOS, EOS, OFFSET
 
     lengths, drawn = jax.random.split(key)
     n = jax.random.randint(lengths, (count, 1), least, most + 1)
@@ -109,6 +115,11 @@ def draw_rows(settings: Settings, key: Any, count: int, least: Any, most: Any, l
     again = jnp.take_along_axis(shown, jnp.clip(jnp.where(time < n, time, time - n - 1), 0, longest - 1), 1)
     stream = jnp.where(time == n, EOS, jnp.where(time <= 2 * n, again, 0))
     scored = (n <= time) & (time < 2 * n)
+    if settings.marked:
+        stream, scored = (
+            jnp.pad(x, ((0, 0), (1, 0)), constant_values=first)
+            for x, first in ((stream, BOS), (scored, False))
+        )
     return Rows(stream[:, :-1], stream[:, 1:], scored[:, :-1])
 
 

@@ -4,6 +4,7 @@ A byte's patch may end with it, which is known once the model reads it. So the l
 round, unless its request has ended.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,10 +28,9 @@ from jaxblt.inference.drafted import (
     window_bytes,
 )
 from jaxblt.inference.drafts import DraftArrays, Drafts
-from jaxblt.inference.engine.config import TOP, Lane, Request
+from jaxblt.inference.engine.config import TOP, Lane
 from jaxblt.inference.engine.draws import Drawn, Table, pack_draws, predictions
-from jaxblt.inference.engine.programs import LanePrograms, ask_for, empty_rows, penalties_of
-from jaxblt.inference.engine.row_codes import choose_codes_of_rows
+from jaxblt.inference.engine.programs import LanePrograms, empty_rows, penalties_of
 from jaxblt.inference.in_place import Layout, keep_layout
 from jaxblt.inference.prompts import Prefix
 from jaxblt.inference.requests import Requests, request_keys
@@ -87,12 +87,16 @@ class DraftedRows:
 
 
 class DraftedLane(LanePrograms):
-    """A lane on the device that drafts."""
+    """A lane on the device that drafts; how much a round draws, nobody knows before."""
 
-    def __init__(self, decoder: Decoder, params: dict[str, Any], lane: Lane, drafts: Drafts) -> None:
+    sure_bytes = 0
+
+    def __init__(
+        self, decoder: Decoder, params: dict[str, Any], lane: Lane, piece_bytes: int, drafts: Drafts
+    ) -> None:
         """Prepare parameters and empty rows; `drafts` is a value to its program."""
         self._drafts, self._width = drafts.arrays, window_bytes(decoder)
-        super().__init__(decoder, params, lane)
+        super().__init__(decoder, params, lane, piece_bytes)
 
     def make_rows(self) -> DraftedRows:
         """Return rows that are all done."""
@@ -102,14 +106,12 @@ class DraftedLane(LanePrograms):
         """Return how many ids of a prompt stand before the window in which its last one lies."""
         return (length - 1) // self._width * self._width
 
-    def enter(self, slot: int, prompt: Prefix, request: Request, ids: np.ndarray) -> None:
-        """Put a prompt that was read up to its window into a row."""
-        history = np.full((1, _room(self._lane, self._width)), PAD, np.int32)
-        history[0, : len(ids)] = ids
-        base = np.asarray([self.count_to_read(len(ids))], np.int32)
-        chosen = choose_codes_of_rows(self._apart.model, [request.adapter])
-        asked = (history, base, *ask_for(request, ids), chosen)
-        self._rows = _enter(self._layout, self._rows, np.int32(slot), prompt, *asked)
+    def _put(self, places: np.ndarray, prompts: Prefix, ids: Sequence[np.ndarray], *asked: Any) -> None:
+        history = np.full((len(ids), _room(self._lane, self._width)), PAD, np.int32)
+        for row, own in zip(history, ids, strict=True):
+            row[: len(own)] = own
+        base = np.array([self.count_to_read(len(own)) for own in ids], np.int32)
+        self._rows = _enter(self._layout, self._rows, places, prompts, history, base, *asked)
 
     def _draw(self, live: Bool[np.ndarray, "S"]) -> Table:
         given = (self._narrow, self._rows, live, self._drafts)
@@ -153,26 +155,26 @@ def _nothing(rows: int, columns: int) -> Guessed:
 def _enter(
     layout: Layout,
     rows: DraftedRows,
-    slot: Int[Array, ""],
-    prompt: Prefix,
-    history: Int[Array, "1 L"],
-    base: Int[Array, "1"],
+    slots: Int[Array, "N"],
+    prompts: Prefix,
+    history: Int[Array, "N L"],
+    base: Int[Array, "N"],
     asked: Requests,
-    penalties: Float[Array, "1 2"],
+    penalties: Float[Array, "N 2"],
     chosen: dict[str, Any],
 ) -> DraftedRows:
-    (state, logits, sound), lengths = prompt, jnp.asarray(asked.lengths)
+    (state, logits, sound), lengths = prompts, jnp.asarray(asked.lengths)
     part = DraftedRows(
-        place=DraftedPlace(unroll_state(state), base, history, lengths, jnp.zeros((1,), bool)),
+        place=DraftedPlace(unroll_state(state), base, history, lengths, jnp.zeros(sound.shape, bool)),
         sound=sound,
-        held=jnp.zeros((1,), jnp.int32),
-        last=_nothing(1, 1),
+        held=jnp.zeros(sound.shape, jnp.int32),
+        last=_nothing(len(sound), 1),
         counts=jnp.zeros(logits.shape, jnp.int32),
         requests=asked,
         penalties=penalties,
         chosen=chosen,
     )
-    return keep_layout(put_rows(rows, slot[None], part), layout)
+    return keep_layout(put_rows(rows, slots, part), layout)
 
 
 class _Round(NamedTuple):

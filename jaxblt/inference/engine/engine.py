@@ -3,11 +3,12 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import batched
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
@@ -16,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
+from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.data.letters import letters_of
 from jaxblt.data.vocab import OFFSET, encode
 from jaxblt.inference.beams import BEAMS, Beam, beam_search, check_search
@@ -25,7 +27,7 @@ from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Lane, P
 from jaxblt.inference.engine.drafted_lane import DraftedLane
 from jaxblt.inference.engine.draws import Drawn, Table, unpack_draws
 from jaxblt.inference.engine.prefixes import PrefixCache
-from jaxblt.inference.engine.programs import LanePrograms, copy_prompt, piece_sizes
+from jaxblt.inference.engine.programs import LanePrograms, One, copy_prompt, piece_sizes
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows, list_adapters
 from jaxblt.inference.engine.schedule import Part, Scheduler, Ticket
 from jaxblt.inference.engine.searches import LaneSearch
@@ -83,8 +85,12 @@ class _Job:
     stream: Stream
     stops: StopStrings
     drawn: int = 0
-    known: Prefix | None = None
-    prompt: Prefix | None = None
+    known: One | None = None
+    prompt: One | None = None
+
+
+_Reading = tuple[Part, _Job]
+"""A piece of a prompt, and whose it is."""
 
 
 class Engine:
@@ -124,13 +130,16 @@ class Engine:
         self.config, self._decoder, self._model = config, run.decoder, run.decoder.model
         decoder, self._params = run.decoder, nn.meta.unbox(run.decoder_params)
         self._letters = letters_of(run.recipe.data) if as_trained else None
-        with self._in_force():
-            self._lanes = [_make_lane(decoder, self._params, lane, config.drafts) for lane in config.lanes]
         self._sizes = piece_sizes(decoder, config.piece_bytes)
+        make = partial(_make_lane, decoder, self._params, config.drafts, self._sizes[-1])
+        with self._in_force():
+            self._lanes = [make(lane) for lane in config.lanes]
         lanes = sorted((self._lanes[i] for i in config.search_lanes), key=lambda lane: lane.lane.capacity)
         self._searches = [LaneSearch(lane, config.beams, self._sizes) for lane in lanes]
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
-        self._scheduler = Scheduler(config, self._sizes, known=self._find_prefix, clock=clock)
+        self._scheduler = Scheduler(
+            config, self._sizes, steps=self._lanes[0].sure_bytes, known=self._find_prefix, clock=clock
+        )
         self._jobs: dict[Ticket, _Job] = {}
         # Read results beside the thread that sends rounds: a program that looks at conditions is sent step by step
         self._results = ThreadPoolExecutor(1, "engine-results")
@@ -259,20 +268,27 @@ class Engine:
         with ThreadPoolExecutor() as pool:
             decoding = [begin(lane.fit) for lane in self._lanes]
             reading = [[begin(_read_prompts, lane, size) for size in self._sizes] for lane in self._lanes]
-        for i, (lane, fitted, prompts) in enumerate(zip(self._lanes, decoding, reading, strict=True)):
-            fitted.result()
-            if lane.lane != self.config.lanes[i]:
-                self._scheduler.shrink(i, lane.lane.slots)
-            *_, whole = [one.result() for one in prompts]
-            self._on_mesh(self._warm_row, lane, whole)
-            for search in self._searches:
-                if search.lane is lane:
-                    self._on_mesh(search.warm, whole)
+            for i, (lane, fitted, prompts) in enumerate(zip(self._lanes, decoding, reading, strict=True)):
+                fitted.result()
+                if lane.lane != self.config.lanes[i]:
+                    self._scheduler.shrink(i, lane.lane.slots)
+                    # Fewer rows read fewer prompts at once
+                    prompts = [begin(_read_prompts, lane, size) for size in self._sizes]
+                self._on_mesh(self._warm_rows, lane, [one.result() for one in prompts])
 
-    def _warm_row(self, lane: LanePrograms, prompts: list[Prefix]) -> None:
+    def _warm_rows(self, lane: LanePrograms, by_size: list[list[Prefix]]) -> None:
+        """Compile what comes behind prompts that were read, by the size of their pieces."""
+        *shorter, whole = by_size
+        for size, prompts in zip(self._sizes, shorter, strict=False):
+            if lane.count_prompts(size) > 1:
+                prompts.append(_read_one(lane, whole[0], size))
+        prompts = [prompt for some in by_size for prompt in some]
         copies = [copy_prompt(prompt) for prompt in prompts] if self.config.prefix_bytes else []
+        for search in self._searches:
+            if search.lane is lane:
+                search.warm(prompts)
         for prompt in (*prompts, *copies):
-            lane.enter(0, prompt, Request(b"", 1), np.ones(1, np.int32))
+            lane.enter(prompt, [0], [Request(b"", 1)], [np.ones(1, np.int32)])
             jax.block_until_ready([lane.decode({0}) for _ in range(2)])
 
     def _on_mesh[T](self, call: Callable[..., T], *given: Any) -> T:
@@ -346,7 +362,7 @@ class Engine:
             parts = [(part, self._jobs[part.ticket]) for part in work.parts]
             self._rounds += 1
             self._changed.notify_all()
-        read = [self._read_part(part, job) for part, job in parts]
+        read = [self._read_parts(*given) for given in self._group(parts)]
         decoding = work.decoding.items()
         drawn = [(tickets, self._lanes[lane].decode(tickets)) for lane, tickets in decoding]
         if read or drawn:
@@ -361,27 +377,46 @@ class Engine:
         for tickets, table in drawn:
             self._hand_out(tickets, unpack_draws(np.asarray(table)))
 
-    def _read_part(self, part: Part, job: _Job) -> Array | None:
-        """Read a piece of a prompt; a prompt that is whole enters its row.
+    def _group(self, parts: list[_Reading]) -> Iterator[tuple[LanePrograms, int, list[_Reading]]]:
+        """Yield the pieces of prompts that one call reads, with its lane and the size of its rows."""
+        groups: dict[tuple[int, int], list[_Reading]] = {}
+        for part, job in parts:
+            groups.setdefault((part.ticket.lane, part.size), []).append((part, job))
+        for (number, size), group in groups.items():
+            lane = self._lanes[number]
+            for some in batched(group, lane.count_prompts(size) if size else 1):
+                yield lane, size, list(some)
+
+    def _read_parts(self, lane: LanePrograms, size: int, parts: list[_Reading]) -> Array | None:
+        """Read pieces of prompts in rows of `size`; prompts that are whole enter their rows.
 
         Returns an array to wait for, or None if nothing is read.
         """
-        ticket, lane, done = part.ticket, self._lanes[part.ticket.lane], None
-        adapter = job.stream.request.adapter
-        if job.prompt is None:
-            # Copy here, not where the lock is held: the device may be busy
-            job.prompt = lane.begin() if job.known is None else copy_prompt(job.known)
-            job.known = None
-        if part.size:
-            job.prompt, done = lane.read(job.prompt, job.ids[part.start : part.stop], part.size, adapter)
-            self._read += part.stop - part.start
-            self._prefixes.put(ticket.lane, adapter, job.ids[: ticket.to_read], part.stop, job.prompt)
-        if part.is_last:
-            # A cancelled request has no slot any more
-            if ticket.slot is not None:
-                lane.enter(ticket.slot, job.prompt, job.stream.request, job.ids)
-            job.prompt = None
+        begun, done = [self._take_prompt(job) for _, job in parts], None
+        if size:
+            ids = [job.ids[part.start : part.stop] for part, job in parts]
+            adapters: list[Adapter] = [job.stream.request.adapter for _, job in parts]
+            prompts, done = lane.read(begun, ids, size, adapters)
+            for row, (part, job) in enumerate(parts):
+                self._read += part.stop - part.start
+                known = job.ids[: part.ticket.to_read]
+                self._prefixes.put(part.ticket.lane, adapters[row], known, part.stop, prompts, row)
+        else:
+            prompts = lane.begin() if begun[0] is None else begun[0]
+        if not parts[0][0].is_last:
+            # A piece that is followed by others fills its rows, and is read alone
+            parts[0][1].prompt = prompts
+            return done
+        slots = [part.slot for part, _ in parts]
+        lane.enter(prompts, slots, [job.stream.request for _, job in parts], [job.ids for _, job in parts])
         return done
+
+    def _take_prompt(self, job: _Job) -> One | None:
+        """Take what was read of a prompt, or is known of it; None at its beginning."""
+        # Copy here, not where the lock is held: the device may be busy
+        prompt = job.prompt if job.known is None else copy_prompt(job.known)
+        job.known = job.prompt = None
+        return prompt
 
     def _find_prefix(self, ticket: Ticket) -> int:
         """Return how much of a prompt is known, and note its state."""
@@ -452,16 +487,24 @@ def _check_mesh(mesh: Mesh | None) -> Mesh | None:
     return mesh
 
 
-def _make_lane(decoder: Decoder, params: dict[str, Any], lane: Lane, drafts: Drafts | None) -> LanePrograms:
+def _make_lane(
+    decoder: Decoder, params: dict[str, Any], drafts: Drafts | None, piece_bytes: int, lane: Lane
+) -> LanePrograms:
     if drafts is None:
-        return LanePrograms(decoder, params, lane)
-    return DraftedLane(decoder, params, lane, drafts)
+        return LanePrograms(decoder, params, lane, piece_bytes)
+    return DraftedLane(decoder, params, lane, piece_bytes, drafts)
 
 
 def _read_prompts(lane: LanePrograms, size: int) -> list[Prefix]:
-    """Read prompts of one piece and of two: over devices, programs see what they return themselves as laid out anew."""
+    """Read prompts of one piece, and one of two where it is read alone.
 
-    def read(before: Prefix) -> Prefix:
-        return lane.read(before, np.ones(1, np.int32), size)[0]
+    Over devices, programs see what they return themselves as laid out anew.
+    """
+    begun = _read_one(lane, None, size)
+    if lane.count_prompts(size) > 1:
+        return [begun]
+    return [begun, _read_one(lane, _read_one(lane, None, size), size)]
 
-    return [read(lane.begin()), read(read(lane.begin()))]
+
+def _read_one(lane: LanePrograms, before: One | None, size: int) -> Prefix:
+    return lane.read([before], [np.ones(1, np.int32)], size)[0]

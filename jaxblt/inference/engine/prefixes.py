@@ -41,10 +41,9 @@ class PrefixCache:
         self._kept: OrderedDict[Key, tuple[Prefix, int]] = OrderedDict()
         self._seen: OrderedDict[int, None] = OrderedDict()
 
-    def put(self, lane: int, adapter: Adapter, ids: np.ndarray, stop: int, prompt: Prefix) -> None:
+    def put(self, lane: int, adapter: Adapter, ids: np.ndarray, stop: int, prompts: Prefix, row: int) -> None:
         """Keep the state behind the ids 0..stop of a prompt, if later prompts are likely to ask for it."""
-        size = _size(prompt)
-        if size > self._budget:
+        if not self._budget or (size := _size(prompts) // len(prompts[1])) > self._budget:
             return
         key = (lane, adapter, ids[:stop].tobytes())
         last = (len(ids) - 1) // self._piece * self._piece
@@ -56,7 +55,7 @@ class PrefixCache:
         while self.used + size > self._budget:
             _, (_, freed) = self._kept.popitem(last=False)
             self.used -= freed
-        self._kept[key] = (copy_prompt(prompt), size)
+        self._kept[key] = (copy_prompt(prompts, row), size)
         self.used += size
 
     def _is_known(self, edge: int) -> bool:

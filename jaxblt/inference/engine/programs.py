@@ -1,10 +1,11 @@
-"""The device's part of a lane: rows that decode together, and prompts that are read one by one and put into a row.
+"""The device's part of a lane: rows that decode together, and prompts that are read beside them and put into rows.
 
-A lane has one program that decodes, one for each size of a prompt's pieces, and one that puts a prompt into its row.
-All that requests ask for is an array to them.
+A lane has one program that decodes. Each size of a prompt's pieces has a program that reads some prompts at once, and
+one that puts them into their rows. All that requests ask for is an array to them. How many prompts a program reads
+depends on the lane and the size only, and what is short of them is padded: a prompt is rounded alike whatever the load.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import Prefix, begin_prompts, read_piece
 from jaxblt.inference.requests import Requests, request_keys
-from jaxblt.inference.rows import put_rows
+from jaxblt.inference.rows import put_rows, take_rows
 from jaxblt.inference.sampling import alphabet_table, sample, sampling_arrays
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.models.adapter import CHOSEN
@@ -37,6 +38,16 @@ STEPS = 8
 
 SHORT_PIECES = (64, 256)
 """Sizes of pieces of prompts below the largest."""
+
+MOST_READ = 4
+"""Prompts that are read at once are at most the lane's rows divided by it: their states lie beside the lane's."""
+
+NO_ROW = 2**30
+"""The first row of those that pad prompts: writes beyond all rows are dropped."""
+
+
+One = tuple[DecoderState, Float[Array, "1 V"], Bool[Array, "1"]]
+"""A prompt of those of a `Prefix`."""
 
 
 @flax.struct.dataclass
@@ -72,17 +83,22 @@ class LanePrograms:
     Attributes:
       decoder: models and patcher.
       params: of the decoder, as of `prepare_decoding`.
+      sure_bytes: that a round draws for a row that goes on.
     """
 
-    def __init__(self, decoder: Decoder, params: dict[str, Any], lane: Lane) -> None:
+    sure_bytes = STEPS
+
+    def __init__(self, decoder: Decoder, params: dict[str, Any], lane: Lane, piece_bytes: int) -> None:
         """Prepare parameters and empty rows.
 
         Args:
           decoder: models and patcher.
           params: {"model": ..., "entropy": ...}, unboxed.
           lane: rows and capacity.
+            piece_bytes: of prompts that one call reads, padding included.
         """
         self.decoder, self._apart, self._lane = decoder, unrolled(decoder), lane
+        self._piece_bytes = piece_bytes
         self.params = prepare_decoding(decoder, params, rows=lane.slots, num_bytes=lane.capacity)
         self._rows: Any = self.make_rows()
         self._layout = layout_over_devices(self._rows)
@@ -120,29 +136,68 @@ class LanePrograms:
         """Return how many ids of a prompt are read before it enters its row."""
         return length
 
-    def begin(self) -> Prefix:
-        """Return a prompt of which nothing was read."""
-        return _begin(self.decoder, self._lane)
+    def count_prompts(self, size: int) -> int:
+        """Return how many prompts one call reads in rows of `size`."""
+        return max(1, min(self._piece_bytes // max(1, size), self._lane.slots // MOST_READ))
+
+    def begin(self, rows: int = 1) -> Prefix:
+        """Return prompts of which nothing was read."""
+        return _begin(self.decoder, self._lane, rows)
 
     def read(
-        self, before: Prefix, ids: np.ndarray, size: int, adapter: Adapter = None
+        self,
+        before: Sequence[One | None],
+        ids: Sequence[np.ndarray],
+        size: int,
+        adapters: Sequence[Adapter] = (),
     ) -> tuple[Prefix, Array]:
-        """Read the next ids of a prompt with an adapter, in a row of `size`; `before` is used up.
+        """Read the next ids of some prompts in rows of `size`; `before` is used up.
 
-        Returns the prompt, and an array to wait for, which no later call uses up.
+        Args:
+          before: each prompt so far, None at its beginning; at most `count_prompts(size)`.
+          ids: of each.
+          size: of the rows.
+          adapters: of each; none at all stand for None.
+
+        Returns the prompts as rows of one, and an array to wait for, which no later call uses up.
         """
-        row = np.full((1, size), PAD, np.int32)
-        row[0, : len(ids)] = ids
-        params = {**self.params, CHOSEN: choose_codes_of_rows(self.decoder.model, [adapter])}
-        live = np.arange(size)[None] < len(ids)
-        return _read(self.decoder, self._prompt_layout, params, before, row, live)
+        rows = self.count_prompts(size)
+        table, live = np.full((rows, size), PAD, np.int32), np.zeros((rows, size), bool)
+        for row, piece in enumerate(ids):
+            table[row, : len(piece)], live[row, : len(piece)] = piece, True
+        chosen = choose_codes_of_rows(self.decoder.model, _filled(adapters, None, rows))
+        params = {**self.params, CHOSEN: chosen}
+        return _read(self.decoder, self._prompt_layout, params, self._join(before, rows), table, live)
 
-    def enter(self, slot: int, prompt: Prefix, request: Request, ids: np.ndarray) -> None:
-        """Put a prompt of these ids that was read into a row."""
+    def _join(self, prompts: Sequence[One | None], rows: int) -> Prefix:
+        if rows == 1 and prompts[0] is not None:
+            return prompts[0]
+        joined = self.begin(rows)
+        for row, prompt in enumerate(prompts):
+            if prompt is not None:
+                joined = _join(self._prompt_layout, joined, np.int32(row), prompt)
+        return joined
+
+    def enter(
+        self,
+        prompts: Prefix,
+        slots: Sequence[int],
+        requests: Sequence[Request],
+        ids: Sequence[np.ndarray],
+    ) -> None:
+        """Put prompts of these ids that were read into rows; those without a slot are dropped."""
+        count = len(prompts[1])
+        places = [
+            NO_ROW + row if slot is None else slot for row, slot in enumerate(_filled(slots, None, count))
+        ]
+        requests = _filled(requests, NOTHING, count)
+        ids = _filled(ids, np.ones(1, np.int32), count)
         # Name the layers of the unrolled model: blocks may have routers of their own
-        chosen = choose_codes_of_rows(self._apart.model, [request.adapter])
-        asked = ask_for(request, ids)
-        self._rows = _enter(self._layout, self._rows, np.int32(slot), prompt, *asked, chosen)
+        chosen = choose_codes_of_rows(self._apart.model, [request.adapter for request in requests])
+        self._put(np.asarray(places, np.int32), prompts, ids, *ask_for(requests, ids), chosen)
+
+    def _put(self, places: np.ndarray, prompts: Prefix, ids: Sequence[np.ndarray], *asked: Any) -> None:
+        self._rows = _enter(self._layout, self._rows, places, prompts, *asked)
 
     def decode(self, slots: Iterable[int]) -> Table:
         """Draw the next bytes of the rows in these slots, and end all others.
@@ -168,34 +223,52 @@ def piece_sizes(decoder: Decoder, piece_bytes: int) -> tuple[int, ...]:
     return (*(size for size in SHORT_PIECES if size < most), most)
 
 
-def copy_prompt(prompt: Prefix) -> Prefix:
-    """Return a prompt that was read, to be used up elsewhere."""
-    return _copy(prompt)
+def copy_prompt(prompts: Prefix, row: int = 0) -> One:
+    """Return one of the prompts that were read, to be used up elsewhere."""
+    return _copy(prompts, np.int32(row))
 
 
-_copy = jax.jit(partial(jax.tree.map, jnp.copy))
+@jax.jit
+def _copy(prompts: Prefix, row: Int[Array, ""]) -> One:
+    return take_rows(prompts, row[None])
 
 
-def ask_for(request: Request, ids: np.ndarray) -> tuple[Requests, Float[np.ndarray, "1 2"]]:
-    """Return a request behind these ids as one row of arrays, which only a compiled program brings to the device.
+def ask_for(
+    requests: Sequence[Request], ids: Sequence[np.ndarray]
+) -> tuple[Requests, Float[np.ndarray, "N 2"]]:
+    """Return requests behind these ids as rows of arrays, which only a compiled program brings to the device.
 
     An operation of JAX's own would wait for the device, and keep all other threads from running meanwhile.
     """
-    sampling = request.sampling
+    samplings = [request.sampling for request in requests]
     asked = Requests(
-        lengths=np.array([len(ids)], np.int32),
-        limits=np.array([request.max_new_bytes], np.int32),
-        seeds=np.array([sampling.seed], np.uint32),
-        indices=np.zeros(1, np.uint32),
-        sampling=sampling_arrays([sampling.config]),
-        alphabet=alphabet_table([sampling.alphabet]),
+        lengths=np.array([len(own) for own in ids], np.int32),
+        limits=np.array([request.max_new_bytes for request in requests], np.int32),
+        seeds=np.array([sampling.seed for sampling in samplings], np.uint32),
+        indices=np.zeros(len(samplings), np.uint32),
+        sampling=sampling_arrays([sampling.config for sampling in samplings]),
+        alphabet=alphabet_table([sampling.alphabet for sampling in samplings]),
     )
-    return asked, np.array([[sampling.frequency_penalty, sampling.presence_penalty]], np.float32)
+    penalties = [(sampling.frequency_penalty, sampling.presence_penalty) for sampling in samplings]
+    return asked, np.array(penalties, np.float32)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _begin(decoder: Decoder, lane: Lane) -> Prefix:
-    return begin_prompts(decoder, 1, num_bytes=lane.capacity)
+NOTHING = Request(b"")
+"""What a row without a request asks for."""
+
+
+def _filled[T](items: Sequence[T], item: T, count: int) -> list[T]:
+    return [*items, *[item] * (count - len(items))]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _begin(decoder: Decoder, lane: Lane, rows: int) -> Prefix:
+    return begin_prompts(decoder, rows, num_bytes=lane.capacity)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _join(layout: Layout, prompts: Prefix, row: Int[Array, ""], prompt: One) -> Prefix:
+    return keep_layout(put_rows(prompts, row[None], prompt), layout)
 
 
 def empty_rows(decoder: Decoder, lane: Lane) -> LaneRows:
@@ -213,9 +286,7 @@ def empty_rows(decoder: Decoder, lane: Lane) -> LaneRows:
             limits=zeros(),
             seeds=zeros(jnp.uint32),
             indices=zeros(jnp.uint32),
-            sampling=jax.tree.map(
-                lambda x: jnp.tile(x, slots), sampling_arrays([Request(b"").sampling.config])
-            ),
+            sampling=jax.tree.map(lambda x: jnp.tile(x, slots), sampling_arrays([NOTHING.sampling.config])),
             alphabet=jnp.ones((slots, VOCAB_SIZE), bool),
         ),
         penalties=jnp.zeros((slots, 2), jnp.float32),
@@ -233,9 +304,9 @@ def _read(
     layout: Layout,
     params: dict[str, Any],
     before: Prefix,
-    ids: Int[Array, "1 L"],
-    live: Bool[Array, "1 L"],
-) -> tuple[Prefix, Bool[Array, "1"]]:
+    ids: Int[Array, "N L"],
+    live: Bool[Array, "N L"],
+) -> tuple[Prefix, Bool[Array, "N"]]:
     prompt = keep_layout(read_piece(decoder, params, before, ids, live.astype(jnp.int32)), layout)
     return prompt, jnp.isfinite(prompt[1][:, 0])
 
@@ -244,24 +315,24 @@ def _read(
 def _enter(
     layout: Layout,
     rows: LaneRows,
-    slot: Int[Array, ""],
-    prompt: Prefix,
+    slots: Int[Array, "N"],
+    prompts: Prefix,
     asked: Requests,
-    penalties: Float[Array, "1 2"],
+    penalties: Float[Array, "N 2"],
     chosen: dict[str, Any],
 ) -> LaneRows:
-    state, logits, sound = prompt
+    state, logits, sound = prompts
     part = LaneRows(
         state=unroll_state(state),
         logits=jnp.where(sound[:, None], logits, jnp.nan),
-        done=jnp.zeros((1,), bool),
-        drawn=jnp.zeros((1,), jnp.int32),
+        done=jnp.zeros(sound.shape, bool),
+        drawn=jnp.zeros(sound.shape, jnp.int32),
         counts=jnp.zeros(logits.shape, jnp.int32),
         requests=asked,
         penalties=penalties,
         chosen=chosen,
     )
-    return keep_layout(put_rows(rows, slot[None], part), layout)
+    return keep_layout(put_rows(rows, slots, part), layout)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)

@@ -1,7 +1,8 @@
 """Which request is read, which decodes and which ends in each round: plain Python, which no device is needed for.
 
 A request waits in the queue of its lane, takes the lane's first free slot, has its prompt read in pieces, and decodes.
-It ends in exactly one of the states of `ENDS`, and gives its slot back at once.
+It ends in exactly one of the states of `ENDS`, and gives its slot back at once. If a round surely draws its last byte,
+the next round has the slot for another, before the results are known: meanwhile the request is leaving.
 """
 
 import heapq
@@ -14,7 +15,7 @@ from typing import Literal
 
 from jaxblt.inference.engine.config import EngineConfig, Lane
 
-State = Literal["waiting", "reading", "decoding", "finished", "cancelled", "expired", "failed"]
+State = Literal["waiting", "reading", "decoding", "leaving", "finished", "cancelled", "expired", "failed"]
 ENDS = ("finished", "cancelled", "expired", "failed")
 """States in which a request ends. One that is refused gets no ticket."""
 
@@ -45,6 +46,7 @@ class Ticket:
       state: where it is.
       slot: its row of the lane, while it has one.
       read: bytes of the prompt that were read.
+      drawn: bytes that its rounds have drawn, unless it has ended before.
     """
 
     length: int
@@ -56,13 +58,18 @@ class Ticket:
     state: State = "waiting"
     slot: int | None = None
     read: int = 0
+    drawn: int = 0
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a prompt to read: the bytes start..stop of its ids, in a row of `size`; none at all if size is 0."""
+    """A piece of a prompt to read: the bytes start..stop of its ids, in a row of `size`; none at all if size is 0.
+
+    The request has the slot in this round, whatever becomes of it meanwhile.
+    """
 
     ticket: Ticket
+    slot: int
     start: int
     stop: int
     size: int
@@ -90,12 +97,20 @@ class Round:
 
 @dataclass
 class _Rows:
-    """The rows of a lane: who waits for one, which are free, and who has one."""
+    """The rows of a lane: who waits for one, which are free, who has one, and whose last bytes are on their way."""
 
     lane: Lane
     waiting: deque[Ticket] = field(default_factory=deque)
     free: list[int] = field(default_factory=list)
     taken: dict[int, Ticket] = field(default_factory=dict)
+    leaving: set[Ticket] = field(default_factory=set)
+
+    def release(self, ticket: Ticket) -> None:
+        """Give the slot of a request back."""
+        assert ticket.slot is not None
+        del self.taken[ticket.slot]
+        heapq.heappush(self.free, ticket.slot)
+        ticket.slot = None
 
 
 class Scheduler:
@@ -110,6 +125,7 @@ class Scheduler:
         config: EngineConfig,
         sizes: Sequence[int],
         *,
+        steps: int = 0,
         known: Callable[[Ticket], int] = lambda ticket: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -119,10 +135,12 @@ class Scheduler:
           config: lanes and the most requests that wait.
           sizes: lengths of the rows that pieces of prompts are read in, ascending. The last is the piece itself, and
             the prompt bytes of a round.
+          steps: bytes that a round surely draws for a row that goes on.
           known: how many bytes of a prompt need no reading, asked when its request gets its slot.
           clock: seconds.
         """
         self._config, self._sizes, self._known, self._clock = config, tuple(sizes), known, clock
+        self._steps = steps
         self._rows = [_Rows(lane, free=list(range(lane.slots))) for lane in config.lanes]
         self._turn = 0
         self._service = 1.0
@@ -140,8 +158,8 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests with a slot."""
-        return sum(len(rows.taken) for rows in self._rows)
+        """Requests that have or had a slot."""
+        return sum(len(rows.taken) + len(rows.leaving) for rows in self._rows)
 
     def submit(
         self, length: int, limit: int, deadline_s: float | None = None, *, to_read: int | None = None
@@ -195,13 +213,15 @@ class Scheduler:
         if ticket.state in ENDS:
             return False
         rows = self._rows[ticket.lane]
-        if ticket.slot is None:
+        if ticket.state == "waiting":
             rows.waiting.remove(ticket)
         else:
-            del rows.taken[ticket.slot]
-            heapq.heappush(rows.free, ticket.slot)
+            if ticket.state == "leaving":
+                rows.leaving.remove(ticket)
+            else:
+                rows.release(ticket)
             self._service += 0.1 * (self._clock() - ticket.begun - self._service)
-        ticket.state, ticket.slot = state, None
+        ticket.state = state
         self.ended[state] += 1
         return True
 
@@ -210,6 +230,7 @@ class Scheduler:
         for rows in self._rows:
             yield from rows.waiting
             yield from rows.taken.values()
+            yield from rows.leaving
 
     def next_round(self) -> Round:
         """Return the work of the next round, as if it were done."""
@@ -222,7 +243,18 @@ class Scheduler:
             i: {slot: ticket for slot, ticket in rows.taken.items() if ticket.state == "decoding"}
             for i, rows in enumerate(self._rows)
         }
+        for i, tickets in decoding.items():
+            for ticket in tickets.values():
+                self._count_drawn(self._rows[i], ticket)
         return Round(expired, parts, {i: tickets for i, tickets in decoding.items() if tickets})
+
+    def _count_drawn(self, rows: _Rows, ticket: Ticket) -> None:
+        """Count the bytes of a round; after its last one a request leaves."""
+        ticket.drawn += self._steps
+        if ticket.drawn >= ticket.limit:
+            rows.release(ticket)
+            rows.leaving.add(ticket)
+            ticket.state = "leaving"
 
     def _parts(self) -> Iterator[Part]:
         """Yield pieces of prompts, together of the bytes that a round reads; another lane begins each round."""
@@ -236,7 +268,8 @@ class Scheduler:
                 if size > left:
                     return
                 left -= size
-                yield Part(ticket, ticket.read, stop, size)
+                assert ticket.slot is not None
+                yield Part(ticket, ticket.slot, ticket.read, stop, size)
                 ticket.read = stop
                 if stop == ticket.to_read:
                     ticket.state = "decoding"

@@ -14,6 +14,7 @@ from jaxblt.inference.engine.config import Request, Sampling
 from jaxblt.inference.engine.programs import LanePrograms, ask_for
 from jaxblt.inference.generate import PIECE
 from jaxblt.inference.prompts import Prefix
+from jaxblt.inference.rows import take_rows
 
 
 class LaneSearch:
@@ -51,7 +52,7 @@ class LaneSearch:
     ) -> list[Beam]:
         """Return what `beam_search` finds, whose options these are, of a search that these rows hold."""
         ids = np.asarray(encode(prompt, bos=True), np.int32)
-        asked, _ = ask_for(Request(prompt, max_new_bytes, Sampling(alphabet=alphabet)), ids)
+        asked, _ = ask_for([Request(prompt, max_new_bytes, Sampling(alphabet=alphabet))], [ids])
         bounds = Bounds(asked.alphabet[0], asked.limits[0], np.int32(beams))
         place = self._begin(self._read(ids, check))
         return self._go_on(place, bounds, len(prompt), length_exponent, check)
@@ -65,14 +66,15 @@ class LaneSearch:
 
     def _read(self, ids: np.ndarray, check: Callable[[], None] | None) -> Prefix:
         """Read a prompt piece by piece, so that lanes go on between two of them."""
-        prompt, most = self.lane.begin(), self._sizes[-1]
+        prompt, most = None, self._sizes[-1]
         for start in range(0, len(ids), most):
             if check is not None:
                 check()
             piece = ids[start : start + most]
             size = next(size for size in self._sizes if size >= len(piece))
-            prompt, done = self.lane.read(prompt, piece, size)
+            prompt, done = self.lane.read([prompt], [piece], size)
             jax.block_until_ready(done)
+        assert prompt is not None, "a prompt begins with BOS"
         return prompt
 
     def _go_on(self, place: Place, *given: Any) -> list[Beam]:
@@ -83,6 +85,6 @@ class LaneSearch:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _begin(rows: int, most: int, prompt: Prefix) -> Place:
-    state, logits, sound = prompt
+def _begin(rows: int, most: int, prompts: Prefix) -> Place:
+    state, logits, sound = take_rows(prompts, jnp.zeros((1,), jnp.int32))
     return begin_beams(state, jnp.where(sound[:, None], logits, jnp.nan), rows=rows, most=most)

@@ -80,6 +80,43 @@ def test_bytes_are_the_same_whatever_the_load(name, engines, alone):
     assert [call._cache_size() for call in calls] == compiled
 
 
+MANY = EngineConfig(lanes=(Lane(slots=16, capacity=400),), piece_bytes=256)
+LONGER = LONG + LONG + LONG
+SEVERAL = [Request(LONGER[:n], 6, Sampling(seed=n)) for n in (*range(0, 60, 5), 70, 255, 256, 300)]
+"""Prompts of one short piece, of one piece, and of a piece and a short one."""
+
+
+@pytest.mark.parametrize("name", ["transformer", PATCHES])
+def test_prompts_that_are_read_together_keep_their_bytes(name, runs, monkeypatch):
+    """Four short ones a call, whichever come together; calls that are not full are padded."""
+    calls, plain = [], programs.LanePrograms.read
+
+    def read(lane, before, ids, size, adapters=()):
+        calls.append((len(ids), size))
+        return plain(lane, before, ids, size, adapters)
+
+    monkeypatch.setattr(programs.LanePrograms, "read", read)
+
+    def draw(orders):
+        with Engine(runs[name], MANY) as engine:
+            return [[stream.read() for stream in map(engine.submit, order)] for order in orders]
+
+    alone = [piece for (piece,) in draw([[request] for request in SEVERAL])]
+    assert {count for count, _ in calls} == {1}
+    single = len(calls)
+    calls.clear()
+    engine = Engine(runs[name], MANY)
+    streams = [engine.submit(request) for request in SEVERAL[::-1]]
+    with engine:
+        together = [stream.read() for stream in streams][::-1]
+    assert max(count for count, size in calls if size == 64) == 4
+    assert len(calls) <= single // 2
+    for one, other in zip(alone, together, strict=True):
+        assert (other.data, other.finish) == (one.data, one.finish)
+        np.testing.assert_array_equal(other.logprobs, one.logprobs)
+        np.testing.assert_array_equal(other.closed, one.closed)
+
+
 def test_the_device_is_asked_by_programs_only_and_never_under_the_lock(engines, alone, monkeypatch):
     """An operation of its own would wait for the device, and hold up the threads that answer clients."""
     engine, seen, copied, plain = engines["transformer"], [], [], EvalTrace.process_primitive

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -25,10 +26,10 @@ EVENTS = st.one_of(
 class Simulated:
     """A scheduler, its clock, and a device that draws up to 8 bytes a round for each row."""
 
-    def __init__(self):
+    def __init__(self, steps):
         self.now, self.tickets, self.ended = 0.0, [], set()
         self.read, self.order = Counter(), {0: [], 1: []}
-        self.scheduler = Scheduler(CONFIG, SIZES, clock=lambda: self.now)
+        self.scheduler = Scheduler(CONFIG, SIZES, steps=steps, clock=lambda: self.now)
 
     def new(self, length, limit, deadline):
         try:
@@ -68,10 +69,16 @@ class Simulated:
             if part.start == 0:
                 self.order[part.ticket.lane].append(part.ticket)
             self.read[part.ticket] = part.stop
+        slots = {(part.ticket, part.slot) for part in work.parts if part.is_last}
         for lane, rows in work.decoding.items():
             assert set(rows) <= set(range(CONFIG.lanes[lane].slots))
             for slot, ticket in rows.items():
-                assert (ticket.slot, ticket.lane, self.read[ticket]) == (slot, lane, ticket.length)
+                last = ticket.state == "leaving"
+                assert (None if last else slot, ticket.lane) == (ticket.slot, lane)
+                assert self.read[ticket] == ticket.length
+                assert last == (ticket.limit <= ticket.drawn)
+                slots.discard((ticket, slot))
+        assert not slots
         done = [ticket for rows in work.decoding.values() for ticket in rows.values()][:finishing]
         for ticket in done:
             assert self.scheduler.end(ticket, "finished")
@@ -85,14 +92,15 @@ class Simulated:
         assert not set(live) & self.ended
         assert all((ticket.state in ENDS) == (ticket in self.ended) for ticket in self.tickets)
         held = [(ticket.lane, ticket.slot) for ticket in live if ticket.slot is not None]
-        assert len(set(held)) == len(held) == self.scheduler.running
+        assert len(set(held)) == len(held)
+        assert self.scheduler.running == len(held) + sum(ticket.state == "leaving" for ticket in live)
         assert self.scheduler.overdue <= CONFIG.max_waiting
         assert sum(self.scheduler.ended[state] for state in ENDS) == len(self.ended)
 
 
-@given(st.lists(EVENTS, max_size=60))
-def test_every_request_ends_once_in_its_turn_and_no_slot_is_lost(events):
-    simulated = Simulated()
+@given(st.lists(EVENTS, max_size=60), st.sampled_from([0, 8]))
+def test_every_request_ends_once_in_its_turn_and_no_slot_is_lost(events, steps):
+    simulated = Simulated(steps)
     for name, *arguments in events:
         getattr(simulated, name)(*arguments)
         simulated.check()
@@ -106,7 +114,7 @@ def test_every_request_ends_once_in_its_turn_and_no_slot_is_lost(events):
         submitted = [ticket for ticket in simulated.tickets if ticket.lane == lane]
         assert started == [ticket for ticket in submitted if ticket in set(started)]
     # All slots are free again
-    first = [simulated.scheduler.submit(1, 1) for _ in range(2)]
+    first = [simulated.scheduler.submit(1, 9) for _ in range(2)]
     simulated.scheduler.next_round()
     assert sorted(ticket.slot for ticket in first) == [0, 1]
 
@@ -118,6 +126,16 @@ def test_a_prompt_that_is_known_is_not_read():
     assert (part.start, part.stop, part.size, part.is_last) == (30, 30, 0, True)
     assert ticket.state == "decoding"
     assert ticket.deadline == math.inf
+
+
+def test_a_slot_is_free_for_the_next_round_once_the_last_byte_is_sent_for():
+    scheduler = Scheduler(replace(CONFIG, lanes=(Lane(1, 40),)), SIZES, steps=8)
+    first, second = (scheduler.submit(3, 16) for _ in range(2))
+    decoding = [scheduler.next_round().decoding[0] for _ in range(3)]
+    assert decoding == [{0: first}, {0: first}, {0: second}]
+    assert (first.state, scheduler.running, scheduler.waiting) == ("leaving", 2, 0)
+    assert scheduler.end(first, "finished")
+    assert list(scheduler.live()) == [second]
 
 
 def test_refusals_name_what_is_too_much():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.benchmark.__main__ import BENCHMARKS
-from experiments.benchmark.results.features_page import PAGE, page, read_systems
+from experiments.benchmark.results.features_page import PAGE, page, read_systems, state_of
 from jaxblt.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[4]
@@ -41,8 +41,11 @@ def test_each_feature_has_one_row_and_all_that_its_state_needs(features: list[di
     ids = [feature["id"] for feature in features]
     assert len(ids) == len(set(ids))
     for feature in features:
-        known = {"id", "what"} | ({"where", "shown_by"} if "where" in feature else set())
-        assert known <= feature.keys() <= known | ({"lacks"} if "where" in feature else set()), feature
+        known, state = {"id", "what"}, state_of(feature)
+        known |= {"yes": {"where", "shown_by"}, "part": {"where", "shown_by", "lacks"}, "no": set()}.get(
+            state, {"shown_by", "loses"}
+        )
+        assert known <= feature.keys() <= known | ({"where"} if state == "loses" else set()), feature
 
 
 @pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/results/test_features_page")

@@ -1,6 +1,7 @@
 """The benchmark of copies: its rows by hand, and its figures."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmark.tasks.copies import Settings, copies, draw_rows
-from jaxblt.data.vocab import EOS, OFFSET
+from jaxblt.data.vocab import BOS, EOS, OFFSET
 
 TINY = Settings(
     steps=50, symbols=8, trained=2, ramp=0.5, tested=(2, 3), rows=2, test_rows=4, dim=8, slots=4, width=4
@@ -16,7 +17,9 @@ TINY = Settings(
 
 
 def test_rows_are_symbols_and_their_copy() -> None:
-    inputs, targets, scored = (np.asarray(x) for x in draw_rows(TINY, jax.random.key(0), 64, 1, 5, 6))
+    inputs, targets, scored = (
+        np.asarray(x) for x in draw_rows(replace(TINY, marked=False), jax.random.key(0), 64, 1, 5, 6)
+    )
     lengths = scored.sum(1)
     assert set(lengths) == {1, 2, 3, 4, 5}
     for row, answers, asked, n in zip(inputs, targets, scored, lengths, strict=True):
@@ -28,8 +31,19 @@ def test_rows_are_symbols_and_their_copy() -> None:
     assert len({tuple(row) for row in inputs}) > 40
 
 
+def test_marked_rows_begin_with_bos() -> None:
+    plain, marked = (
+        draw_rows(replace(TINY, marked=marked), jax.random.key(0), 8, 1, 3, 3) for marked in (False, True)
+    )
+    assert (marked.inputs[:, 0] == BOS).all()
+    assert not marked.scored[:, 0].any()
+    np.testing.assert_array_equal(marked.inputs[:, 1:], plain.inputs)
+    np.testing.assert_array_equal(marked.targets[:, 1:], plain.targets)
+    np.testing.assert_array_equal(marked.scored[:, 1:], plain.scored)
+
+
 def test_settings_that_could_not_be_tested_are_refused() -> None:
-    with pytest.raises(ValueError, match="slots must be at least 80, got 64: a symbol is written to each"):
+    with pytest.raises(ValueError, match="slots must be at least 81, got 64: BOS and the symbols"):
         Settings(slots=64)
     with pytest.raises(ValueError, match="tested is empty: name at least one number"):
         Settings(tested=())
