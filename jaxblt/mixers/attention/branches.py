@@ -131,13 +131,13 @@ def attend_tokens(
     """
     stream, lists = given
     grid, pooled = _pool(branches, axis, stream)
-    options = {"causal": branches.causal, "alone": branches.alone}
+    options = {"causal": branches.causal, "alone": branches.alone, "axis": axis}
     by_blocks = attend_blocks(stream.q, pooled, stream.shown, stream.times, branches.block, **options)
     if lists is None:
         lists = _choose(branches, axis, stream, grid, pooled)
     losses = _imitate(branches, axis, stream, grid, pooled) if learns else None
     own = Seen(stream.k, stream.v, stream.shown, stream.times)
-    if branches.alone:
+    if branches.alone and axis is None:
         others = _attend_alone(branches, stream.q, own, lists)
     else:
         others = _attend_documents(branches, axis, grid, stream.q, own, lists)
@@ -158,7 +158,8 @@ def _pool(branches: Branches, axis: SeqAxis | None, stream: Stream) -> tuple[Gri
     own = blocks if axis is None else lax.dynamic_slice_in_dim(blocks, first, length, 1)
     last = at_ends(times, ends)
     grid = Grid(jnp.where(stream.ids > 0, own, -1), wanted, ends - first - last % size, ends - first)
-    if branches.alone and branches.causal and not is_symbolic(length) and length % size == 0:
+    whole = axis is None and not is_symbolic(length) and length % size == 0
+    if whole and branches.alone and branches.causal:
         values, tokens = sum_whole_blocks(stream.pooled_values, size)
     else:
         values, tokens = grid.sum(stream.pooled_values, size, axis)
@@ -214,6 +215,9 @@ def _attend_documents(
     if axis is not None:
         first = lax.axis_index(axis.name) * q.shape[1]
         whole = jax.tree.map(lambda x: lax.all_gather(x, axis.name, axis=1, tiled=True), own)
+    window = _attend_window(branches, first, q, own, whole)
+    if branches.alone:
+        return attention(q, whole.k, whole.v, masks.FULL & branches.chosen(lists)), window
     grid = grid._replace(first=grid.first + first, ends=grid.ends + first)
     blocks = _by_block(branches, grid, whole)
     # Number a document's blocks along the row: those before it are what ended before its first token.
@@ -221,7 +225,7 @@ def _attend_documents(
     before = jax.vmap(count_below)(grid.ends, index - own.times)
     lists = jnp.where(lists < 0, -1, lists + before[..., None, None])
     chosen = masks.documents(own.ids, blocks.ids) & branches.chosen(lists)
-    return attention(q, blocks.k, blocks.v, chosen), _attend_window(branches, first, q, own, whole)
+    return attention(q, blocks.k, blocks.v, chosen), window
 
 
 def _attend_window(branches: Branches, first: Array, q: Array, own: Seen, whole: Seen) -> Array:
