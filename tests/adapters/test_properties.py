@@ -153,9 +153,6 @@ CASES = [
     ("chunk", {"pattern": "D", "num_layers": 1}),
 ]
 
-UNCOMPILED = ("static", "prefix", "chunk", "token", "retrieval")
-"""Adapters that are checked without jit too, on the first stack: each operation of a pass is a program then."""
-
 SEEDS = {("chunk", "A"): 2, ("chunk", "D"): 2, ("mixed", "R"): 2}
 """At seed 0 half an epsilon on each parameter of ("chunk", "A") moves a gradient by 1.3 tolerances, at seed 2 by .3.
 
@@ -171,8 +168,6 @@ rounding does.
 def test_every_property(name, changes, part):
     stack = stack_of(name, **changes)
     names = [p.name for p in ADAPTER_PROPERTIES if p.applies(AdaptedStack(stack))][part::PARTS]
-    if changes or name not in UNCOMPILED:
-        names = [prop for prop in names if prop != "jit"]
     assert len(names) > 5
     assert check_adapter(stack, only=names, seed=SEEDS.get((name, stack.pattern), 0)) == names
 

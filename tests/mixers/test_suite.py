@@ -61,8 +61,7 @@ def cases() -> list:
     pairs = []
     for name, config in (ALL | OF_DRIVER).items():
         for prop in PROPERTIES:
-            # Without jit each operation is a program, of which options of a mixer change few
-            if prop.applies(config) and not (prop.name == "jit" and name in VARIANTS):
+            if prop.applies(config):
                 pairs.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=turns(name, prop)))
     return pairs
 
