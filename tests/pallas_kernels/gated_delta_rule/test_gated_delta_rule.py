@@ -67,7 +67,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.slow(days=28, group="properties of kernels", every=("gated*-reference", "gated*-shard_map"))
+@pytest.mark.slow(days=28, group="properties of kernels", every="gated*-reference")
 @pytest.mark.parametrize(("case", "check"), PAIRS, ids=str)
 def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)

@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.mixers import NTMConfig
-from jaxblt.mixers.cells.experimental.addressing import Focus, erase_and_add, likeness, place, recall
+from jaxblt.mixers.cells.experimental.addressing import (
+    Focus,
+    erase_and_add,
+    first_focus,
+    focus,
+    likeness,
+    place,
+    recall,
+)
 from jaxblt.testing import Subject
 from tests.tolerances import assert_close
 
@@ -102,6 +110,16 @@ def test_a_shift_moves_the_head_and_wraps() -> None:
             places.append(int(jnp.argmax(weights)))
         assert places == [(move * step) % 5 for step in range(1, 7)]
         assert float(jnp.max(weights)) > 0.999
+
+
+def test_addresses_are_sharp_at_first_and_move_as_asked() -> None:
+    memory, at = jnp.zeros((1, 1, 9, 3)), jnp.eye(9, dtype=jnp.float32)[0][None, None, None]
+    for move in (1, 0, -1):
+        weights, first = at, focus(first_focus(3, move)[None, None, None], 3)
+        for _ in range(20):
+            weights = place(memory, weights, first)
+        assert int(jnp.argmax(weights)) == 20 * move % 9
+        assert float(jnp.max(weights)) > 0.95
 
 
 def test_a_key_finds_the_slot_that_is_like_it() -> None:
