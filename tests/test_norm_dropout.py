@@ -29,6 +29,7 @@ def fused(rngs: dict[str, Any], a: dict[str, Any]) -> Any:
     return NormDropoutReLU(RATE).apply({"params": {"scale": a["scale"]}}, a["x"], rngs=rngs)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="*seq*-dropped")
 @pytest.mark.parametrize("rngs", [{}, {"dropout": make_key(2)}], ids=["whole", "dropped"])
 @pytest.mark.parametrize("split", [{}, {"data": 2, "seq": 2}], ids=str)
 def test_values_and_gradients_are_those_of_the_composition(

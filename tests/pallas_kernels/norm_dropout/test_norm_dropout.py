@@ -52,7 +52,7 @@ def test_properties(case: op_suite.OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
-@pytest.mark.slow(days=28, group="interpreted norm_dropout", every="triton_37-reference")
+@pytest.mark.slow(days=28, group="interpreted norm_dropout")
 @pytest.mark.parametrize("check", ["reference", "vmap", "remat"])
 @pytest.mark.parametrize("case", KERNELS, ids=str)
 def test_interpreted(case: op_suite.OpCase, check: str) -> None:
