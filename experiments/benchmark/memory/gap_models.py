@@ -32,8 +32,8 @@ DeltaNet, state engines of one level and of three, full attention, attention to 
 two have a short convolution before them, as the streams of the others have: without one attention has to learn first
 which symbol stands in front of another, and had not after 1,600 steps."""
 
-NO_TURN = 1e38
-"""Base of rotary phases: all but five of a head's 32 turn by less than .1 radian over 16,384 positions."""
+NO_TURN = 1e12
+"""Base of rotary phases, half of which turn by less than a radian over a million positions."""
 
 LEVELS = (32, 16, 8)
 """Slots of each level; as many in one for the engine without levels."""

@@ -20,6 +20,7 @@ from pallas_kernels.attention import (
     explain,
     masks,
     presets,
+    split_attention,
     triton_gpu,
     triton_lists,
 )
@@ -363,6 +364,12 @@ def test_says_why_queries_are_not_split(tokens: int, rule: Any, reason: str | No
     q, k = (jax.ShapeDtypeStruct((2, length, 4, 128), jnp.bfloat16) for length in (tokens // 2, tokens))
     found = why_not_split(HOPPER, q, k, masks.CAUSAL if rule is None else masks.CAUSAL & rule, RUNS)
     assert found is None if reason is None else reason in (found or "it can run")
+
+
+def test_splitting_queries_needs_the_kernels() -> None:
+    x, mask = jnp.zeros((1, 512, 2, 64), jnp.bfloat16), masks.CAUSAL & ByBlock(Strided(3), 128)
+    with pytest.raises(ValueError, match="this is cpu; call attention with masks"):
+        split_attention(x[:, :256], x, x, mask, runs=RUNS, device=jnp.int32(0))
 
 
 RUN = partial(attention, implementation="triton")
