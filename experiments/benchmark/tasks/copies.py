@@ -132,7 +132,7 @@ def as_tape(params: Any, width: int) -> Any:
 
     from jaxblt.mixers.cells.experimental.addressing import first_focus
 
-    bias = jnp.concatenate([jnp.zeros(2 * width), first_focus(width, 1), first_focus(width, 0)])
+    bias = jnp.concatenate([jnp.zeros(2 * width), first_focus(width, 1), first_focus(width, 0)])[None]
     asked = "['mixer']['in']['bias']"
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf + bias if jax.tree_util.keystr(path).endswith(asked) else leaf, params
