@@ -25,6 +25,7 @@ class Settings(Budget):
       ramp: share of the steps in which the longest copy grows from one symbol to `trained`; 0 for none.
       tested: symbols of the copies that are tested.
       marked: rows begin with BOS, as documents do: a slot that the reading head finds again by what it holds.
+      tape: at first the writing address moves on, the reading one stays, and both are sharp (`first_focus`).
       rows: of a batch.
       test_rows: of each length.
       dim: width.
@@ -40,6 +41,7 @@ class Settings(Budget):
     ramp: float = 0.3
     tested: tuple[int, ...] = (20, 40, 80)
     marked: bool = True
+    tape: bool = True
     rows: int = 64
     test_rows: int = 256
     dim: int = 64
@@ -123,6 +125,20 @@ def draw_rows(settings: Settings, key: Any, count: int, least: Any, most: Any, l
     return Rows(stream[:, :-1], stream[:, 1:], scored[:, :-1])
 
 
+def as_tape(params: Any, width: int) -> Any:
+    """Return the machine's parameters with biases of sharp addresses, of which the writing one moves on."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxblt.mixers.cells.experimental.addressing import first_focus
+
+    bias = jnp.concatenate([jnp.zeros(2 * width), first_focus(width, 1), first_focus(width, 0)])[None]
+    asked = "['mixer']['in']['bias']"
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf + bias if jax.tree_util.keystr(path).endswith(asked) else leaf, params
+    )
+
+
 def train(settings: Settings, seeds: Sequence[int]) -> dict[str, Any]:
     """Train all seeds, and return how training went and what each copies of each tested length."""
     import time
@@ -143,6 +159,7 @@ def train(settings: Settings, seeds: Sequence[int]) -> dict[str, Any]:
 
     def start(key: Any) -> Any:
         params = nn.meta.unbox(module.init(key, jnp.zeros((1, 3), jnp.int32)))
+        params = as_tape(params, settings.width) if settings.tape else params
         return params, optimizer.init(params)
 
     def step(carried: Any, number: Any, key: Any) -> tuple[Any, Any]:

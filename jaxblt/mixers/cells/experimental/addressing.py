@@ -16,10 +16,7 @@ LEAST_WEIGHT = 1e-8
 SHIFTS = 3
 """Moves that are possible at a step: one slot back, none, one forward."""
 STRONG, SURE = 3.0, 2.0
-"""Of addresses at first: the numbers of beta = 3 and gamma = 4, and that of the likeliest move, which gives it 79 %.
-Softer ones spread over more slots with each token. A machine then learns to read the blur, which differs in longer
-rows.
-"""
+"""Of sharp addresses: the numbers of beta = 3 and gamma = 4, and that of the likeliest move, which gives it 79 %."""
 
 
 @flax.struct.dataclass
@@ -47,7 +44,11 @@ def focus_size(width: int) -> int:
 
 
 def first_focus(width: int, move: int) -> Float[Array, " F"]:
-    """Return the controller's numbers at first, for `focus`: a sharp address that moves by `move`, -1, 0 or 1."""
+    """Return a controller's biases, for `focus`, of a sharp address that moves by `move`, -1, 0 or 1.
+
+    Machines that start so copy rows longer than in training. They do not by default: gamma = 4 amplifies differences
+    between slots with each token, and gradients of long rows whose addresses are not sure explode.
+    """
     strength, sharpness, stay = width, width + 2, width + 4
     return (
         jnp.zeros(focus_size(width))

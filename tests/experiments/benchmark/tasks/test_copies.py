@@ -4,11 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.benchmark.tasks.copies import Settings, copies, draw_rows
+from experiments.benchmark.tasks.copies import Settings, as_tape, copies, draw_rows
 from jaxblt.data.vocab import BOS, EOS, OFFSET
 
 TINY = Settings(
@@ -40,6 +42,13 @@ def test_marked_rows_begin_with_bos() -> None:
     np.testing.assert_array_equal(marked.inputs[:, 1:], plain.inputs)
     np.testing.assert_array_equal(marked.targets[:, 1:], plain.targets)
     np.testing.assert_array_equal(marked.scored[:, 1:], plain.scored)
+
+
+def test_a_tape_is_a_change_of_one_bias() -> None:
+    module = TINY.model().build(dtype=jnp.float32)
+    params = nn.meta.unbox(module.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32)))
+    changed = jax.tree.map(lambda a, b: int((a != b).sum()), params, as_tape(params, TINY.width))
+    assert [count for count in jax.tree.leaves(changed) if count] == [6]
 
 
 def test_settings_that_could_not_be_tested_are_refused() -> None:
