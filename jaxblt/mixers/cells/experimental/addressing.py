@@ -46,17 +46,11 @@ def focus_size(width: int) -> int:
 def first_focus(width: int, move: int) -> Float[Array, " F"]:
     """Return a controller's biases, for `focus`, of a sharp address that moves by `move`, -1, 0 or 1.
 
-    Machines that start so copy rows longer than in training. They do not by default: gamma = 4 amplifies differences
-    between slots with each token, and gradients of long rows whose addresses are not sure explode.
+    Machines that start so copy rows longer than in training. `NTMConfig` starts with biases of 0: gamma = 4 amplifies
+    differences between slots with each token, and gradients of long rows whose addresses are not sure explode.
     """
-    strength, sharpness, stay = width, width + 2, width + 4
-    return (
-        jnp.zeros(focus_size(width))
-        .at[jnp.array([strength, sharpness])]
-        .set(STRONG)
-        .at[stay + move]
-        .set(SURE)
-    )
+    moves = jnp.zeros(SHIFTS).at[1 + move].set(SURE)
+    return jnp.concatenate([jnp.zeros(width), jnp.array([STRONG, 0, STRONG]), moves])
 
 
 def focus(raw: Float[Array, "B H A F"], width: int) -> Focus:

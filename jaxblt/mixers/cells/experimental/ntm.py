@@ -5,7 +5,6 @@ are scattered over its devices.
 """
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +17,6 @@ from jaxblt.layers import Linear, named
 from jaxblt.mixers.cells.experimental.addressing import (
     SHIFTS,
     erase_and_add,
-    first_focus,
     focus,
     focus_size,
     place,
@@ -43,8 +41,7 @@ class NTMConfig:
     (`experimental.addressing`), what to erase, in 0..1, and what to add. The last is bounded to -1..1: the feedback of
     what is read would let the memory grow without end. Addresses are found in the memory before the write, and the
     read follows the write. A document begins with an empty memory and both addresses on the first slot: were they
-    spread evenly, no slot could ever be told from another. Before training addresses are sharp, the writing one moves
-    to the next slot at most steps, and the reading one stays.
+    spread evenly, no slot could ever be told from another.
 
     Attributes:
       dim: width D.
@@ -144,7 +141,7 @@ class NTM(nn.Module):
         clock = None if state is None else state.clock
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim)
         sizes = {"h": config.num_heads, "p": config.controls}
-        names, bias = ("embed", "heads", None), partial(_first_controls, config.width)
+        names, bias = ("embed", "heads", None), nn.initializers.zeros
         asked = Linear("btd,dhp->bthp", sizes, names, self.dtype, bias=bias, name="in")(rows.x)
         core = NTMCore(self._feedback(), config.slots)
         seen, tape = rows.run(core, asked, None if state is None else state.tape)
@@ -157,12 +154,6 @@ class NTM(nn.Module):
         shape = (self.config.num_heads, self.config.width, self.config.controls)
         init = named(per_block(nn.initializers.lecun_normal(), 1), "heads", "head_dim", None)
         return self.param("feedback", init, shape, jnp.float32)
-
-
-def _first_controls(width: int, key: Array, shape: Any, dtype: Any = jnp.float32) -> Float[Array, "H P"]:
-    """Return the controllers' biases before training; the key plays no part."""
-    parts = jnp.zeros(2 * width), first_focus(width, 1), first_focus(width, 0)
-    return jnp.broadcast_to(jnp.concatenate(parts).astype(dtype), shape)
 
 
 @flax.struct.dataclass

@@ -12,6 +12,7 @@ import pytest
 
 from experiments.benchmark.tasks.copies import Settings, as_tape, copies, draw_rows
 from jaxblt.data.vocab import BOS, EOS, OFFSET
+from jaxblt.mixers.cells.experimental.addressing import STRONG, SURE
 
 TINY = Settings(
     steps=50, symbols=8, trained=2, ramp=0.5, tested=(2, 3), rows=2, test_rows=4, dim=8, slots=4, width=4
@@ -44,11 +45,14 @@ def test_marked_rows_begin_with_bos() -> None:
     np.testing.assert_array_equal(marked.scored[:, 1:], plain.scored)
 
 
-def test_a_tape_is_a_change_of_one_bias() -> None:
+def test_a_tape_is_sharp_addresses_in_the_place_of_no_biases() -> None:
     module = TINY.model().build(dtype=jnp.float32)
     params = nn.meta.unbox(module.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32)))
-    changed = jax.tree.map(lambda a, b: int((a != b).sum()), params, as_tape(params, TINY.width))
-    assert [count for count in jax.tree.leaves(changed) if count] == [6]
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(as_tape(params, TINY.width)), strict=True)
+    ((before, after),) = ((a, b) for a, b in pairs if (a != b).any())
+    assert not before.any()
+    np.testing.assert_array_equal(np.unique(after), [0, SURE, STRONG])
+    assert np.count_nonzero(after) == 6
 
 
 def test_settings_that_could_not_be_tested_are_refused() -> None:

@@ -113,7 +113,7 @@ def test_a_shift_moves_the_head_and_wraps() -> None:
         assert np.max(weights) > 0.999
 
 
-def test_addresses_are_sharp_at_first_and_move_as_asked() -> None:
+def test_sharp_addresses_move_as_asked() -> None:
     memory, at = jnp.zeros((1, 1, 9, 3)), jnp.eye(9, dtype=jnp.float32)[0][None, None, None]
     for move in (1, 0, -1):
         weights, first = at, focus(first_focus(3, move)[None, None, None], 3)
