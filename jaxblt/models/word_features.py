@@ -19,13 +19,14 @@ from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.layers import Linear, named
 from jaxblt.models.phrases import phrase_rows
 from jaxblt.validation import check_bounds, check_fields
+from pallas_kernels.hash_embedding import ngram_rows
 
-Letters = Literal["dna", "protein", "text"]
+Letters = Literal["dna", "protein", "phrases", "text"]
 LETTERS = {"dna": "ACGT", "protein": "ACDEFGHIKLMNPQRSTVWY"}
 """What words are made of; case does not count, and U of RNA is T. A word with another letter does not count."""
-BITS = 17
-"""log2 of the features for phrases of one length; phrases that share a hash share a feature."""
-LONGEST = {"dna": 6, "protein": 3, "text": 3}
+BITS, TEXT_BITS = 17, 15
+"""log2 of the features for phrases and runs of bytes of one length; those that share a hash share a feature."""
+LONGEST = {"dna": 6, "protein": 3, "phrases": 3}
 """Letters of the longest words that are worth their parameters, and words of the longest phrases of text."""
 MOST_PLACES = 1024
 """Letters of a record up to which each of its places is worth features of its own."""
@@ -37,8 +38,9 @@ class WordsConfig:
     """Words of a record beside its pooled state.
 
     Attributes:
-      letters: what records are made of. Of "text" phrases count, hashed into a table a length (Weinberger et al. 2009,
-        0902.2206, section 2, without signs).
+      letters: what records are made of. "phrases" of text are hashed into a table a length (Weinberger et al. 2009,
+        0902.2206, section 2, without signs). So are the runs of bytes that "text" stands for, in heads that were stored
+        before there were phrases.
       longest: letters of the longest words, or words of the longest phrases; all shorter ones count too.
       both_strands: of DNA, count the words of the other strand as well, so that both strands have one answer.
       places: the first places of a record whose letters are features too, each letter at each place: for records that
@@ -58,9 +60,10 @@ class WordsConfig:
             raise ValueError(
                 f"WordsConfig.both_strands is of DNA, and letters = {self.letters!r}: set it to False"
             )
-        if self.places and self.letters == "text":
+        if self.places and self.is_text:
             raise ValueError(
-                f"WordsConfig.places = {self.places} are of aligned DNA or proteins, and letters = 'text': set it to 0"
+                f"WordsConfig.places = {self.places} are of aligned DNA or proteins, and letters = {self.letters!r}: "
+                "set it to 0"
             )
         if self.both_strands and self.places:
             raise ValueError(
@@ -74,6 +77,11 @@ class WordsConfig:
             )
 
     @property
+    def is_text(self) -> bool:
+        """True if features are rows of hash tables."""
+        return self.letters not in LETTERS
+
+    @property
     def base(self) -> int:
         """Letters that there are."""
         return len(LETTERS[self.letters])
@@ -81,8 +89,8 @@ class WordsConfig:
     @property
     def edges(self) -> tuple[int, ...]:
         """Where the words of 1, 2, ... letters begin among all features, then the letters at places, and the end."""
-        is_text = self.letters == "text"
-        words = [1 << BITS if is_text else self.base**k for k in range(1, self.longest + 1)]
+        hashed = 1 << (BITS if self.letters == "phrases" else TEXT_BITS)
+        words = [hashed if self.is_text else self.base**k for k in range(1, self.longest + 1)]
         placed = [self.places * self.base] if self.places else []
         return tuple(np.cumsum([0, *words, *placed]).tolist())
 
@@ -100,7 +108,7 @@ class WordsConfig:
 def letter_digits(letters: Letters) -> np.ndarray:
     """Return the digit of each id as a letter, Int32[vocabulary]; -1 for ids that are none."""
     digits = np.full(VOCAB_SIZE, -1, np.int32)
-    if letters == "text":
+    if letters not in LETTERS:
         digits[OFFSET : OFFSET + 256] = np.frombuffer(bytes(range(256)).lower(), np.uint8)
         return digits
     for digit, letter in enumerate(LETTERS[letters]):
@@ -116,12 +124,14 @@ def word_rows(ids: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsCo
     A word reads k places next to each other that are all there. Letters at places come behind words.
     """
     digits = jnp.where(there, jnp.asarray(letter_digits(config.letters))[ids], -1)
-    if config.letters == "text":
-        rows = phrase_rows(digits, ids, there, longest=config.longest, bits=BITS)
-        found = jnp.where(
-            rows < 0, config.size, rows + jnp.asarray(config.edges[: config.longest])[None, None]
+    if config.is_text:
+        own = (
+            _byte_rows(digits, config)
+            if config.letters == "text"
+            else phrase_rows(digits, ids, there, longest=config.longest, bits=BITS)
         )
-        return found.reshape(len(ids), -1)
+        begins = jnp.asarray(config.edges[: config.longest])[None, None]
+        return jnp.where(own < 0, config.size, own + begins).reshape(len(ids), -1)
     rows = _letter_rows(digits, there, config)
     if not config.both_strands:
         return rows
@@ -152,6 +162,16 @@ def _letter_rows(
         is_placed = (digits >= 0) & (place < config.places)
         found.append(jnp.where(is_placed, config.words + place * config.base + digits, size))
     return jnp.concatenate(found, 1)
+
+
+def _byte_rows(digits: Int[Array, "B T"], config: WordsConfig) -> Int[Array, "B T K"]:
+    """Return the rows of the runs of 1 to k bytes that end at each place; -1 across a hole."""
+    size = 1 << TEXT_BITS
+    history = jnp.zeros((len(digits), config.longest - 1), jnp.uint32)
+    rows = ngram_rows(digits, history, None, sizes=range(1, config.longest + 1), table_size=size)
+    at = jnp.arange(digits.shape[1], dtype=jnp.int32)[None]
+    run = at - jax.lax.cummax(jnp.where(digits < 0, at, -1), axis=1)
+    return jnp.where(run[..., None] > jnp.arange(config.longest)[None, None], rows, -1)
 
 
 def weigh_words(

@@ -147,7 +147,8 @@ def words_of(
                 "set them to 0"
             )
         return None
-    longest = LONGEST[kind] if longest is None else longest
+    letters = "phrases" if kind == "text" else kind
+    longest = LONGEST[letters] if longest is None else longest
     if not longest:
         if places:
             raise ValueError(f"places = {places} stand beside words, and words = 0: set words to 1 or more")
@@ -157,7 +158,7 @@ def words_of(
         length = len(records[0])
         is_aligned = all(len(record) == length for record in records) and length <= MOST_PLACES
         places = length if is_aligned and kind != "text" and not both_strands else 0
-    return WordsConfig(kind, longest, both_strands, places)
+    return WordsConfig(letters, longest, both_strands, places)
 
 
 def _check_strands(data: LabelledDataConfig, strands: str) -> None:
