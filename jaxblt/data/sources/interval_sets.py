@@ -12,10 +12,11 @@ from jaxblt.data.sources.opening import read_lines
 from jaxblt.outputs import whole_file
 
 COLUMNS = ("region", "start", "end", "strand")
+STRANDS = ("+", "-", ".")
 VALIDATION = 0.1
 """Share of the training intervals that are for validation."""
 PREFIX = "chr"
-"""Of names of chromosomes, which genomes of Ensembl lack."""
+"""The beginning of names of chromosomes, which genomes of Ensembl lack."""
 
 
 def read_interval_set(folder: str | os.PathLike[str], known: list[str]) -> list[tuple[str, BedInterval]]:
@@ -50,15 +51,19 @@ def read_interval_set(folder: str | os.PathLike[str], known: list[str]) -> list[
 def _interval(row: dict[str, str], label: str, names: dict[str, str], where: str) -> BedInterval:
     try:
         region, start, stop, strand = (row[column] for column in COLUMNS)
-        interval = BedInterval(region, int(start), int(stop), label, strand)
+        interval = BedInterval(names.get(region, ""), int(start), int(stop), label, strand)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{where} is no row of {', '.join(COLUMNS)}: {row}") from error
-    if region not in names:
+    if strand not in STRANDS or not 0 <= interval.start < interval.stop:
         raise ValueError(
-            f"{where}: the genome has no record {region!r}, but {', '.join(list(names.values())[:3])}, ...: take the "
-            "genome that the set was made of"
+            f"{where}: expected 0 <= start < end and a strand of {', '.join(STRANDS)}; got {start}, {stop}, {strand!r}"
         )
-    return BedInterval(names[region], interval.start, interval.stop, label, strand)
+    if region not in names:
+        known = ", ".join(list(dict.fromkeys(names.values()))[:3])
+        raise ValueError(
+            f"{where}: the genome has no record {region!r}, but {known}, ...: take the genome that the set was made of"
+        )
+    return interval
 
 
 def write_interval_set(

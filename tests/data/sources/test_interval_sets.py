@@ -39,7 +39,9 @@ def test_a_set_is_cut_and_read(folder, capsys):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("0,chrX,0,4,+", "the genome has no record 'chrX', but 1"),
+        ("0,chrX,0,4,+", "the genome has no record 'chrX', but 1, chr2, ..."),
+        ("0,chr1,0,4,-1", "negative.csv:2: expected .* a strand of .* got 0, 4, '-1'"),
+        ("0,chr1,4,4,+", "expected 0 <= start < end"),
         ("0,chr1,0,99,+", "leaves the record"),
         ("0,chr1,a,4,+", r"negative.csv:2 is no row of region, start, end, strand"),
     ],
