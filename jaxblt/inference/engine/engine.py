@@ -27,7 +27,7 @@ from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Lane, P
 from jaxblt.inference.engine.drafted_lane import DraftedLane
 from jaxblt.inference.engine.draws import Drawn, Table, unpack_draws
 from jaxblt.inference.engine.prefixes import PrefixCache
-from jaxblt.inference.engine.programs import LanePrograms, One, copy_prompt, piece_sizes
+from jaxblt.inference.engine.programs import LanePrograms, OnePrompt, copy_prompt, piece_sizes
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows, list_adapters
 from jaxblt.inference.engine.schedule import Part, Scheduler, Ticket
 from jaxblt.inference.engine.searches import LaneSearch
@@ -56,7 +56,7 @@ class Stats:
     """Numbers of an engine so far.
 
     Attributes:
-      waiting, running: requests without and with a slot.
+      waiting, running: requests that wait for a slot, and those that have or had one.
       ended: requests by the state in which they ended, "refused" among them.
       prompt_bytes: bytes of prompts that were read, BOS included.
       known_bytes: bytes of prompts that needed no reading.
@@ -85,8 +85,8 @@ class _Job:
     stream: Stream
     stops: StopStrings
     drawn: int = 0
-    known: One | None = None
-    prompt: One | None = None
+    known: OnePrompt | None = None
+    prompt: OnePrompt | None = None
 
 
 _Reading = tuple[Part, _Job]
@@ -384,7 +384,7 @@ class Engine:
             groups.setdefault((part.ticket.lane, part.size), []).append((part, job))
         for (number, size), group in groups.items():
             lane = self._lanes[number]
-            for some in batched(group, lane.count_prompts(size) if size else 1):
+            for some in batched(group, lane.count_prompts(size)):
                 yield lane, size, list(some)
 
     def _read_parts(self, lane: LanePrograms, size: int, parts: list[_Reading]) -> Array | None:
@@ -411,7 +411,7 @@ class Engine:
         lane.enter(prompts, slots, [job.stream.request for _, job in parts], [job.ids for _, job in parts])
         return done
 
-    def _take_prompt(self, job: _Job) -> One | None:
+    def _take_prompt(self, job: _Job) -> OnePrompt | None:
         """Take what was read of a prompt, or is known of it; None at its beginning."""
         # Copy here, not where the lock is held: the device may be busy
         prompt = job.prompt if job.known is None else copy_prompt(job.known)
@@ -506,5 +506,5 @@ def _read_prompts(lane: LanePrograms, size: int) -> list[Prefix]:
     return [begun, _read_one(lane, _read_one(lane, None, size), size)]
 
 
-def _read_one(lane: LanePrograms, before: One | None, size: int) -> Prefix:
+def _read_one(lane: LanePrograms, before: OnePrompt | None, size: int) -> Prefix:
     return lane.read([before], [np.ones(1, np.int32)], size)[0]

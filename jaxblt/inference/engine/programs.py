@@ -39,14 +39,14 @@ STEPS = 8
 SHORT_PIECES = (64, 256)
 """Sizes of pieces of prompts below the largest."""
 
-MOST_READ = 4
-"""Prompts that are read at once are at most the lane's rows divided by it: their states lie beside the lane's."""
+SHARE_READ = 4
+"""Rows of a lane to each prompt that a call reads: the states of prompts lie beside the lane's."""
 
 NO_ROW = 2**30
 """The first row of those that pad prompts: writes beyond all rows are dropped."""
 
 
-One = tuple[DecoderState, Float[Array, "1 V"], Bool[Array, "1"]]
+OnePrompt = tuple[DecoderState, Float[Array, "1 V"], Bool[Array, "1"]]
 """A prompt of those of a `Prefix`."""
 
 
@@ -95,7 +95,7 @@ class LanePrograms:
           decoder: models and patcher.
           params: {"model": ..., "entropy": ...}, unboxed.
           lane: rows and capacity.
-            piece_bytes: of prompts that one call reads, padding included.
+          piece_bytes: of prompts that one call reads, padding included.
         """
         self.decoder, self._apart, self._lane = decoder, unrolled(decoder), lane
         self._piece_bytes = piece_bytes
@@ -138,7 +138,7 @@ class LanePrograms:
 
     def count_prompts(self, size: int) -> int:
         """Return how many prompts one call reads in rows of `size`."""
-        return max(1, min(self._piece_bytes // max(1, size), self._lane.slots // MOST_READ))
+        return max(1, min(self._piece_bytes // size, self._lane.slots // SHARE_READ)) if size else 1
 
     def begin(self, rows: int = 1) -> Prefix:
         """Return prompts of which nothing was read."""
@@ -146,7 +146,7 @@ class LanePrograms:
 
     def read(
         self,
-        before: Sequence[One | None],
+        before: Sequence[OnePrompt | None],
         ids: Sequence[np.ndarray],
         size: int,
         adapters: Sequence[Adapter] = (),
@@ -159,7 +159,7 @@ class LanePrograms:
           size: of the rows.
           adapters: of each; none at all stand for None.
 
-        Returns the prompts as rows of one, and an array to wait for, which no later call uses up.
+        Returns the prompts as rows of one `Prefix`, and an array to wait for, which no later call uses up.
         """
         rows = self.count_prompts(size)
         table, live = np.full((rows, size), PAD, np.int32), np.zeros((rows, size), bool)
@@ -169,7 +169,7 @@ class LanePrograms:
         params = {**self.params, CHOSEN: chosen}
         return _read(self.decoder, self._prompt_layout, params, self._join(before, rows), table, live)
 
-    def _join(self, prompts: Sequence[One | None], rows: int) -> Prefix:
+    def _join(self, prompts: Sequence[OnePrompt | None], rows: int) -> Prefix:
         if rows == 1 and prompts[0] is not None:
             return prompts[0]
         joined = self.begin(rows)
@@ -185,11 +185,9 @@ class LanePrograms:
         requests: Sequence[Request],
         ids: Sequence[np.ndarray],
     ) -> None:
-        """Put prompts of these ids that were read into rows; those without a slot are dropped."""
+        """Put prompts of these ids that were read into the rows `slots`; prompts behind these are padding."""
         count = len(prompts[1])
-        places = [
-            NO_ROW + row if slot is None else slot for row, slot in enumerate(_filled(slots, None, count))
-        ]
+        places = [*slots, *range(NO_ROW, NO_ROW + count - len(slots))]
         requests = _filled(requests, NOTHING, count)
         ids = _filled(ids, np.ones(1, np.int32), count)
         # Name the layers of the unrolled model: blocks may have routers of their own
@@ -223,13 +221,13 @@ def piece_sizes(decoder: Decoder, piece_bytes: int) -> tuple[int, ...]:
     return (*(size for size in SHORT_PIECES if size < most), most)
 
 
-def copy_prompt(prompts: Prefix, row: int = 0) -> One:
+def copy_prompt(prompts: Prefix, row: int = 0) -> OnePrompt:
     """Return one of the prompts that were read, to be used up elsewhere."""
     return _copy(prompts, np.int32(row))
 
 
 @jax.jit
-def _copy(prompts: Prefix, row: Int[Array, ""]) -> One:
+def _copy(prompts: Prefix, row: Int[Array, ""]) -> OnePrompt:
     return take_rows(prompts, row[None])
 
 
@@ -267,7 +265,7 @@ def _begin(decoder: Decoder, lane: Lane, rows: int) -> Prefix:
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _join(layout: Layout, prompts: Prefix, row: Int[Array, ""], prompt: One) -> Prefix:
+def _join(layout: Layout, prompts: Prefix, row: Int[Array, ""], prompt: OnePrompt) -> Prefix:
     return keep_layout(put_rows(prompts, row[None], prompt), layout)
 
 

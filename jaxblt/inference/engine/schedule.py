@@ -158,7 +158,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests that have or had a slot."""
+        """Requests that have or had a slot and have not ended."""
         return sum(len(rows.taken) + len(rows.leaving) for rows in self._rows)
 
     def submit(

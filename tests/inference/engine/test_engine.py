@@ -97,11 +97,8 @@ def test_prompts_that_are_read_together_keep_their_bytes(name, runs, monkeypatch
 
     monkeypatch.setattr(programs.LanePrograms, "read", read)
 
-    def draw(orders):
-        with Engine(runs[name], MANY) as engine:
-            return [[stream.read() for stream in map(engine.submit, order)] for order in orders]
-
-    alone = [piece for (piece,) in draw([[request] for request in SEVERAL])]
+    with Engine(runs[name], MANY) as engine:
+        alone = [engine.submit(request).read() for request in SEVERAL]
     assert {count for count, _ in calls} == {1}
     single = len(calls)
     calls.clear()
