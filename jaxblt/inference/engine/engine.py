@@ -270,11 +270,25 @@ class Engine:
             reading = [[begin(_read_prompts, lane, size) for size in self._sizes] for lane in self._lanes]
             for i, (lane, fitted, prompts) in enumerate(zip(self._lanes, decoding, reading, strict=True)):
                 fitted.result()
-                if lane.lane != self.config.lanes[i]:
+                found = None if lane.lane != self.config.lanes[i] else self._await_prompts(lane, prompts)
+                while found is None:
                     self._scheduler.shrink(i, lane.lane.slots)
-                    # Fewer rows read fewer prompts at once
-                    prompts = [begin(_read_prompts, lane, size) for size in self._sizes]
-                self._on_mesh(self._warm_rows, lane, [one.result() for one in prompts])
+                    # Free the prompts first: fewer rows read fewer prompts at once
+                    prompts.clear()
+                    prompts += [begin(_read_prompts, lane, size) for size in self._sizes]
+                    found = self._await_prompts(lane, prompts)
+                self._on_mesh(self._warm_rows, lane, found)
+
+    def _await_prompts(
+        self, lane: LanePrograms, prompts: list[Future[list[Prefix]]]
+    ) -> list[list[Prefix]] | None:
+        """Return prompts that were read; or None if memory was short, and the lane has fewer rows now."""
+        try:
+            return [one.result() for one in prompts]
+        except jax.errors.JaxRuntimeError as error:
+            self._on_mesh(lane.shrink, error)
+            self._on_mesh(lane.fit)
+            return None
 
     def _warm_rows(self, lane: LanePrograms, by_size: list[list[Prefix]]) -> None:
         """Compile what comes behind prompts that were read, by the size of their pieces."""

@@ -123,10 +123,14 @@ class LanePrograms:
                 jax.block_until_ready(self.decode(set()))
                 return
             except jax.errors.JaxRuntimeError as error:
-                self._lane = shrink_lane(self._lane, error)
-                # Free the rows first: both would not fit
-                self._rows = None
-                self._rows = self.make_rows()
+                self.shrink(error)
+
+    def shrink(self, error: Exception) -> None:
+        """Halve the rows, or raise an error that more memory would not help."""
+        self._lane = shrink_lane(self._lane, error)
+        # Free the rows first: both would not fit
+        self._rows = None
+        self._rows = self.make_rows()
 
     def make_rows(self) -> Any:
         """Return rows that are all done."""

@@ -8,22 +8,22 @@ import pytest
 from jaxblt.inference.engine import Engine, Lane, LaneShrunkWarning, programs
 from tests.inference.engine.test_engine import CONFIG, REQUESTS
 
-DECODE = programs.LanePrograms.decode
 
+def out_of_memory_above(slots, call):
+    """A simulated device: a lane of more rows finds no memory for a call."""
 
-def out_of_memory_above(slots):
-    """A simulated device: rows beyond so many find no memory."""
-
-    def decode(lane, live):
+    def simulated(lane, *given):
         if lane.lane.slots > slots:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
-        return DECODE(lane, live)
+        return call(lane, *given)
 
-    return decode
+    return simulated
 
 
-def test_a_lane_shrinks_until_it_fits(runs, monkeypatch):
-    monkeypatch.setattr(programs.LanePrograms, "decode", out_of_memory_above(3))
+def test_a_lane_shrinks_until_rows_and_prompts_fit(runs, monkeypatch):
+    for name, slots in (("decode", 6), ("read", 3)):
+        call = getattr(programs.LanePrograms, name)
+        monkeypatch.setattr(programs.LanePrograms, name, out_of_memory_above(slots, call))
     engine = Engine(runs["transformer"], replace(CONFIG, lanes=(Lane(slots=12, capacity=176),)))
     with pytest.warns(LaneShrunkWarning, match="memory is short") as told:
         engine.warm()
@@ -38,7 +38,7 @@ def test_a_lane_shrinks_until_it_fits(runs, monkeypatch):
 
 
 def test_other_errors_and_one_row_that_does_not_fit_are_told(runs, monkeypatch):
-    monkeypatch.setattr(programs.LanePrograms, "decode", out_of_memory_above(0))
+    monkeypatch.setattr(programs.LanePrograms, "decode", out_of_memory_above(0, None))
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
         Engine(runs["transformer"], replace(CONFIG, lanes=(Lane(slots=1, capacity=176),))).warm()
 
