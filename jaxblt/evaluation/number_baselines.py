@@ -77,8 +77,8 @@ def _of_most(rows: Any, train: Any, y: np.ndarray) -> np.ndarray:
 
 def _words(data: LabelledDataConfig) -> tuple[np.ndarray, np.ndarray]:
     """Return the regression's numbers of test records, and their own, both in the order of the buckets."""
-    words = words_of(data) or words_of(data, 1)
-    assert words is not None
+    words = words_of(data)
+    assert words is not None, "only classes of positions have no words"
     center, scale = number_statistics(data)
     parts = read_words(data, words, ("train", "validation", "test"), center=center, scale=scale)
     rarity, fitted = fit_words(parts["train"], parts["validation"], words, 1)

@@ -107,13 +107,8 @@ def test_validation_chooses_how_words_of_two_classes_are_weighed():
     train, held = (Examples(csr_matrix(counts[own]), y[own]) for own in (slice(0, 80), slice(80, None)))
     weight, found = fit_words(train, held, WORDS, 2)
     np.testing.assert_array_equal(weight, find_ratio(train.x, train.y, WORDS))
-    x, wanted = weigh(held, weight, WORDS)
-    assert loss(x, wanted, found) < loss(
-        weigh(held, find_rarity(train.x), WORDS).x,
-        wanted,
-        choose_features(
-            weigh(train, find_rarity(train.x), WORDS), weigh(held, find_rarity(train.x), WORDS), WORDS, 2
-        ),
-    )
+    shown, other = (weigh(part, find_rarity(train.x), WORDS) for part in (train, held))
+    plain = choose_features(shown, other, WORDS, 2)
+    assert loss(weigh(held, weight, WORDS).x, held.y, found) < loss(other.x, held.y, plain)
     numbers = Examples(train.x, train.y.astype(float))
     np.testing.assert_array_equal(fit_words(numbers, numbers, WORDS, 1)[0], find_rarity(train.x))
