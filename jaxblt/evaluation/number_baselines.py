@@ -12,7 +12,7 @@ from jaxblt.data.words import kind_of
 from jaxblt.evaluation.label_baselines import NEAREST, ROWS, TIE, Parts, held_words, unit_rows
 from jaxblt.training.finetune import words_of
 from jaxblt.training.objectives.label_scores import NumberScores
-from jaxblt.training.start.word_regression import fit_words, read_words, weigh
+from jaxblt.training.start.word_regression import answer_test
 
 SHORT = (2, 3)
 """Letters of the words of proteins and text that neighbours share, beside `NEAREST`: mutants share long ones."""
@@ -80,7 +80,5 @@ def _words(data: LabelledDataConfig) -> tuple[np.ndarray, np.ndarray]:
     words = words_of(data)
     assert words is not None, "only classes of positions have no words"
     center, scale = number_statistics(data)
-    parts = read_words(data, words, ("train", "validation", "test"), center=center, scale=scale)
-    rarity, fitted = fit_words(parts["train"], parts["validation"], words, 1)
-    test = weigh(parts["test"], rarity, words)
-    return (test.x @ fitted.kernel + fitted.bias)[:, 0] * scale + center, test.y * scale + center
+    found, y = answer_test(data, words, 1, center=center, scale=scale)
+    return found[:, 0] * scale + center, y * scale + center

@@ -86,21 +86,15 @@ def score_baselines(data: "LabelledDataConfig", longest: tuple[int, ...]) -> lis
     return [*runs, score_start(data)]
 
 
-def score_start(data: "LabelledDataConfig", longest: int | None = None) -> dict[str, Any]:
-    """Return the figures of the regression on words that a fine-tuned model starts as, model "start".
-
-    The longest words have `longest` letters; by default as many as fine-tuning takes.
-    """
+def score_start(data: "LabelledDataConfig") -> dict[str, Any]:
+    """Return the figures of the regression on words that a fine-tuned model starts as, model "start"."""
     from jaxblt.evaluation.label_baselines import score_classes
     from jaxblt.training.finetune import words_of
-    from jaxblt.training.start.word_regression import fit_words, read_words, weigh
+    from jaxblt.training.start.word_regression import answer_test
 
-    begun, words = time.perf_counter(), words_of(data, longest)
+    begun, words = time.perf_counter(), words_of(data)
     assert words is not None
-    parts = read_words(data, words, ("train", "validation", "test"))
-    rarity, fitted = fit_words(parts["train"], parts["validation"], words, len(data.classes))
-    x, y = weigh(parts["test"], rarity, words)
-    found = score_classes(x @ fitted.kernel + fitted.bias, y)
+    found = score_classes(*answer_test(data, words, len(data.classes)))
     return {
         "model": "start",
         "seed": data.seed,

@@ -185,6 +185,19 @@ def fit_words(
     return best, fitted
 
 
+def answer_test(
+    data: LabelledDataConfig, config: WordsConfig, outputs: int, *, center: float = 0.0, scale: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the fitted regression says of each test record, Float[N, C], and the records' labels.
+
+    `center` and `scale` are of numbers, as of `read_words`.
+    """
+    parts = read_words(data, config, ("train", "validation", "test"), center=center, scale=scale)
+    rarity, fitted = fit_words(parts["train"], parts["validation"], config, outputs)
+    x, y = weigh(parts["test"], rarity, config)
+    return x @ fitted.kernel + fitted.bias, y
+
+
 def choose_features(train: Examples, validation: Examples, config: WordsConfig, outputs: int) -> Regression:
     """Return the best regression on validation: on words, on letters at places, or on both.
 
