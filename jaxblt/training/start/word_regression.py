@@ -143,7 +143,7 @@ def weigh(part: Examples, rarity: np.ndarray, config: WordsConfig) -> Examples:
     return Examples(x, part.y)
 
 
-def find_rarity(counts: csr_matrix) -> np.ndarray:
+def find_rarity(counts: Any) -> np.ndarray:
     """Return the inverse frequency of words in records, log((1 + n) / (1 + holders)) + 1."""
     return np.log((1 + counts.shape[0]) / (1 + counts.getnnz(0))) + 1
 
