@@ -340,7 +340,7 @@ class PrefixLM(Rule):
         return Bounds(some, (box.k.most < self.length) | (box.k.most <= box.q.least))
 
 
-def _evaluate_apart[T](call: Callable[[], T]) -> T:
+def evaluate_apart[T](call: Callable[[], T]) -> T:
     """Return what `call` gives outside of traces, and of the mesh in force, whose devices may be absent.
 
     It runs in a thread of its own, as both belong to a thread.
@@ -366,7 +366,7 @@ class Custom(Rule):
     def __post_init__(self) -> None:
         q, k = np.arange(5, dtype=np.int32)[:, None] * 13, np.arange(7, dtype=np.int32)[None] * 11
         pairs = ((q, k), (q[3:4], k[:, 2:3]))
-        found, alone = _evaluate_apart(lambda: [np.asarray(self.fn(*pair)) for pair in pairs])
+        found, alone = evaluate_apart(lambda: [np.asarray(self.fn(*pair)) for pair in pairs])
         fits = _fits(found, (5, 7)) and _fits(alone, (1, 1))
         if not fits or alone.reshape(()) != np.broadcast_to(found, (5, 7))[3, 2]:
             raise ValueError(
@@ -382,7 +382,7 @@ class Custom(Rule):
             some = box.q.least == box.q.least
             return Bounds(some, ~some)
         if isinstance(box.q.tokens, np.ndarray):
-            return Bounds(*_evaluate_apart(lambda: [np.asarray(x) for x in self._by_strips(box)]))
+            return Bounds(*evaluate_apart(lambda: [np.asarray(x) for x in self._by_strips(box)]))
         return self._by_strips(box)
 
     def _by_strips(self, box: Box) -> Bounds:

@@ -55,6 +55,10 @@ def test_a_rule_that_hides_nothing_is_told() -> None:
         (Custom(lambda q, k: q - k < 256), True),
     ):
         assert hides_nothing(rule, Interval(after=0), 256, 256) == idle, rule
+    tried: list[int] = []
+    slow = Custom(lambda q, k: tried.append((q * k).size) or q - k < 99)
+    assert not hides_nothing(slow, Interval(after=0), 131_072, 131_072)
+    assert max(tried) <= 64 * 64
 
 
 def test_rows_come_longest_first_and_full_pairs_before_partial_ones() -> None:
