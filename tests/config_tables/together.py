@@ -159,8 +159,12 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
             {"letters": "protein", "both_strands": True},
             "WordsConfig.both_strands is of DNA, and letters = 'protein'",
         ),
-        ({"letters": "text", "places": 9}, "WordsConfig.places = 9 are of aligned DNA or proteins"),
-        ({"longest": 99}, "features of dna, and 1,048,576 are the most: lower them"),
+        ({"letters": "phrases", "places": 9}, "WordsConfig.places = 9 are of aligned DNA or proteins"),
+        ({"places": 9, "both_strands": True}, "places = 9 are of one strand, and both_strands is True"),
+        (
+            {"longest": 11},
+            "longest = 11 and places = 0 make 5,592,404 features of dna, and 1,048,576 are the most: lower them",
+        ),
     ),
     "LabelHeadConfig": (
         ({"target": "positions", "pool": "max"}, "LabelHeadConfig.pool = 'max' is read with target="),

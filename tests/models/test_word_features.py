@@ -152,22 +152,3 @@ def test_a_head_without_states_is_the_regression_and_states_add_to_it():
     own["outputs"]["kernel"] = jnp.ones((DIM, 3), jnp.float32)
     moved = apply(params, states, ids, segments) - found
     assert_close(moved, jnp.sum(jnp.mean(states[:, 1:16], 1), -1, keepdims=True) * jnp.ones((1, 3)), n=WIDTH)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (
-            {"longest": 11},
-            "longest = 11 and places = 0 make 5,592,404 features of dna, and 1,048,576 are the most: lower them",
-        ),
-        ({"places": 9, "both_strands": True}, "places = 9 are of one strand, and both_strands is True"),
-        (
-            {"letters": "protein", "longest": 2, "both_strands": True},
-            "both_strands is of DNA, and letters = 'prot",
-        ),
-    ],
-)
-def test_bad_words_are_told(options, said):
-    with pytest.raises(ValueError, match=said):
-        WordsConfig(**options)
