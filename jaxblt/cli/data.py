@@ -83,8 +83,10 @@ def main(argv: Sequence[str]) -> int:
         print(usage())
         return 0 if argv else 2
     action, *names = argv
-    if action in ("draw", "cut"):
-        return {"draw": draw, "cut": cut}[action](names)
+    if action == "draw":
+        return draw(names)
+    if action == "cut":
+        return cut(names)
     if action != "fetch":
         raise ValueError(
             f"unknown action {action!r}: jaxblt data fetch NAME, jaxblt data draw RECIPE FILE.png, or jaxblt data cut "

@@ -39,7 +39,7 @@ def phrase_rows(
     Args:
       digits: of the bytes; bytes with equal digits are equal.
       ids: of the bytes, which say where words begin.
-      there: bytes of the record; what lies across others is no word, but may be a phrase.
+      there: bytes of the record. The bytes before and behind others make no word together, but may make a phrase.
       longest: words of the longest phrase.
       bits: of a row.
     """
@@ -73,14 +73,15 @@ def _edges(kind: Int[Array, "B T"]) -> tuple[Bool[Array, "B T"], Bool[Array, "B 
 
 def _hashes(digits: Int[Array, "B T"], start: Int[Array, "B T"]) -> UInt32[Array, "B T"]:
     """Return the hash of the bytes from `start` to each byte."""
-    length = digits.shape[1]
-    inverse = np.uint32(pow(MULTIPLIER, -1, 1 << 32))
-    powers = np.cumprod(np.append(np.uint32(1), np.full(length, MULTIPLIER, np.uint32)), dtype=np.uint32)
-    falling = np.cumprod(np.append(np.uint32(1), np.full(length - 1, inverse)), dtype=np.uint32)
+    ones = np.ones(digits.shape[1], np.uint32)
+    powers, falling = (
+        np.cumprod(ones * np.uint32(factor), dtype=np.uint32)
+        for factor in (MULTIPLIER, pow(MULTIPLIER, -1, 1 << 32))
+    )
     terms = (digits + 1).astype(jnp.uint32) * jnp.asarray(falling)[None]
     sums = jnp.cumsum(terms, 1, dtype=jnp.uint32)
     before = jnp.where(start > 0, _take(sums, start - 1), jnp.uint32(0))
-    return (sums - before) * jnp.asarray(powers[:length])[None]
+    return (sums - before) * jnp.asarray(powers)[None]
 
 
 def _take(values: Array, places: Int[Array, "B T"]) -> Array:

@@ -77,8 +77,8 @@ def attention(
 
 def _without_idle_rule(mask: Mask, queries: int, keys: int) -> Mask:
     """Return the mask without a static rule that hides nothing of such rows: kernels without rules are faster."""
-    rule, named = mask.rule, not (is_symbolic(queries) or is_symbolic(keys))
-    if rule is None or not named or not is_static(rule) or mask.positions is not None:
+    rule, is_any_length = mask.rule, is_symbolic(queries) or is_symbolic(keys)
+    if rule is None or is_any_length or not is_static(rule) or mask.positions is not None:
         return mask
     return replace(mask, rule=None) if hides_nothing(rule, mask.interval, queries, keys) else mask
 

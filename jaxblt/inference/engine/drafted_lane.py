@@ -87,7 +87,7 @@ class DraftedRows:
 
 
 class DraftedLane(LanePrograms):
-    """A lane on the device that drafts; how much a round draws, nobody knows before."""
+    """A lane on the device that drafts. How many bytes a round draws is not known before it is read."""
 
     sure_bytes = 0
 

@@ -35,7 +35,7 @@ from pallas_kernels.attention.rules import Interval
 from pallas_kernels.runtime import count_below, is_symbolic
 
 KERNEL_GRAIN = 64
-"""Lengths that kernels for windows take are multiples of so many tokens."""
+"""Kernels for windows take multiples of so many tokens."""
 
 SAMPLED = 16
 """Queries of a device's row for which dense attention is computed, beside what is chosen."""
@@ -233,7 +233,7 @@ def _attend_window(branches: Branches, first: Array, q: Array, own: Seen, whole:
     length, band = q.shape[1], branches.direction & masks.window(branches.window)
     if whole is own:
         return attention(q, own.k, own.v, band & masks.documents(own.ids))
-    # Put as many queries that are nothing before them as there are keys: kernels compare indices then.
+    # Pad the queries as far as keys reach: then indices tell distances, which kernels for windows compare.
     reach = min(-(-(branches.window - 1) // KERNEL_GRAIN) * KERNEL_GRAIN, whole.ids.shape[1])
     sides = (reach, 0 if branches.causal else reach)
 

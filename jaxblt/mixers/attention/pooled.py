@@ -165,9 +165,9 @@ def attend_blocks(
     `alone` promises rows of one document, whose blocks are known when a program is compiled. `axis` splits the queries.
     """
     before = masks.FULL & BlocksBefore(size)
-    if causal and alone and axis is None:
-        return attention(q, pooled.k, pooled.v, before)
-    if causal and alone and axis is not None:
+    if causal and alone:
+        if axis is None:
+            return attention(q, pooled.k, pooled.v, before)
         runs = query_runs(axis.size, balanced=False)
         if explain_split(q, pooled.k, before, runs) is None:
             device = lax.axis_index(axis.name)
