@@ -6,10 +6,13 @@ import pytest
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
+from jaxblt.data import LabelledDataConfig
 from jaxblt.models import WordsConfig
 from jaxblt.models.word_features import weigh_words
+from jaxblt.training.finetune import words_of
 from jaxblt.training.start.word_regression import (
     Examples,
+    answer_test,
     choose,
     choose_features,
     find_rarity,
@@ -112,3 +115,15 @@ def test_validation_chooses_how_words_of_two_classes_are_weighed():
     assert loss(weigh(held, weight, WORDS).x, held.y, found) < loss(other.x, held.y, plain)
     numbers = Examples(train.x, train.y.astype(float))
     np.testing.assert_array_equal(fit_words(numbers, numbers, WORDS, 1)[0], find_rarity(train.x))
+
+
+def test_texts_are_answered_by_their_phrases(tmp_path):
+    """Which of two words comes first tells the class."""
+    rows = [f"a{i} {'not good' if i % 2 else 'good not'} b{i},{i % 2}" for i in range(60)]
+    (tmp_path / "texts.csv").write_text("\n".join(["sequence,label", *rows]) + "\n")
+    options = {"paths": (f"{tmp_path}/texts.csv",), "seq_len": 32, "batch_size": 8, "classes": ("0", "1")}
+    data = LabelledDataConfig(fractions=(0.6, 0.2, 0.2), **options)
+    words = words_of(data)
+    assert words == WordsConfig("phrases", 3)
+    found, classes = answer_test(data, words, 2)
+    np.testing.assert_array_equal(found.argmax(1), classes)
