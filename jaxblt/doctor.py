@@ -142,6 +142,7 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
             gates,
             (array(8, 128, 512, dtype=fp32), array(8, 512, 128, dtype=fp32)),
         ),
+        "norm_dropout": lambda op: op.explain(array(1, 8192, 1024), array(1024, dtype=fp32)),
         "patch_attention": lambda op: f"{op.explain('pool')}\n{op.explain('lookup')}",
         "routed_lora": lambda op: op.explain(
             array(1, 8192, 1024),

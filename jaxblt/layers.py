@@ -20,7 +20,9 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from jaxblt.parallel.constraints import whole_weight
-from jaxblt.parallel.sequence import seq_axis
+from jaxblt.parallel.islands import open_axes, over_batch
+from jaxblt.parallel.sequence import over_sequence, seq_axis
+from pallas_kernels.norm_dropout import norm_dropout
 from pallas_kernels.runtime import current_device
 
 PRODUCT = "product"
@@ -446,6 +448,36 @@ def _normed(
     wide = wide - jnp.mean(wide, -1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + epsilon)
     return (wide * inverse * scale + bias).astype(dtype)
+
+
+class NormDropoutReLU(nn.Module):
+    """y = max(0, dropout(RMSNorm(x))) in one operation (`pallas_kernels.norm_dropout`), returned in x's dtype.
+
+    A "dropout" rng turns the dropout on. Its mask is the same on any mesh.
+
+    Attributes:
+      rate: share of entries that are dropped, from 0 to below 1.
+      epsilon: of the norm.
+    """
+
+    rate: float = 0.0
+    epsilon: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
+        drops = self.rate != 0 and self.has_rng("dropout")
+        seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32) if drops else None
+        places = jnp.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2]) if drops and open_axes() else None
+        over = over_batch if seq_axis(x) is None else over_sequence
+        run = partial(_norm_dropout, self.rate if drops else 0.0, self.epsilon)
+        return over(run, (x, places), shared=(scale, seed))
+
+
+def _norm_dropout(rate: float, epsilon: float, rows: Any, *others: Any) -> Float[Array, "B T D"]:
+    """Run the operation; scale and seed come last in an island's arguments."""
+    (x, places), (scale, seed) = rows, others[-1]
+    return norm_dropout(x, scale, seed, rate=rate, epsilon=epsilon, places=places)
 
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "identity"]

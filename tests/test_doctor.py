@@ -28,6 +28,7 @@ def test_no_op_is_forgotten() -> None:
     assert set(doctor._sample_calls()) == folders
 
 
+@pytest.mark.slow(days=28, group="processes of their own")
 def test_help_and_exit_status_from_the_shell() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "jaxblt.doctor", "--help"],

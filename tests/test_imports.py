@@ -250,20 +250,22 @@ def test_the_walk_sees_every_kind_of_import() -> None:
     ]
 
 
-def test_import_jaxblt_is_light() -> None:
-    """Under 2 s on an idle machine; asserted by what it loads."""
+def test_imports_are_light_and_start_nothing() -> None:
+    """Under 2 s on an idle machine; asserted by what the package and two rooms load, and then the log of a run."""
     program = (
-        "import sys; import jaxblt;"
+        "import sys; import jaxblt, jaxblt.data, jaxblt.patching;"
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules];"
         "from jax._src import xla_bridge;"
-        "print(','.join(heavy)); print(xla_bridge.backends_are_initialized())"
+        "print(','.join(heavy)); print(xla_bridge.backends_are_initialized());"
+        "import jaxblt.training.log.runlog; print('tensorflow' in sys.modules)"
     )
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    heavy, initialized = run.stdout.split("\n")[:2]
-    assert not heavy, f"import jaxblt loads {heavy}: import these in the functions that use them"
-    assert initialized == "False", "import jaxblt starts a JAX backend: nothing may happen at import"
+    heavy, initialized, tensorflow = run.stdout.splitlines()
+    assert not heavy, f"imports load {heavy}: import these in the functions that use them"
+    assert initialized == "False", "an import starts a JAX backend: nothing may happen at import"
+    assert tensorflow == "False", "the log loads TensorFlow"
 
 
 def test_what_is_slow_to_import_waits_for_who_calls_it() -> None:

@@ -14,7 +14,7 @@ ROOMS = {
     "boundaries": ("boundary_books", "boundary_genome", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed", "level_pareto", "routed_lora"),
-    "labels": ("contacts", "families", "fitness", "promoters", "reviews", "zero_shot"),
+    "labels": ("contacts", "families", "fitness", "loci", "promoters", "reviews", "zero_shot"),
     "tasks": ("copies", "pixels", "recall", "state_counts", "tasks"),
     "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),

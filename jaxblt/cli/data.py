@@ -11,6 +11,8 @@ from tqdm import tqdm
 from jaxblt import recipes
 from jaxblt.cli.catalogue import ROOT, Dataset, catalogue, dataset_of, fetch_hint, folder_of
 from jaxblt.cli.download import LOCK, Unreachable, obtain
+from jaxblt.data.sources import FastaSource
+from jaxblt.data.sources.interval_sets import write_interval_set
 from jaxblt.data.tasks import ListOps, Pathfinder, PixelClasses
 from jaxblt.data.tasks.language_pairs import write_language_pairs
 from jaxblt.data.tasks.listops_files import write_files
@@ -20,6 +22,7 @@ from jaxblt.outputs import whole_file
 
 USAGE = """usage: jaxblt data fetch NAME [NAME ...]
        jaxblt data draw RECIPE FILE.png
+       jaxblt data cut FOLDER GENOME.fa OUT.csv
 
 Makes the data of recipes in {root}/, below the current folder. Each file is checked by its SHA-256. A file that is
 there is not fetched again, and a folder that was drawn is not drawn again. NAME is a recipe or a data set:
@@ -30,7 +33,9 @@ there is not fetched again, and a folder that was drawn is not drawn again. NAME
 `cifar10_gray` put files of your own into {root}/imdb and {root}/cifar10_gray.
 Other recipes need no files: their data are embedded, or made by the recipe.
 
-`draw` writes the first test images of a recipe on images, with a row for each class, and replaces no file."""
+`draw` writes the first test images of a recipe on images, with a row for each class, and replaces no file. `cut` makes
+a table for `jaxblt finetune --data.split column` of a set of Genomic Benchmarks (train/CLASS.csv and test/CLASS.csv of
+region, start, end, strand) and the genome that its intervals are of."""
 
 
 def _listops(folder: Path) -> None:
@@ -78,11 +83,12 @@ def main(argv: Sequence[str]) -> int:
         print(usage())
         return 0 if argv else 2
     action, *names = argv
-    if action == "draw":
-        return draw(names)
+    if action in ("draw", "cut"):
+        return {"draw": draw, "cut": cut}[action](names)
     if action != "fetch":
         raise ValueError(
-            f"unknown action {action!r}: jaxblt data fetch NAME, or jaxblt data draw RECIPE FILE.png"
+            f"unknown action {action!r}: jaxblt data fetch NAME, jaxblt data draw RECIPE FILE.png, or jaxblt data cut "
+            "FOLDER GENOME.fa OUT.csv"
         )
     if not names:
         raise ValueError(f"name what to fetch: {', '.join(catalogue())}")
@@ -135,6 +141,26 @@ def draw(argv: Sequence[str]) -> int:
     with whole_file(out) as partial_file:
         partial_file.write_bytes(sheet)
     print(f"{out}: row k shows class k")
+    return 0
+
+
+def cut(argv: Sequence[str]) -> int:
+    """Write the labelled intervals of a set of Genomic Benchmarks as a table.
+
+    Raises:
+      ValueError: there are not a folder, a genome and a file; or the set and the genome do not fit.
+      FileExistsError: the file is there.
+    """
+    if len(argv) != 3:
+        raise ValueError(
+            f"expected a folder, a genome and a file, got {list(argv)}: jaxblt data cut human_nontata_promoters "
+            "hg38.fa promoters.csv"
+        )
+    folder, genome, out = argv
+    if Path(out).exists():
+        raise FileExistsError(f"{out} is there already, and nothing is overwritten: choose another name")
+    parts = write_interval_set(folder, FastaSource(genome), out)
+    print(f"{out}: " + ", ".join(f"{count:,} of {part}" for part, count in parts.items()))
     return 0
 
 

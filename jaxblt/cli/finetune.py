@@ -40,8 +40,8 @@ class HeadOptions:
         maximum, or a learned weighted mean (attention).
       dropout: share of the pooled channels that are dropped in training.
       crf: for classes of positions, learn which class comes behind which (a linear-chain CRF).
-      words: letters of the longest words whose counts answer beside the states; 0 for states alone. By default 6 for
-        DNA, 3 for proteins, and 0 for text and classes of positions.
+      words: letters of the longest words whose counts answer beside the states, or words of the longest phrases of
+        text; 0 for states alone. By default 6 for DNA, 3 for proteins and text, and 0 for classes of positions.
       places: first places of a record whose letters answer too, each at its place; 0 for none. By default all where
         records are of one length and read from one strand.
       strands: "both" reads records of DNA on both strands and answers with the mean, so that a record and its reverse

@@ -12,7 +12,7 @@ from jaxblt.data.words import kind_of
 from jaxblt.evaluation.label_baselines import NEAREST, ROWS, TIE, Parts, held_words, unit_rows
 from jaxblt.training.finetune import words_of
 from jaxblt.training.objectives.label_scores import NumberScores
-from jaxblt.training.start.word_regression import choose_features, read_words
+from jaxblt.training.start.word_regression import fit_words, read_words, weigh
 
 SHORT = (2, 3)
 """Letters of the words of proteins and text that neighbours share, beside `NEAREST`: mutants share long ones."""
@@ -80,7 +80,7 @@ def _words(data: LabelledDataConfig) -> tuple[np.ndarray, np.ndarray]:
     words = words_of(data) or words_of(data, 1)
     assert words is not None
     center, scale = number_statistics(data)
-    _, parts = read_words(data, words, ("train", "validation", "test"), center=center, scale=scale)
-    fitted = choose_features(parts["train"], parts["validation"], words, 1)
-    test = parts["test"]
+    parts = read_words(data, words, ("train", "validation", "test"), center=center, scale=scale)
+    rarity, fitted = fit_words(parts["train"], parts["validation"], words, 1)
+    test = weigh(parts["test"], rarity, words)
     return (test.x @ fitted.kernel + fitted.bias)[:, 0] * scale + center, test.y * scale + center

@@ -113,48 +113,16 @@ def _draw(sampling: SamplingArrays, keys: Key[Array, "B"], logits: Float[Array, 
 
 
 def _are_kept(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Bool[Array, "B V"]:
-    """Tell which ids of each row top-k, then top-p among what top-k keeps, leave in.
-
-    A GPU compares all pairs in three kernels, where a sort and its sums would be some twenty.
-    """
-    return jax.lax.platform_dependent(sampling, logits, cuda=keep_by_pairs, default=keep_by_sort)
-
-
-def keep_by_pairs(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Bool[Array, "B V"]:
-    """Tell which ids are kept, by what is more probable than each: V^2 comparisons a row."""
-    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    mine, other = logits[:, :, None], logits[:, None]
-    ahead = (other > mine) | ((other == mine) & (ids[None] < ids[:, None])[None])
-    rank = jnp.sum(ahead, -1, dtype=jnp.int32)
-    first = _are_first(sampling, rank)
-    probabilities = jax.nn.softmax(jnp.where(first, logits, -jnp.inf), -1)
-    before = jnp.sum(jnp.where(ahead, probabilities[:, None], 0), -1)
-    return rank < _count_kept(sampling, first, before)
-
-
-def keep_by_sort(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Bool[Array, "B V"]:
-    """Tell which ids are kept, by their order."""
+    """Tell which ids of each row top-k, then top-p among what top-k keeps, leave in."""
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None]
+    top_k, top_p = sampling.top_k[:, None], sampling.top_p[:, None]
     order = jnp.argsort(-logits, axis=-1, stable=True).astype(jnp.int32)
     ordered = jnp.take_along_axis(logits, order, -1)
-    first = _are_first(sampling, ids)
+    first = (ids < top_k) | (top_k == 0)
     sums = jnp.cumsum(jax.nn.softmax(jnp.where(first, ordered, -jnp.inf), -1), -1)
-    count = _count_kept(sampling, first, jnp.pad(sums[:, :-1], ((0, 0), (1, 0))))
+    before = jnp.pad(sums[:, :-1], ((0, 0), (1, 0)))
+    # Cut nothing at 1: a sum of all probabilities rounds to 1 before its last terms.
+    count = jnp.sum(first & ((before < top_p) | (top_p >= 1)), -1, keepdims=True, dtype=jnp.int32)
     # Compare with the last id that is kept: putting ids back in their order would take a second sort.
     least, last = (jnp.take_along_axis(x, jnp.maximum(count - 1, 0), -1) for x in (ordered, order))
     return (logits > least) | ((logits == least) & (ids <= last))
-
-
-def _are_first(sampling: SamplingArrays, rank: Int[Array, "N V"]) -> Bool[Array, "B V"]:
-    """Tell which ranks top-k keeps."""
-    top_k = sampling.top_k[:, None]
-    return (rank < top_k) | (top_k == 0)
-
-
-def _count_kept(
-    sampling: SamplingArrays, first: Bool[Array, "B V"], before: Float[Array, "B V"]
-) -> Int[Array, "B 1"]:
-    """Count the ids that top-p keeps of the first ones, given the probability of all that comes before each."""
-    top_p = sampling.top_p[:, None]
-    # Cut nothing at 1: a sum of all probabilities rounds to 1 before its last terms.
-    return jnp.sum(first & ((before < top_p) | (top_p >= 1)), -1, keepdims=True, dtype=jnp.int32)

@@ -1,5 +1,7 @@
 """Words of a record as features: how often each run of 1 to k letters occurs, which a linear layer turns into logits.
 
+Of text the features are phrases of 1 to k words.
+
 This is the regression that fine-tuned models are held against (`jaxblt.evaluation.label_baselines.score_kmers`), as a
 part of a head. `jaxblt.training.start.word_regression` fits it before the first step.
 """
@@ -15,18 +17,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.layers import Linear, named
+from jaxblt.models.phrases import phrase_rows
 from jaxblt.validation import check_bounds, check_fields
-from pallas_kernels.hash_embedding import ngram_rows
 
 Letters = Literal["dna", "protein", "text"]
 LETTERS = {"dna": "ACGT", "protein": "ACDEFGHIKLMNPQRSTVWY"}
-"""What words are made of; case does not count, and U of RNA is T. A word with another letter does not count.
-
-Words of text are made of all bytes."""
-TABLE = 1 << 15
-"""Features for words of text of one length: words that share a hash share a feature."""
-LONGEST = {"dna": 6, "protein": 3, "text": 0}
-"""Letters of the longest words that are worth their parameters; those of text are read where they are asked for."""
+"""What words are made of; case does not count, and U of RNA is T. A word with another letter does not count."""
+BITS = 17
+"""log2 of the features for phrases of one length; phrases that share a hash share a feature."""
+LONGEST = {"dna": 6, "protein": 3, "text": 3}
+"""Letters of the longest words that are worth their parameters, and words of the longest phrases of text."""
 MOST_PLACES = 1024
 """Letters of a record up to which each of its places is worth features of its own."""
 MOST_WORDS = 1 << 20
@@ -37,9 +37,9 @@ class WordsConfig:
     """Words of a record beside its pooled state.
 
     Attributes:
-      letters: what records are made of; words of text are any bytes, hashed into a table a length (Weinberger et al.
-        2009, 0902.2206, section 2, without signs).
-      longest: letters of the longest words; all shorter ones count too.
+      letters: what records are made of. Of "text" phrases count, hashed into a table a length (Weinberger et al. 2009,
+        0902.2206, section 2, without signs).
+      longest: letters of the longest words, or words of the longest phrases; all shorter ones count too.
       both_strands: of DNA, count the words of the other strand as well, so that both strands have one answer.
       places: the first places of a record whose letters are features too, each letter at each place: for records that
         are aligned, such as mutants of one sequence or windows around one kind of site.
@@ -76,13 +76,13 @@ class WordsConfig:
     @property
     def base(self) -> int:
         """Letters that there are."""
-        return 256 if self.letters == "text" else len(LETTERS[self.letters])
+        return len(LETTERS[self.letters])
 
     @property
     def edges(self) -> tuple[int, ...]:
         """Where the words of 1, 2, ... letters begin among all features, then the letters at places, and the end."""
         is_text = self.letters == "text"
-        words = [TABLE if is_text else self.base**k for k in range(1, self.longest + 1)]
+        words = [1 << BITS if is_text else self.base**k for k in range(1, self.longest + 1)]
         placed = [self.places * self.base] if self.places else []
         return tuple(np.cumsum([0, *words, *placed]).tolist())
 
@@ -110,45 +110,48 @@ def letter_digits(letters: Letters) -> np.ndarray:
     return digits
 
 
+def word_rows(ids: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsConfig) -> Int[Array, "B N"]:
+    """Return the features that each row has, as often as it has them; `config.size` stands for none.
+
+    A word reads k places next to each other that are all there. Letters at places come behind words.
+    """
+    digits = jnp.where(there, jnp.asarray(letter_digits(config.letters))[ids], -1)
+    if config.letters == "text":
+        rows = phrase_rows(digits, ids, there, longest=config.longest, bits=BITS)
+        found = jnp.where(
+            rows < 0, config.size, rows + jnp.asarray(config.edges[: config.longest])[None, None]
+        )
+        return found.reshape(len(ids), -1)
+    rows = _letter_rows(digits, there, config)
+    if not config.both_strands:
+        return rows
+    complement = jnp.where(digits < 0, -1, config.base - 1 - digits)
+    return jnp.concatenate([rows, _letter_rows(complement[:, ::-1], there[:, ::-1], config)], 1)
+
+
 def count_words(
     ids: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsConfig
 ) -> Float[Array, "B W"]:
-    """Return how often each word occurs in each row, and behind words 1 for each letter at its place.
-
-    A word reads k places next to each other that are all there.
-    """
-    digits = jnp.where(there, jnp.asarray(letter_digits(config.letters))[ids], -1)
-    counts = _count(digits, there, config)
-    if not config.both_strands:
-        return counts
-    complement = jnp.where(digits < 0, -1, config.base - 1 - digits)
-    return counts + _count(complement[:, ::-1], there[:, ::-1], config)
+    """Return how often each row has each feature of `word_rows`."""
+    rows = word_rows(ids, there, config)
+    return jax.vmap(lambda row: jnp.zeros(config.size, jnp.float32).at[row].add(1.0, mode="drop"))(rows)
 
 
-def _count(digits: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsConfig) -> Float[Array, "B W"]:
+def _letter_rows(
+    digits: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsConfig
+) -> Int[Array, "B N"]:
     length, size, reach = digits.shape[1], config.size, config.longest - 1
     code, whole, found = jnp.zeros_like(digits), jnp.ones(digits.shape, bool), []
     padded = jnp.pad(digits, ((0, 0), (reach, 0)), constant_values=-1)
-    hashed = _hash_words(digits, config.longest) if config.letters == "text" else None
     for k, begin in enumerate(config.edges[: config.longest]):
         digit = padded[:, reach - k : reach - k + length]
-        code, whole = (
-            code + digit * config.base**k if hashed is None else hashed[..., k],
-            whole & (digit >= 0),
-        )
+        code, whole = code + digit * config.base**k, whole & (digit >= 0)
         found.append(jnp.where(whole, begin + code, size))
     if config.places:
         place = jnp.cumsum(there, 1, dtype=jnp.int32) - 1
         is_placed = (digits >= 0) & (place < config.places)
         found.append(jnp.where(is_placed, config.words + place * config.base + digits, size))
-    ones = jnp.concatenate(found, 1)
-    return jax.vmap(lambda word: jnp.zeros(size, jnp.float32).at[word].add(1.0, mode="drop"))(ones)
-
-
-def _hash_words(digits: Int[Array, "B T"], longest: int) -> Int[Array, "B T K"]:
-    """Return the feature of the word of 1, 2, ... bytes that ends at each place."""
-    history = jnp.zeros((len(digits), longest - 1), jnp.uint32)
-    return ngram_rows(digits, history, None, sizes=range(1, longest + 1), table_size=TABLE)
+    return jnp.concatenate(found, 1)
 
 
 def weigh_words(

@@ -66,8 +66,8 @@ def finetune_recipe(
       data: the records; its `target` decides head and objective, or its `tasks` those of each task.
       name: of the run.
       pool, dropout, crf: of the head, see `LabelHeadConfig`.
-      words: letters of the longest words whose counts answer beside the states (`WordsConfig`); 0 for states alone, and
-        by default 6 for DNA, 3 for proteins, and 0 for text and classes of positions.
+      words: letters of the longest words whose counts answer beside the states, or words of the longest phrases of text
+        (`WordsConfig`); by default 6 for DNA, 3 for proteins and text. 0 for states alone, as for classes of positions.
       places: the first places of a record whose letters answer too, each at its place; by default all of them where
         training records are of one length of at most 1,024 and are read from one strand, else 0.
       strands: "both" for DNA whose label is the same on both strands: the model then reads each record on both.
@@ -131,7 +131,7 @@ def words_of(
 
     Args:
       data: of the records.
-      longest: letters of the longest words; 0 for states alone.
+      longest: letters of the longest words, or words of the longest phrases of text; 0 for states alone.
       places: see `finetune_recipe`.
       both_strands: count words of DNA on both; by default where training reads both.
 

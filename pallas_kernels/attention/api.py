@@ -98,8 +98,8 @@ def split_attention(
 
     Args:
       q: queries of this device: its runs, one after another.
-      k: keys of whole rows.
-      v: values of whole rows.
+      k: keys of whole rows, or what stands for blocks of their tokens.
+      v: values, likewise.
       mask: as for whole rows; segment ids are those of these queries and of all keys.
       runs: for each device the numbers of its runs of queries, counted along the row; all are of one length.
       device: the number of this device, which may be known only when the program runs.

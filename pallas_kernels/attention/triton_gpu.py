@@ -22,7 +22,7 @@ from pallas_kernels.attention.chosen import triton_gpu as chosen_blocks
 from pallas_kernels.attention.masks import EMPTY_LSE, Mask
 from pallas_kernels.attention.triton_lists import Lists, Tiles, choose_lists, find_tiles, make_lists
 from pallas_kernels.attention.triton_rows import over_more_rows
-from pallas_kernels.attention.triton_why import Plan, Tile, make_plan
+from pallas_kernels.attention.triton_why import Plan, Tile, make_plan, whole_queries
 
 FEW = 128
 """Programs that leave most of a GPU idle."""
@@ -55,8 +55,7 @@ def split_attention(
     scale: float | None = None,
 ) -> Float[Array, "B t H K"]:
     """Return the output of a device's queries; what `triton_why.why_not_split` refuses is not checked again."""
-    whole = jax.ShapeDtypeStruct((q.shape[0], k.shape[1], *q.shape[2:]), q.dtype)
-    plan = replace(make_plan(current_device(), whole, k, mask, scale), runs=runs)
+    plan = replace(make_plan(current_device(), whole_queries(q, runs), k, mask, scale), runs=runs)
     return _call_with_tags(plan, q, k, v, mask, jnp.broadcast_to(device, q.shape[:1]))
 
 

@@ -169,9 +169,17 @@ def why_not_split(
       mask: of whole rows.
       runs: for each device the numbers of its runs of queries, in order.
     """
-    whole = jax.ShapeDtypeStruct((q.shape[0], k.shape[1], *q.shape[2:]), q.dtype)
     if mask.rule is None or not is_static(mask.rule):
         return "it splits static rules alone"
-    if k.shape[1] // sum(len(each) for each in runs) % BLOCKS[1]:
-        return f"each of the runs {runs} has to hold a multiple of {BLOCKS[1]} of the {k.shape[1]} tokens"
+    whole = whole_queries(q, runs)
+    if q.shape[1] // len(runs[0]) % BLOCKS[1]:
+        return (
+            f"each of the runs {runs} has to hold a multiple of {BLOCKS[1]} of the {whole.shape[1]} queries"
+        )
     return why_not(device, whole, k, k, mask)
+
+
+def whole_queries(q: Any, runs: tuple[tuple[int, ...], ...]) -> jax.ShapeDtypeStruct:
+    """Return the shape of the queries of all devices."""
+    length = q.shape[1] // len(runs[0]) * sum(len(each) for each in runs)
+    return jax.ShapeDtypeStruct((q.shape[0], length, *q.shape[2:]), q.dtype)

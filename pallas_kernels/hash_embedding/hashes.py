@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt32
 
+from pallas_kernels._mix import mix
+
 # odd multipliers of the rolling polynomial, one a hash function
 _MULTIPLIERS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 
@@ -59,12 +61,5 @@ def ngram_rows(
             total = total + term * jnp.uint32(power)
             power = power * multiplier % 2**32
             if i + 1 in sizes:
-                rows.append(_mix(total) % jnp.uint32(table_size))
+                rows.append(mix(total) % jnp.uint32(table_size))
     return jnp.stack(rows, -1).astype(jnp.int32)
-
-
-def _mix(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
-    """Mix by MurmurHash3's 32-bit finaliser: every input bit reaches every output bit."""
-    x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> jnp.uint32(16))

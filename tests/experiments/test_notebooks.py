@@ -18,7 +18,7 @@ from tests.test_style import SOMEBODYS_PATH
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
 ANSWERS = ("score", "embed", "variants")
 LARGEST = 100_000
-BRIEF = ("quickstart", "explain", "compress", "boundaries")
+BRIEF = ("quickstart", "explain", "compress", "boundaries", "serving")
 """Notebooks whose runs are of few steps as they are."""
 PLOTS = (
     "plt.show()",

@@ -28,6 +28,9 @@ from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.modal_conv.mosaic_gpu import modal_conv_mosaic_gpu
 from pallas_kernels.neural_memory import shapes as memory_shapes
 from pallas_kernels.neural_memory.mosaic_gpu_or_xla import neural_memory_mosaic_gpu_or_xla
+from pallas_kernels.norm_dropout import api as norm_dropout
+from pallas_kernels.norm_dropout import shapes as norm_shapes
+from pallas_kernels.norm_dropout import triton_gpu as norm_triton
 from pallas_kernels.patch_attention import shapes as patch_shapes
 from pallas_kernels.patch_attention import triton_gpu as patch_triton
 from pallas_kernels.routed_lora import active_blocks
@@ -372,6 +375,30 @@ def _memory(chunk: int, q: Any, k: Any, v: Any, gates: Any, first: Any, second: 
     return neural_memory_mosaic_gpu_or_xla(*arrays, chunk_size=chunk)
 
 
+def _norm_dropout() -> Iterator[Program]:
+    """A width that is no power of two; the widest, in fp32; and rows whose places are told, as on a mesh."""
+    x, narrow = (
+        jax.ShapeDtypeStruct((shape.batch, shape.length, shape.dim), jnp.bfloat16)
+        for shape in (norm_shapes.SHAPES[0], norm_shapes.SHAPES[-1])
+    )
+    wide = jax.ShapeDtypeStruct((*x.shape[:2], norm_dropout.WIDEST), jnp.float32)
+    for name, rows, rate in (("alone", narrow, 0.1), ("widest", wide, 0.1), ("rate_0", wide, 0.0)):
+        run = partial(_dropped, rate=rate, placed=False)
+        yield Program(f"norm_dropout/{name}", _forward_and_gradients(run), (rows, _scaled(rows)))
+    rows = _scaled(jax.ShapeDtypeStruct((4, *x.shape[1:]), x.dtype))
+    yield from _transformed("norm_dropout", partial(_dropped, rate=0.1), rows, values=True)
+
+
+def _scaled(x: Any) -> dict[str, Any]:
+    return {"x": x, "scale": jax.ShapeDtypeStruct(x.shape[-1:], jnp.float32)}
+
+
+def _dropped(x: Any, scale: Any, *, rate: float, placed: bool = True) -> Any:
+    seed = jnp.arange(2, dtype=jnp.uint32)
+    places = jax.lax.broadcasted_iota(jnp.int32, x.shape[:2], 1) if placed else None
+    return norm_triton.norm_dropout(x, scale, seed, places, rate=rate, epsilon=1e-6)
+
+
 def _routed_lora() -> Iterator[Program]:
     """Three sites whose ranks share a step, have one each, or skip most of theirs; one site; and channels first."""
     named = {shape.name: shape for shape in lora_shapes.SHAPES}
@@ -521,6 +548,7 @@ PROGRAMS: tuple[Program, ...] = (
     *_long_conv(),
     *_modal_conv(),
     *_neural_memory(),
+    *_norm_dropout(),
     *_patch_attention(),
     *_routed_lora(),
     *_short_conv(),

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from jaxblt.data.vocab import BOS, OFFSET, PAD
 from jaxblt.models import LabelHeadConfig, WordsConfig
 from jaxblt.models.label_head import LabelHead, content
-from jaxblt.models.word_features import LETTERS, TABLE, count_words, weigh_words
+from jaxblt.models.word_features import BITS, LETTERS, count_words, weigh_words
 from tests.tolerances import assert_close
 
 RECORDS = [b"ACGTTGCATNACGTA", b"acguugcaGGGA", b"AC", b"N", b"GATTACAGATTACAGATT"]
@@ -67,27 +67,35 @@ def test_words_are_counted_and_weighed_as_written_out(both_strands, places):
     np.testing.assert_allclose(weighed, np.concatenate(blocks, 1), rtol=2e-6, atol=1e-7)
 
 
-def test_words_of_text_are_counted_by_their_hashes():
-    """Case does not count, nor what lies across a hole; equal hashes are equal features."""
-    config, texts = WordsConfig("text", longest=3), [b"Aa! aA?", b"\xff\x00\xff", b"a"]
+def test_phrases_of_text_are_counted_by_their_hashes():
+    """Case does not count; a word ends at a hole, a phrase does not; characters of three bytes are words alone."""
+    config = WordsConfig("text", longest=2)
+    texts = ["Don't: DON'T  é?".encode(), "日本ab é1".encode(), b"a", b" \x80 \n"]
+    words = [["don't", ":", "don't", "é", "?"], ["日", "本", "ab", "é1"], ["a"], []]
     ids, segments = rows_of(texts)
-    there = content(ids, segments).at[0, 4].set(False)  # "Aa!" and "aA?" without the space
-    found = np.asarray(count_words(ids, there, config)).reshape(3, 3, TABLE)
+    there = content(ids, segments).at[2, 1].set(True)
+    found = np.asarray(count_words(ids, there, config)).reshape(4, 2, 1 << BITS)
     wanted = np.zeros_like(found)
-    for row, pieces in enumerate([(b"aa!", b"aa?"), (b"\xff\x00\xff",), (b"a",)]):
-        for piece in pieces:
-            for k in range(1, 4):
-                for i in range(len(piece) - k + 1):
-                    wanted[row, k - 1, feature(piece[i : i + k])] += 1
+    for row, own in enumerate(words):
+        for k in (1, 2):
+            for i in range(len(own) - k + 1):
+                wanted[row, k - 1, feature([word.encode() for word in own[i : i + k]])] += 1
     np.testing.assert_array_equal(found, wanted)
+    cut = np.asarray(count_words(ids, there.at[0, 3].set(False), config)).reshape(4, 2, 1 << BITS)
+    assert (cut[0, 0, feature([b"do"])], cut[0, 0, feature([b"'t"])], cut[0, 1, feature([b"do", b"'t"])]) == (
+        1,
+        1,
+        1,
+    )
 
 
-def feature(word):
-    """The polynomial of the bytes + 1, the last byte first, mixed as MurmurHash3 ends, in its table."""
-    x = sum((byte + 1) * 0x9E3779B1**i for i, byte in enumerate(reversed(word))) % 2**32
-    x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
-    x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
-    return (x ^ x >> 16) % TABLE
+def feature(words):
+    """A phrase joins the hash of its first words to the last one, a polynomial of its bytes + 1, last byte first."""
+    a, b, phrase = 0x9E3779B1, 0x85EBCA6B, 0
+    for i, word in enumerate(words):
+        own = sum((byte + 1) * a**j for j, byte in enumerate(reversed(word)))
+        phrase = ((phrase ^ phrase >> 15) * b * (i > 0) + own) % 2**32
+    return (phrase ^ phrase >> 16) * a % 2**32 >> 32 - BITS
 
 
 @pytest.mark.slow(days=28, group="costly", turn="models/test_word_features")

@@ -28,6 +28,8 @@ from pallas_kernels.modal_conv import modal_conv
 from pallas_kernels.modal_conv import shapes as modal_shapes
 from pallas_kernels.neural_memory import neural_memory
 from pallas_kernels.neural_memory import shapes as memory_shapes
+from pallas_kernels.norm_dropout import norm_dropout
+from pallas_kernels.norm_dropout import shapes as norm_shapes
 from pallas_kernels.patch_attention import shapes as patch_shapes
 from pallas_kernels.routed_lora import routed_lora
 from pallas_kernels.routed_lora import shapes as lora_shapes
@@ -131,6 +133,12 @@ def remember(shape: Any, dtype: Any, ids: Any) -> Made:
     )
 
 
+def normalise(shape: Any, dtype: Any, ids: Any) -> Made:
+    del ids
+    x, scale = like(shape.batch, shape.length, shape.dim, dtype=dtype), like(shape.dim, dtype=FP32)
+    return norm_dropout, (x, scale, like(2, dtype=jnp.uint32)), {"rate": shape.rate}
+
+
 def pool(shape: Any, dtype: Any, ids: Any) -> Made:
     del ids
     rows, sizes = (shape.batch, shape.blocks), (shape.capacity, shape.block_size)
@@ -208,6 +216,7 @@ CALLS: dict[str, Callable[[], Iterator[Call]]] = {
     ),
     "modal_conv.api.TABLE": partial(calls, modal_shapes.SHAPES, convolve_modes),
     "neural_memory.api.TABLE": partial(calls, memory_shapes.SHAPES, remember),
+    "norm_dropout.api.TABLE": partial(calls, norm_shapes.SHAPES, normalise),
     "patch_attention.api.POOL_TABLE": partial(calls, patch_shapes.SHAPES, pool, "blocks"),
     "patch_attention.api.LOOKUP_TABLE": partial(calls, patch_shapes.SHAPES, look_up, "blocks"),
     "routed_lora.api.TABLE": partial(calls, lora_shapes.SHAPES, adapt),

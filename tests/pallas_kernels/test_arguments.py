@@ -35,6 +35,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "lookup": (BLOCKS, BLOCKS, BLOCKS, IDS, IDS > 0, jnp.zeros((2, 1))),
     "modal_conv": (STREAM, TAPS, TAPS),
     "neural_memory": (HEADS, HEADS, HEADS, GATES, GATES, GATES, (jnp.zeros((2, 4, 4)),)),
+    "norm_dropout": (CODE, jnp.ones(2)),
     "pool": (BLOCKS, BLOCKS, BLOCKS, IDS),
     "routed_lora": (CODE, jnp.zeros((2, 5)), jnp.zeros((2, 4)), jnp.zeros((4, 5)), CODE),
     "short_conv": (STREAM, TAPS),

@@ -78,6 +78,7 @@ def test_the_extra_asks_for_the_version_that_is_tested() -> None:
     assert not [name for name in extras if name != "jla" and jla.PACKAGE in " ".join(extras[name])]
 
 
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_benchmarks_time_it_against_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     """And XLA against a loop where no kernel takes the call."""
     installed(monkeypatch)

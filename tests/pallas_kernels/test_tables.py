@@ -113,6 +113,7 @@ LIKE = {
     "long_conv.api.TABLE": lambda call: call.args[0],
     "modal_conv.api.TABLE": lambda call: call.args[0],
     "neural_memory.api.TABLE": lambda call: call.args[0],
+    "norm_dropout.api.TABLE": lambda call: call.args[0],
     "routed_lora.api.TABLE": adapted,
     "short_conv.api.TABLE": lambda call: call.args[0],
 }

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -69,9 +66,3 @@ def test_shapes_are_checked(passage):
     ids, entropies, patches = passage
     with pytest.raises(ValueError, match="one row of"):
         plot_entropies(ids[1:], entropies, patches)
-
-
-@pytest.mark.slow(days=28, group="costly")
-def test_matplotlib_is_not_imported_before_it_is_needed():
-    code = "import sys, jaxblt.patching; sys.exit('matplotlib' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

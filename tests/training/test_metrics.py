@@ -83,11 +83,15 @@ def test_init_returns_parameters_alone():
 
 
 def test_patch_figures():
-    closed = jnp.asarray([[0, 1, 0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0]], bool)
-    segments = jnp.asarray([[1] * 8, [1] * 4 + [0] * 4], jnp.int32)
-    patches = from_closed(closed, segments, block_size=4, capacity=2)
+    closed = np.array([[0, 1, 0, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0]], bool)
+    segments = np.array([[1] * 8, [1] * 4 + [0] * 4], np.int32)
+
+    @jax.jit
+    def figures(closed, segments):
+        return patch_metrics(patch_counts(from_closed(closed, segments, block_size=4, capacity=2)))
+
     # row 0: [0-1][2-3] then [4][5-7] with one boundary refused; row 1: [0-3] and a block of padding
-    found = patch_metrics(patch_counts(patches))
+    found = dict(figures(jax.device_put(closed), jax.device_put(segments)))
     for name, expected in {"patches": 5, "bytes_per_patch": 12 / 5, "overflow": 1 / 6}.items():
         np.testing.assert_allclose(found.pop(name), expected, rtol=1e-6)
     assert not found

@@ -78,6 +78,7 @@ def run(base_run, paths, index):
     return jaxblt.load(paths[0] / "run")
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 def test_the_command_indexes_the_documents_that_are_trained_on(index, base_run, paths, capsys):
     data = tiny_recipe(model=MODEL, data=paths[1]).data
     part = apply_split(data, open_source(data), "train")

@@ -149,12 +149,21 @@ def score_regressions(data: "LabelledDataConfig") -> list[dict[str, Any]]:
     """Return the test figures of ridge on one-hot letters, of words alone ("words"), and of a head's "start"."""
     from jaxblt.data.labelled import number_statistics
     from jaxblt.training.finetune import words_of
-    from jaxblt.training.start.word_regression import Examples, choose, choose_features, read_words
+    from jaxblt.training.start.word_regression import (
+        Examples,
+        choose,
+        choose_features,
+        find_rarity,
+        read_words,
+        weigh,
+    )
 
     begun, words = time.perf_counter(), words_of(data)
     assert words is not None
     center, scale = number_statistics(data)
-    _, parts = read_words(data, words, PARTS, center=center, scale=scale)
+    counts = read_words(data, words, PARTS, center=center, scale=scale)
+    rarity = find_rarity(counts["train"].x)
+    parts = {name: weigh(part, rarity, words) for name, part in counts.items()}
     alone = {name: Examples(part.x[:, : words.words], part.y) for name, part in parts.items()}
     placed = {name: Examples(part.x[:, words.words :].sign(), part.y) for name, part in parts.items()}
     fits = {

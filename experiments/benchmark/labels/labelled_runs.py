@@ -93,13 +93,13 @@ def score_start(data: "LabelledDataConfig", longest: int | None = None) -> dict[
     """
     from jaxblt.evaluation.label_baselines import score_classes
     from jaxblt.training.finetune import words_of
-    from jaxblt.training.start.word_regression import choose_features, read_words
+    from jaxblt.training.start.word_regression import fit_words, read_words, weigh
 
     begun, words = time.perf_counter(), words_of(data, longest)
     assert words is not None
-    _, parts = read_words(data, words, ("train", "validation", "test"))
-    fitted = choose_features(parts["train"], parts["validation"], words, len(data.classes))
-    x, y = parts["test"]
+    parts = read_words(data, words, ("train", "validation", "test"))
+    rarity, fitted = fit_words(parts["train"], parts["validation"], words, len(data.classes))
+    x, y = weigh(parts["test"], rarity, words)
     found = score_classes(x @ fitted.kernel + fitted.bias, y)
     return {
         "model": "start",

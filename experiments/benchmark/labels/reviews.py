@@ -24,8 +24,6 @@ FIGURES = ("accuracy", "mcc", "auroc")
 VALIDATION = 0.1
 """The share of the training reviews that picks strengths and steps."""
 BUCKETS = (512, 1024, 2048)
-WORDS = 6
-"""Bytes of the longest words."""
 MODELS = ("start", "finetuned", "cnn")
 
 
@@ -42,7 +40,7 @@ def reviews(
     steps: int = 1500,
     batch_size: int = 64,
 ) -> dict[str, Any]:
-    """Fine-tune a run on reviews of films, beside a CNN of equal size and the regression on words that it starts as.
+    """Fine-tune a run on reviews of films, beside a CNN of equal size and the regression on phrases it starts as.
 
     The reviews are those of Maas et al. (2011, "Learning word vectors for sentiment analysis"), cut at `longest` bytes
     as in the Long Range Arena (2011.04006, section 2.2). A seed picks validation reviews, parameters and order.
@@ -74,8 +72,8 @@ def reviews(
     for seed in chosen:
         table = write_table(files, root / f"records_{seed}.csv", seed, longest, most)
         data = data_of(table, seed, longest, batch_size)
-        figures["runs"].append(score_start(data, WORDS))
-        save("reviews", out, figures)
+        figures["runs"].append(score_start(data))
+        save("reviews" if base_run else "review_baselines", out, figures)
         for name, recipe in networks(base_run, data, steps, seed).items() if base_run else ():
             found = train(recipe, root / f"{name}_{seed}", FIGURES)
             figures["runs"].append({"model": name, "seed": seed, **found})
@@ -135,7 +133,7 @@ def networks(base_run: str, data: "LabelledDataConfig", steps: int, seed: int) -
     base = jaxblt.load(base_run)
     rate = AdamWConfig(learning_rate=3e-4, warmup_steps=steps // 10)
     config = train_config(steps, seed, base.recipe.train.dtype)
-    tuned = finetune_recipe(base_run, data, words=WORDS, dropout=0.1, train=config, optimizer=rate)
+    tuned = finetune_recipe(base_run, data, dropout=0.1, train=config, optimizer=rate)
     model = equal_size(count_params(base.params)[1] + word_parameters(tuned), len(data.classes))
     cnn = Recipe(
         name="cnn",

@@ -91,7 +91,8 @@ def zero_shot(
 def rate_by_run(run: Any, rated: Sequence[Rated], *, both_strands: bool, batch_size: int) -> np.ndarray:
     """Return log p(alternate) - log p(reference) of each variant in nats; each window is read once."""
     windows = list(dict.fromkeys(window for one in rated for window in (one.reference, one.alternate)))
-    scores = run.score(windows, both_strands=both_strands, batch_size=batch_size)
+    longest = min(run.recipe.data.seq_len, max(map(len, windows)) + 2)
+    scores = run.score(windows, both_strands=both_strands, window=longest, batch_size=batch_size)
     nats = dict(zip(windows, scores.log_likelihood, strict=True))
     return np.array([nats[one.alternate] - nats[one.reference] for one in rated])
 
@@ -200,7 +201,7 @@ def mpra(file: Path, context: int) -> Variants:
     for row in rows:
         name, place = row["Element"], int(row["Pos"])
         pair = windows(texts[name], place - spans[name][0], row["Alt"], context)
-        rated.append(Rated(*pair, float(row["Coefficient"]), place, name))
+        rated.append(Rated(*pair, float(row["Coefficient"]), (row["Chrom"], place), name))
     return Variants(rated, b"N".join(texts.values()))
 
 

@@ -33,7 +33,7 @@ two have a short convolution before them, as the streams of the others have: wit
 which symbol stands in front of another, and had not after 1,600 steps."""
 
 NO_TURN = 1e12
-"""Base of rotary phases most of which turn by less than a radian over a million positions."""
+"""Base of rotary phases, half of which turn by less than a radian over a million positions."""
 
 LEVELS = (32, 16, 8)
 """Slots of each level; as many in one for the engine without levels."""

@@ -53,6 +53,10 @@ SHAPES = {
         "d1024_128k_c2048",
         "linear_16k_c512",
     ),
+    "norm_dropout": (
+        *("transformer_1b_8k", "transformer_1b_8k_rate_0"),
+        *("books_bytes", "books_patches", "d768_32k"),
+    ),
     "patch_attention": (
         *("pool_blt_1b_64k", "lookup_blt_1b_64k", "lookup_blt_8b_64k"),
         *("pool_blt_1b_1m", "lookup_blt_1b_1m"),

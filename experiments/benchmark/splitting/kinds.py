@@ -11,6 +11,7 @@ Kind = Literal[
     "mamba2",
     "state_engine",
     "every_tenth_block",
+    "sparse_attention",
 ]
 Passes = Literal["forward", "both"]
 """A filter of Hyena, or another mixer."""

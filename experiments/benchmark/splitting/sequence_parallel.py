@@ -37,8 +37,8 @@ def sequence_parallel(
       out: JSON file to write.
       devices: how many; all by default.
       layers: filter of Hyena or name of another mixer, tokens and width of each layer that is timed, forward and
-        backward. Heads have 128 channels, those of Mamba-2 64. In "every_tenth_block" four heads share keys, and a
-        block of 128 tokens attends to itself and to every tenth block before it.
+        backward. Heads have 128 channels, those of Mamba-2 64. In "every_tenth_block" a block of 128 tokens attends to
+        itself and to every tenth block before it; there and in "sparse_attention" four heads share keys.
       passes: over layers: "forward", or "both" with gradients.
       step_bytes: lengths of the train step's sequence; none for no step.
       forward_bytes: lengths of sequences of which only the loss is computed.

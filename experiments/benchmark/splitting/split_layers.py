@@ -20,6 +20,7 @@ from jaxblt.mixers import (
     Mamba2Config,
     MixerConfig,
     ModalFilter,
+    SparseAttentionConfig,
     StateEngineConfig,
 )
 from jaxblt.models import StackConfig
@@ -66,6 +67,8 @@ def mixer(kind: Kind, tokens: int, dim: int) -> MixerConfig:
     if kind == "every_tenth_block":
         rule = ByBlock(Strided(10), 128)
         return AttentionConfig(dim, heads, max(heads // 4, 1), rule=rule, packed=False)
+    if kind == "sparse_attention":
+        return SparseAttentionConfig(dim, heads, max(heads // 4, 1))
     if kind == "mamba2":
         return Mamba2Config(dim=dim)
     return StateEngineConfig(dim=dim, num_heads=heads, num_slots=64, packed=False)

@@ -27,13 +27,15 @@ from jaxblt.mixers.attention.pooled import (
 )
 from jaxblt.mixers.attention.predictor import Asked, Keys, imitate
 from jaxblt.parallel.attention.by_time import Seen, document_times
-from jaxblt.parallel.attention.merge import ring_pass
 from jaxblt.parallel.attention.plan import Plan
 from jaxblt.parallel.sequence import SeqAxis
-from pallas_kernels.attention import Chosen, Partial, attention, attention_with_lse, masks, merge_partials
+from pallas_kernels.attention import Chosen, attention, attention_with_lse, masks
 from pallas_kernels.attention.masks import Mask
 from pallas_kernels.attention.rules import Interval
 from pallas_kernels.runtime import count_below, is_symbolic
+
+KERNEL_GRAIN = 64
+"""Lengths that kernels for windows take are multiples of so many tokens."""
 
 SAMPLED = 16
 """Queries of a device's row for which dense attention is computed, beside what is chosen."""
@@ -129,16 +131,16 @@ def attend_tokens(
     """
     stream, lists = given
     grid, pooled = _pool(branches, axis, stream)
-    options = {"causal": branches.causal, "alone": branches.alone}
+    options = {"causal": branches.causal, "alone": branches.alone, "axis": axis}
     by_blocks = attend_blocks(stream.q, pooled, stream.shown, stream.times, branches.block, **options)
     if lists is None:
         lists = _choose(branches, axis, stream, grid, pooled)
     losses = _imitate(branches, axis, stream, grid, pooled) if learns else None
     own = Seen(stream.k, stream.v, stream.shown, stream.times)
-    if axis is None:
-        others = _attend_whole(branches, grid, stream.q, own, lists)
+    if branches.alone and axis is None:
+        others = _attend_alone(branches, stream.q, own, lists)
     else:
-        others = _attend_split(branches, stream.q, own, lists)
+        others = _attend_documents(branches, axis, grid, stream.q, own, lists)
     return _gate(stream.gates, by_blocks, *others), lists, losses
 
 
@@ -156,7 +158,8 @@ def _pool(branches: Branches, axis: SeqAxis | None, stream: Stream) -> tuple[Gri
     own = blocks if axis is None else lax.dynamic_slice_in_dim(blocks, first, length, 1)
     last = at_ends(times, ends)
     grid = Grid(jnp.where(stream.ids > 0, own, -1), wanted, ends - first - last % size, ends - first)
-    if branches.alone and branches.causal and not is_symbolic(length) and length % size == 0:
+    whole = axis is None and not is_symbolic(length) and length % size == 0
+    if whole and branches.alone and branches.causal:
         values, tokens = sum_whole_blocks(stream.pooled_values, size)
     else:
         values, tokens = grid.sum(stream.pooled_values, size, axis)
@@ -195,19 +198,51 @@ def _sample(length: int) -> np.ndarray:
     return np.linspace(0, length - 1, min(SAMPLED, length)).astype(int)
 
 
-def _attend_whole(branches: Branches, grid: Grid, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:
-    """Return attention to chosen blocks and to the window."""
-    band = branches.direction & masks.window(branches.window)
+def _attend_alone(branches: Branches, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:
+    """Return attention to chosen blocks and to the window in rows of one document."""
+    both = branches.chosen(lists), masks.window(branches.window)
+    return tuple(attention(q, own.k, own.v, branches.direction & each) for each in both)  # pyright: ignore
+
+
+def _attend_documents(
+    branches: Branches, axis: SeqAxis | None, grid: Grid, q: Array, own: Seen, lists: Array
+) -> tuple[Array, Array]:
+    """Return attention to chosen blocks and to the window.
+
+    Chosen blocks may lie anywhere in the row, so devices that split it gather its keys.
+    """
+    first, whole = jnp.zeros((), jnp.int32), own
+    if axis is not None:
+        first = lax.axis_index(axis.name) * q.shape[1]
+        whole = jax.tree.map(lambda x: lax.all_gather(x, axis.name, axis=1, tiled=True), own)
+    window = _attend_window(branches, first, q, own, whole)
     if branches.alone:
-        chosen = attention(q, own.k, own.v, branches.direction & branches.chosen(lists))
-        return chosen, attention(q, own.k, own.v, band)
-    blocks = _by_block(branches, grid, own)
+        return attention(q, whole.k, whole.v, masks.FULL & branches.chosen(lists)), window
+    grid = grid._replace(first=grid.first + first, ends=grid.ends + first)
+    blocks = _by_block(branches, grid, whole)
     # Number a document's blocks along the row: those before it are what ended before its first token.
-    before = jax.vmap(count_below)(grid.ends, jnp.arange(q.shape[1], dtype=jnp.int32)[None] - own.times)
+    index = first + jnp.arange(q.shape[1], dtype=jnp.int32)[None]
+    before = jax.vmap(count_below)(grid.ends, index - own.times)
     lists = jnp.where(lists < 0, -1, lists + before[..., None, None])
     chosen = masks.documents(own.ids, blocks.ids) & branches.chosen(lists)
-    window = attention(q, own.k, own.v, band & masks.documents(own.ids))
     return attention(q, blocks.k, blocks.v, chosen), window
+
+
+def _attend_window(branches: Branches, first: Array, q: Array, own: Seen, whole: Seen) -> Array:
+    """Return attention to the window, of which keys of a whole row hold what lies beyond the first and last query."""
+    length, band = q.shape[1], branches.direction & masks.window(branches.window)
+    if whole is own:
+        return attention(q, own.k, own.v, band & masks.documents(own.ids))
+    # Put as many queries that are nothing before them as there are keys: kernels compare indices then.
+    reach = min(-(-(branches.window - 1) // KERNEL_GRAIN) * KERNEL_GRAIN, whole.ids.shape[1])
+    sides = (reach, 0 if branches.causal else reach)
+
+    def pad(x: Array) -> Array:
+        return jnp.pad(x, [(0, 0), sides, *[(0, 0)] * (x.ndim - 2)])
+
+    near = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(pad(x), first, length + sum(sides), 1), whole)
+    mask = band & masks.documents(pad(own.ids), near.ids)
+    return attention(pad(q), near.k, near.v, mask)[:, reach : reach + length]
 
 
 def _by_block(branches: Branches, grid: Grid, own: Seen) -> Seen:
@@ -215,22 +250,6 @@ def _by_block(branches: Branches, grid: Grid, own: Seen) -> Seen:
     place = grid.first[..., None] + jnp.arange(branches.block, dtype=jnp.int32)[None, None]
     there = (place <= grid.ends[..., None]) & (grid.wanted < NEVER)[..., None]
     return jax.tree.map(lambda x: take_tokens(x, place, there), own)
-
-
-def _attend_split(branches: Branches, q: Array, own: Seen, lists: Array) -> tuple[Array, Array]:
-    """Return attention to chosen blocks and to the window by one ring pass, in fp32."""
-
-    def attend(held: Seen) -> list[Partial]:
-        mask = branches.direction & masks.positions(own.times, held.times)
-        mask &= masks.documents(own.ids, held.ids)
-        both = (mask & branches.chosen(lists), mask & masks.window(branches.window))
-        return [Partial(*attention_with_lse(q, held.k, held.v, one)) for one in both]
-
-    def visit(merged: list[Partial], held: Seen) -> list[Partial]:
-        return [merge_partials(*pair) for pair in zip(merged, attend(held), strict=True)]
-
-    chosen, window = ring_pass(visit, attend(own), own)
-    return chosen.o, window.o
 
 
 def _gate(gates: Float[Array, "B T H 3"], *outputs: Float[Array, "B T H K"]) -> Float[Array, "B T H K"]:

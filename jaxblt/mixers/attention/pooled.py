@@ -9,10 +9,13 @@ from typing import NamedTuple
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from jaxblt.parallel.attention.plan import query_runs
+from jaxblt.parallel.sequence import SeqAxis
 from jaxblt.show import show
-from pallas_kernels.attention import attention, masks
+from pallas_kernels.attention import attention, explain_split, masks, split_attention
 from pallas_kernels.attention.chosen import select
 from pallas_kernels.attention.chosen.places import Places
 from pallas_kernels.attention.rules import BlocksBefore
@@ -155,13 +158,20 @@ def attend_blocks(
     *,
     causal: bool,
     alone: bool = False,
+    axis: SeqAxis | None = None,
 ) -> Float[Array, "B T H K"]:
     """Return attention to the pooled blocks of the document; if causal to those before each query's own, 0 if none.
 
-    `alone` promises rows of one document, whose blocks are known when a program is compiled.
+    `alone` promises rows of one document, whose blocks are known when a program is compiled. `axis` splits the queries.
     """
-    if causal and alone:
-        return attention(q, pooled.k, pooled.v, masks.FULL & BlocksBefore(size))
+    before = masks.FULL & BlocksBefore(size)
+    if causal and alone and axis is None:
+        return attention(q, pooled.k, pooled.v, before)
+    if causal and alone and axis is not None:
+        runs = query_runs(axis.size, balanced=False)
+        if explain_split(q, pooled.k, before, runs) is None:
+            device = lax.axis_index(axis.name)
+            return split_attention(q, pooled.k, pooled.v, before, runs=runs, device=device)
     mask = masks.documents(ids, pooled.ids)
     if causal:
         mask &= masks.CAUSAL & masks.positions(times // size - 1, pooled.numbers)

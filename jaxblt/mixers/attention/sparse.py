@@ -175,7 +175,7 @@ class SparseAttention(nn.Module):
         if config.predictor is not None:
             learned = self._learned(q, "predictor_q"), self._learned(k, "predictor_k")
         if state is None:
-            alone = rows.segment_ids is None and rows.axis is None
+            alone = rows.segment_ids is None
             branches = config.branches._replace(alone=alone)
             o = self._train(branches, rows, Stream(q, k, v, learned, gates, self._ids(rows), times))
         else:

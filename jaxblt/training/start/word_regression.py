@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from scipy.sparse import csr_matrix, vstack
@@ -20,7 +19,7 @@ from jaxblt.data.splits import SplitName
 from jaxblt.models.label_head import LabelHeadConfig, content
 from jaxblt.models.labeller import HEAD
 from jaxblt.models.task_heads import TaskHeadsConfig
-from jaxblt.models.word_features import WordsConfig, count_words, weigh_words
+from jaxblt.models.word_features import WordsConfig, word_rows
 from jaxblt.training.objectives.objectives import Classify, MultiTask, Regress
 from jaxblt.training.recipe import Recipe
 
@@ -67,8 +66,8 @@ def with_words(recipe: Recipe, params: Any) -> Any:
         options = (
             {"center": objective.center, "scale": objective.scale} if isinstance(objective, Regress) else {}
         )
-        rarity, parts = read_words(recipe.data, config.words, ("train", "validation"), task=task, **options)
-        found = choose_features(parts["train"], parts["validation"], config.words, config.outputs)
+        parts = read_words(recipe.data, config.words, ("train", "validation"), task=task, **options)
+        rarity, found = fit_words(parts["train"], parts["validation"], config.words, config.outputs)
         fitted = {("rarity",): rarity, ("outputs", "kernel"): found.kernel, ("outputs", "bias"): found.bias}
         for name, value in fitted.items():
             old = flat[*path, "words", *name]
@@ -99,42 +98,91 @@ def read_words(
     task: str | None = None,
     center: float = 0.0,
     scale: float = 1.0,
-) -> tuple[np.ndarray, dict[str, Examples]]:
-    """Return the rarity of words in training records, log((1 + n) / (1 + holders)) + 1, and the named parts.
+) -> dict[str, Examples]:
+    """Return how often the records of the named parts have each word.
 
     Args:
       data: labelled records.
       config: of the words.
-      names: of the parts, "train" among them.
+      names: of the parts.
       task: whose labels are read; records without one are left out. None if there is one label.
       center, scale: of numbers, which become (y - center) / scale.
     """
-    parts = {name: _counted(data, name, config, task) for name in names}
-    counts = parts["train"].x
-    rarity = np.log((1 + counts.shape[0]) / (1 + counts.getnnz(0))) + 1
-    weigh = jax.jit(lambda rows: weigh_words(rows, jnp.asarray(rarity, jnp.float32), config))
+    find = jax.jit(lambda ids, segments: word_rows(ids, content(ids, segments), config))
+    parts = {}
+    for name in names:
+        dataset, counts, labels = make_dataset(data, split=name, mode="eval"), [], []
+        for step in range(dataset.num_batches or 0):
+            batch = dataset.batch(step)
+            held: Any = batch.labels
+            asked = np.asarray(held if task is None else held[task])
+            is_known = asked != UNLABELLED if asked.dtype == np.int32 else np.isfinite(asked)
+            kept = (batch.segment_ids > 0).any(1) & is_known
+            counts.append(_counted(np.asarray(find(batch.inputs, batch.segment_ids))[kept], config.size))
+            labels.append(asked[kept])
+        y = np.concatenate(labels)
+        parts[name] = Examples(vstack(counts, "csr"), y if y.dtype == np.int32 else (y - center) / scale)
+    return parts
 
-    def weighed(part: Examples) -> Examples:
-        rows = [part.x[i : i + data.batch_size].toarray() for i in range(0, len(part.y), data.batch_size)]
-        x = vstack([csr_matrix(np.asarray(weigh(r)), dtype=np.float32) for r in rows], "csr")
-        return Examples(x, part.y if part.y.dtype == np.int32 else (part.y - center) / scale)
 
-    return rarity, {name: weighed(part) for name, part in parts.items()}
+def _counted(rows: np.ndarray, size: int) -> csr_matrix:
+    """Return how often each row has each feature."""
+    record, _ = there = np.nonzero(rows < size)
+    ones = np.ones(len(record), np.float32)
+    return csr_matrix((ones, (record, rows[there])), shape=(len(rows), size))
 
 
-def _counted(data: LabelledDataConfig, split: SplitName, config: WordsConfig, task: str | None) -> Examples:
-    """Return counts of words and labels of all records of a part that have a label."""
-    count = jax.jit(lambda ids, segments: count_words(ids, content(ids, segments), config))
-    dataset, rows, labels = make_dataset(data, split=split, mode="eval"), [], []
-    for step in range(dataset.num_batches or 0):
-        batch = dataset.batch(step)
-        held: Any = batch.labels
-        asked = np.asarray(held if task is None else held[task])
-        is_known = asked != UNLABELLED if asked.dtype == np.int32 else np.isfinite(asked)
-        kept = (batch.segment_ids > 0).any(1) & is_known
-        rows.append(csr_matrix(np.asarray(count(batch.inputs, batch.segment_ids))[kept]))
-        labels.append(asked[kept])
-    return Examples(vstack(rows, "csr"), np.concatenate(labels))
+def weigh(part: Examples, rarity: np.ndarray, config: WordsConfig) -> Examples:
+    """Return examples with the features of `weigh_words` instead of counts."""
+    x = part.x.copy()
+    x.data = (1 + np.log(x.data)) * rarity[x.indices]
+    record = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+    block = record * len(config.edges) + np.searchsorted(config.edges, x.indices, "right")
+    length = np.sqrt(np.bincount(block, x.data**2))
+    x.data = (x.data / np.maximum(length, 1e-9)[block]).astype(np.float32)
+    return Examples(x, part.y)
+
+
+def find_rarity(counts: csr_matrix) -> np.ndarray:
+    """Return the inverse frequency of words in records, log((1 + n) / (1 + holders)) + 1."""
+    return np.log((1 + counts.shape[0]) / (1 + counts.getnnz(0))) + 1
+
+
+def find_ratio(counts: csr_matrix, y: np.ndarray, config: WordsConfig) -> np.ndarray:
+    """Return |log p(word | class 1) - log p(word | class 0)|, one added to the holders of each word in each class.
+
+    p is a word's share of all words of its length. Source: Wang and Manning (2012, "Baselines and bigrams", section
+    2.1), whose sign is left to the regression.
+    """
+    holders = np.stack([1.0 + counts[y == label].getnnz(0) for label in (0, 1)])
+    edges = list(zip(config.edges, config.edges[1:], strict=False))
+    logs = [np.log(own / own.sum(1, keepdims=True)) for own in (holders[:, a:b] for a, b in edges)]
+    return np.abs(np.diff(np.concatenate(logs, 1), axis=0)[0])
+
+
+def fit_words(
+    train: Examples, validation: Examples, config: WordsConfig, outputs: int
+) -> tuple[np.ndarray, Regression]:
+    """Return weights of words, and the regression on words so weighed, whose loss on validation is the least.
+
+    Words are weighed by their rarity, or those of two classes by the ratio of what classes have of them.
+
+    Args:
+      train: counts of training.
+      validation: counts that choose.
+      config: of the words.
+      outputs: classes, or 1.
+    """
+    weights = [find_rarity(train.x)]
+    if outputs == 2:
+        weights.append(find_ratio(train.x, train.y, config))
+    found = []
+    for own in weights:
+        held = weigh(validation, own, config)
+        fitted = choose_features(weigh(train, own, config), held, config, outputs)
+        found.append((loss(held.x, held.y, fitted), own, fitted))
+    _, best, fitted = min(found, key=lambda each: each[0])
+    return best, fitted
 
 
 def choose_features(train: Examples, validation: Examples, config: WordsConfig, outputs: int) -> Regression:

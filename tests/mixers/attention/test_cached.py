@@ -24,6 +24,7 @@ FIRST, MANY, LAST = 7, 21, 6
 LENGTH = FIRST + MANY + LAST
 CAPACITY = 64
 STRETCH = 3
+COSTLY = pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_cached")
 H200 = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H200")
 
 
@@ -206,7 +207,7 @@ def long_state(config: AttentionConfig, times: list[int], capacity: int) -> Atte
 
 
 @pytest.mark.usefixtures("short_stretches")
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("tokens", [1, pytest.param(3, marks=COSTLY)])
 def test_a_row_is_the_same_bit_for_bit_however_long_others_are(tokens: int) -> None:
     config = AttentionConfig(dim=8, num_heads=2)
     module = config.build()
@@ -223,7 +224,7 @@ def test_a_row_is_the_same_bit_for_bit_however_long_others_are(tokens: int) -> N
     assert call._cache_size() == 1
 
 
-@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("tokens", [1, pytest.param(3, marks=COSTLY)])
 def test_a_few_tokens_copy_no_cache_and_read_what_is_filled(tokens: int) -> None:
     """Calls in a loop, the state given away; slots beyond the filled ones are never read."""
     config = AttentionConfig(dim=16, num_heads=2)

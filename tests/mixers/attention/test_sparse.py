@@ -159,7 +159,7 @@ def test_the_share_that_is_kept_is_reported() -> None:
     assert float(whole) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_sparse", every="causal")
+@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_sparse")
 @pytest.mark.parametrize(
     "config", [PREDICTED, dataclasses.replace(PREDICTED, causal=False)], ids=["causal", "both"]
 )

@@ -74,11 +74,10 @@ def test_without_segment_ids_the_document_continues() -> None:
 
 def test_given_positions_are_continued_from() -> None:
     positions = jnp.asarray([[100, 104, 110]], jnp.int32)
-    tokens, clock = arrange(
-        jnp.ones((1, 3, 1)), jnp.asarray([[1, 0, 1]], jnp.int32), positions, start_clock(1)
-    )
-    np.testing.assert_array_equal(tokens.positions[:, :2], [[100, 110]])
-    tokens, clock = arrange(jnp.ones((1, 1, 1)), None, None, clock)
+    ids = jnp.asarray([[1, 0, 1]], jnp.int32)
+    tokens, clock = jax.jit(arrange)(jnp.ones((1, 3, 1)), ids, positions, start_clock(1))
+    np.testing.assert_array_equal(np.asarray(tokens.positions)[:, :2], [[100, 110]])
+    tokens, clock = jax.jit(arrange)(jnp.ones((1, 1, 1)), None, None, clock)
     assert (int(tokens.positions[0, 0]), int(tokens.time[0, 0]), int(clock.position[0])) == (111, 2, 112)
 
 

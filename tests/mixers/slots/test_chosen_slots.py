@@ -58,6 +58,7 @@ def test_values_slots_and_gradients_are_those_of_dense_slots() -> None:
         assert_close(own, other, jnp.float32, n=256)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/slots/test_chosen_slots")
 def test_compute_falls() -> None:
     """FLOPs of compiled programs: a chunk of 64 tokens that write to one slot each."""
     streams, marks, bias = streams_of(1, 64, 64, 1024, 1), mark(None), jnp.zeros((HEADS, 1024))

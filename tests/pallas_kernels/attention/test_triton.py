@@ -20,6 +20,7 @@ from pallas_kernels.attention import (
     explain,
     masks,
     presets,
+    split_attention,
     triton_gpu,
     triton_lists,
 )
@@ -322,22 +323,31 @@ def by_devices(split: Any, q: Any, k: Any, v: Any, mask: masks.Mask) -> Any:
     return jnp.concatenate([parts[run] for run in range(4)], 1)
 
 
+SPLIT = (
+    {"mask": masks.CAUSAL & ByBlock(Strided(3), 8)},
+    {"mask": masks.CAUSAL & ByBlock(Strided(3), 8), "lengths": ((40, 70), (128,))},
+    {"mask": masks.FULL & BlocksBefore(4), "keys": 32},
+)
+"""Rows of 128 tokens whose queries two devices hold; on a GPU of 1,024, and all else is larger, too."""
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.slow(days=28, group="properties of kernels", every="packed")
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("lengths", [(), ((40, 70), (128,))], ids=["whole", "packed"])
-def test_queries_of_two_devices_interpreted(lengths: Any) -> None:
-    small = {"tokens": 128, "width": 16, "dtype": jnp.float16, "lengths": lengths}
-    Call(name="split", mask=masks.CAUSAL & ByBlock(Strided(3), 8), **small).check(
-        partial(by_devices, triton_gpu.split_attention)
-    )
+@pytest.mark.parametrize("given", SPLIT, ids=["whole", "packed", "pooled"])
+def test_queries_of_two_devices_interpreted(given: dict[str, Any]) -> None:
+    call = Call(name="split", tokens=128, width=16, dtype=jnp.float16, **given)
+    call.check(partial(by_devices, triton_gpu.split_attention))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("lengths", [(), ((200, 700, 100), (5, 500, 400, 119))], ids=["whole", "packed"])
-def test_queries_of_two_devices_on_a_gpu(lengths: Any) -> None:
-    mask = masks.CAUSAL & ByBlock(Strided(3), 128)
-    Call(name="split", mask=mask, lengths=lengths).check(partial(by_devices, triton_gpu.split_attention))
+@pytest.mark.parametrize("given", SPLIT, ids=["whole", "packed", "pooled"])
+def test_queries_of_two_devices_on_a_gpu(given: dict[str, Any]) -> None:
+    lengths = tuple(tuple(8 * n for n in row) for row in given.get("lengths", ()))
+    call = Call(
+        name="split", mask=given["mask"], lengths=lengths, keys=8 * given["keys"] if "keys" in given else None
+    )
+    call.check(partial(by_devices, triton_gpu.split_attention))
 
 
 @pytest.mark.usefixtures("installed")
@@ -345,7 +355,7 @@ def test_queries_of_two_devices_on_a_gpu(lengths: Any) -> None:
     ("tokens", "rule", "reason"),
     [
         (1024, ByBlock(Strided(3), 128), None),
-        (256, Strided(3), "a multiple of 128 of the 256 tokens"),
+        (256, Strided(3), "a multiple of 128 of the 256 queries"),
         (1024, None, "static rules alone"),
         (1024, LISTS, "static rules alone"),
     ],
@@ -354,6 +364,12 @@ def test_says_why_queries_are_not_split(tokens: int, rule: Any, reason: str | No
     q, k = (jax.ShapeDtypeStruct((2, length, 4, 128), jnp.bfloat16) for length in (tokens // 2, tokens))
     found = why_not_split(HOPPER, q, k, masks.CAUSAL if rule is None else masks.CAUSAL & rule, RUNS)
     assert found is None if reason is None else reason in (found or "it can run")
+
+
+def test_splitting_queries_needs_the_kernels() -> None:
+    x, mask = jnp.zeros((1, 512, 2, 64), jnp.bfloat16), masks.CAUSAL & ByBlock(Strided(3), 128)
+    with pytest.raises(ValueError, match="this is cpu; call attention with masks"):
+        split_attention(x[:, :256], x, x, mask, runs=RUNS, device=jnp.int32(0))
 
 
 RUN = partial(attention, implementation="triton")

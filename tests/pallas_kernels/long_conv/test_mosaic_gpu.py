@@ -180,6 +180,7 @@ def case(
     run: Any,
     *,
     batch: int = 2,
+    channels: int = 2,
     causal: bool = True,
     gates: tuple[str, ...] = ("pre_gate", "post_gate"),
 ) -> OpCase:
@@ -187,7 +188,7 @@ def case(
         name=name,
         run=lambda arrays: run(**arrays, causal=causal),
         reference=lambda arrays: long_conv(**arrays, causal=causal, implementation="reference"),
-        arrays=drawn((batch, 2, length), taps, causal=causal, gates=gates),
+        arrays=drawn((batch, channels, length), taps, causal=causal, gates=gates),
         shared=frozenset({"filter", "bias"}),
         terms=length,
         grad_terms=2 * length,
@@ -203,13 +204,6 @@ def cases(run: Any) -> list[OpCase]:
         case("two classes", 8191, 4000, run, batch=3),
         case("two warpgroups a row", 16_500, 3000, run),
     ]
-
-
-@pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(days=28, group="simulated convolutions")
-@pytest.mark.parametrize("case", cases(simulated)[:3], ids=str)
-def test_simulated_values_and_gradients(case: OpCase) -> None:
-    op_suite.check_reference(case)
 
 
 @pytest.mark.gpu

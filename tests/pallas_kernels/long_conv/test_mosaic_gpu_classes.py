@@ -148,7 +148,9 @@ def test_some_gates_on_a_gpu(gates: tuple[str, ...]) -> None:
 def cases(run: Any) -> list[OpCase]:
     return [
         case("three classes", 9000, 4000, run),
-        case("two classes, both ways", 5000, 6000, run, batch=1, causal=False, gates=("post_gate",)),
+        case(
+            "two classes, both ways", 5000, 6000, run, batch=1, channels=1, causal=False, gates=("post_gate",)
+        ),
     ]
 
 

@@ -122,7 +122,7 @@ def test_other_rows_are_as_padded_ones(length: int, monkeypatch: pytest.MonkeyPa
 
 
 CASES = [
-    pytest.param((4, 3, 1023), 300, True, BOTH, 1e-4, id="four rows in a tile"),
+    pytest.param((4, 2, 1023), 300, True, BOTH, 1e-4, id="four rows in a tile"),
     pytest.param((2, 3, 2047), 2047, False, ("post_gate",), 1.0, id="two rows in a tile, both ways"),
     pytest.param((3, 3, 1000), 1000, True, ("pre_gate",), 1e4, id="a short row in a tile"),
     pytest.param((2, 3, 4095), 4095, True, (), 1.0, id="a tile a row"),

@@ -144,7 +144,7 @@ def test_simulated_rows_masked_in_registers(
 
     The pass of modes cannot be watched: its tiles are written under one name and read under another.
     """
-    arrays = case("", length, 5, None, batch=3, state=not reverse).arrays
+    arrays = case("", length, 5, None, batch=2, state=not reverse).arrays
     modes = (arrays["log_poles"], arrays["residues"], arrays["bias"])
     monkeypatch.setattr(_hopper, "PROGRAMS", 1)
 

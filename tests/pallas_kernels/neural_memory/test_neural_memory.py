@@ -102,8 +102,8 @@ def on_grid() -> Any:
 ANYWHERE = case("documents anywhere, in groups of windows", arrays(), packed(LENGTH), chunk_size=2)
 TURNS = pytest.mark.slow(days=28, group="memories and states")
 PAIRS = [
-    *((ANYWHERE, check) for check in ("reference", "poison", "shard_map")),
-    *(pytest.param(ANYWHERE, check, marks=TURNS) for check in ("vmap", "remat")),
+    *((ANYWHERE, check) for check in ("reference", "poison")),
+    *(pytest.param(ANYWHERE, check, marks=TURNS) for check in ("shard_map", "vmap", "remat")),
     *(
         pytest.param(other, "reference", marks=TURNS)
         for other in (

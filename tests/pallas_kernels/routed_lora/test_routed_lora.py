@@ -236,6 +236,7 @@ def test_the_benchmark_of_zeros_passes_its_gate() -> None:
     assert set(check(bench.plan(ROWS), jax.random.key(0))) == {"plain", "xla", "dense"}
 
 
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_the_benchmark_of_zeros_counts_no_work_for_them() -> None:
     found, whole = (bench.plan(shape) for shape in (ROWS, replace(ROWS, active=None)))
     assert jnp.count_nonzero(found.plain.args[-1], axis=-1).tolist() == [[1]] * 3

@@ -115,7 +115,8 @@ def test_hard_negatives_by_hand():
     assert total(shares, HybridNextByte(labels=((0, 1.0),)))[1].keys() == {"label_nats"}
 
 
-@pytest.mark.parametrize("per", ["stack", pytest.param("block", marks=TURNS)])
+@TURNS
+@pytest.mark.parametrize("per", ["stack", "block"])
 def test_routers_imitate_the_labels_of_a_batch(per):
     """Rows of other letters have another label: its nats fall to those of bytes before the first code, log 2 each.
 
@@ -180,6 +181,7 @@ def test_the_routers_that_act_are_two_updates_old_at_most(stepped):
     assert later["policy_kl"] > 0
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/experimental/test_hybrid")
 def test_rewards_are_base_nats_minus_adapted_nats(stepped):
     """And the price of flips: of the whole batch it is the difference of two losses, whatever was drawn."""
     _, base, batch, _, (seen, _) = stepped

@@ -1,7 +1,5 @@
 import json
 import struct
-import subprocess
-import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -218,10 +216,3 @@ def test_estimates_leave_the_compilation_out(
     shown = capsys.readouterr().err
     assert "train: compiling" in shown
     assert "5/11 [00:08<00:12,  2.00s/step" in shown
-
-
-@pytest.mark.slow(days=28, group="processes of their own")
-def test_tensorflow_is_never_imported() -> None:
-    script = "import sys, jaxblt.training.log.runlog; print([m for m in sys.modules if m.startswith('tensorflow')])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -1,12 +1,24 @@
 """The regression that a head starts as: scikit-learn's optimum, ridge by its normal equations."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
 from jaxblt.models import WordsConfig
-from jaxblt.training.start.word_regression import Examples, choose, choose_features, fit, loss
+from jaxblt.models.word_features import weigh_words
+from jaxblt.training.start.word_regression import (
+    Examples,
+    choose,
+    choose_features,
+    find_rarity,
+    find_ratio,
+    fit,
+    fit_words,
+    loss,
+    weigh,
+)
 
 RNG = np.random.default_rng(0)
 X = csr_matrix(RNG.random((60, 8)) * (RNG.random((60, 8)) < 0.5), dtype=np.float32)
@@ -64,3 +76,44 @@ def test_numbers_are_fitted_to_the_end():
     part = Examples(x, y)
     found, wanted = choose(part, part, 1), fit(x, y, 1, 100.0, precision=1e-9)
     assert loss(x, y, found) == pytest.approx(loss(x, y, wanted), rel=1e-2)
+
+
+COUNTS = csr_matrix(RNG.poisson(0.7, (40, 20)), dtype=np.float32)
+WORDS = WordsConfig(longest=2)
+
+
+def test_sparse_words_are_weighed_as_a_head_weighs_them():
+    rarity = find_rarity(COUNTS)
+    found = weigh(Examples(COUNTS, np.zeros(40)), rarity, WORDS).x.toarray()
+    wanted = weigh_words(jnp.asarray(COUNTS.toarray()), jnp.asarray(rarity, jnp.float32), WORDS)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+    assert COUNTS.max() > 1  # the counts are as they were
+
+
+def test_ratios_by_hand():
+    """Words of one letter: the first class has A in one record of two, the second one C in both."""
+    counts = np.zeros((4, 4), np.float32)
+    counts[0, 0], counts[2, 1], counts[3, 1] = 5, 1, 2
+    found = find_ratio(csr_matrix(counts), np.array([0, 0, 1, 1]), WordsConfig(longest=1))
+    np.testing.assert_allclose(found, np.log([(2 / 5) / (1 / 6), (3 / 6) / (1 / 5), 6 / 5, 6 / 5]))
+
+
+def test_validation_chooses_how_words_of_two_classes_are_weighed():
+    """Many words that say nothing drown two that tell, unless words are weighed by what classes have of them."""
+    rng = np.random.default_rng(1)
+    y = np.arange(120) % 2
+    counts = rng.poisson(0.5, (120, 20)).astype(np.float32)
+    counts[:, 0], counts[:, 1] = y * rng.poisson(1.5, 120), (1 - y) * rng.poisson(1.5, 120)
+    train, held = (Examples(csr_matrix(counts[own]), y[own]) for own in (slice(0, 80), slice(80, None)))
+    weight, found = fit_words(train, held, WORDS, 2)
+    np.testing.assert_array_equal(weight, find_ratio(train.x, train.y, WORDS))
+    x, wanted = weigh(held, weight, WORDS)
+    assert loss(x, wanted, found) < loss(
+        weigh(held, find_rarity(train.x), WORDS).x,
+        wanted,
+        choose_features(
+            weigh(train, find_rarity(train.x), WORDS), weigh(held, find_rarity(train.x), WORDS), WORDS, 2
+        ),
+    )
+    numbers = Examples(train.x, train.y.astype(float))
+    np.testing.assert_array_equal(fit_words(numbers, numbers, WORDS, 1)[0], find_rarity(train.x))

@@ -32,7 +32,7 @@ def test_words_tell_reviews_apart(tmp_path: Path) -> None:
     options = {"out": str(tmp_path / "f.json"), "work": str(tmp_path / "w"), "seeds": 1, "longest": 63}
     found = reviews(str(train), str(test), **options)
     assert [(run["model"], run["accuracy"]) for run in found["runs"]] == [("start", 1.0)]
-    assert json.loads((tmp_path / "f.json").read_text())["runs"][0]["k"] == 6
+    assert json.loads((tmp_path / "f.json").read_text())["runs"][0]["k"] == 3
     with pytest.raises(FileNotFoundError, match=r"nowhere\.tsv"):
         reviews("nowhere.tsv", str(test), **options | {"work": str(tmp_path / "other")})
     assert not (tmp_path / "other").exists()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -106,10 +107,10 @@ def test_a_shift_moves_the_head_and_wraps() -> None:
     for move in (1, 0, -1):
         places, weights = [], at
         for _ in range(6):
-            weights = place(memory, weights, asked(move=move))
-            places.append(int(jnp.argmax(weights)))
+            weights = jax.jit(place)(memory, weights, asked(move=move))
+            places.append(int(np.argmax(weights)))
         assert places == [(move * step) % 5 for step in range(1, 7)]
-        assert float(jnp.max(weights)) > 0.999
+        assert np.max(weights) > 0.999
 
 
 def test_addresses_are_sharp_at_first_and_move_as_asked() -> None:

@@ -40,7 +40,6 @@ CONFIGS: dict[str, MixerConfig] = {
 }
 """Every one has several intervals a row."""
 
-EVERY_DAY = ("output", "causal", "mixes", "packed", "holes")
 TURNS = pytest.mark.slow(days=28, group="properties of memories")
 """One config a day: its properties share programs."""
 BEYOND = {
@@ -68,11 +67,8 @@ def cases() -> list[Any]:
     found = []
     for name, config in CONFIGS.items():
         for prop in PROPERTIES:
-            always = name == "slots" and prop.name in EVERY_DAY
             if prop.applies(config):
-                marks = (
-                    () if always else (TURNS, pytest.mark.slow(turn=name), *BEYOND.get((name, prop.name), ()))
-                )
+                marks = (TURNS, pytest.mark.slow(turn=name), *BEYOND.get((name, prop.name), ()))
                 found.append(pytest.param(name, prop, id=f"{name}-{prop.name}", marks=marks))
     return found
 
