@@ -9,8 +9,8 @@ from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
-    "operations": ("dynamic_layer", "kernels", "sparse_attention"),
-    "models": ("drafted_bytes", "scaling", "serving", "sparse_books"),
+    "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books"),
+    "models": ("drafted_bytes", "scaling", "serving"),
     "boundaries": ("boundary_books", "boundary_genome", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed", "level_pareto", "routed_lora"),

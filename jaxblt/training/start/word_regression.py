@@ -143,12 +143,12 @@ def weigh(part: Examples, rarity: np.ndarray, config: WordsConfig) -> Examples:
     return Examples(x, part.y)
 
 
-def find_rarity(counts: csr_matrix) -> np.ndarray:
+def find_rarity(counts: Any) -> np.ndarray:
     """Return the inverse frequency of words in records, log((1 + n) / (1 + holders)) + 1."""
     return np.log((1 + counts.shape[0]) / (1 + counts.getnnz(0))) + 1
 
 
-def find_ratio(counts: csr_matrix, y: np.ndarray, config: WordsConfig) -> np.ndarray:
+def find_ratio(counts: Any, y: np.ndarray, config: WordsConfig) -> np.ndarray:
     """Return |log p(word | class 1) - log p(word | class 0)|, one added to the holders of each word in each class.
 
     p is a word's share of all words of its length. Source: Wang and Manning (2012, "Baselines and bigrams", section
