@@ -9,13 +9,13 @@ from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
-    "operations": ("dynamic_layer", "kernels", "sparse_attention"),
-    "models": ("drafted_bytes", "scaling", "serving", "sparse_books"),
+    "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books"),
+    "models": ("drafted_bytes", "scaling", "serving"),
     "boundaries": ("boundary_books", "boundary_genome", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed", "level_pareto", "routed_lora"),
     "labels": ("contacts", "families", "fitness", "loci", "promoters", "reviews", "zero_shot"),
-    "tasks": ("copies", "pixels", "recall", "state_counts", "tasks"),
+    "tasks": ("copies", "pixels", "recall", "tasks"),
     "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),

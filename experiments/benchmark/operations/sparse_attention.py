@@ -40,7 +40,7 @@ def sparse_attention(
       out: JSON file to write.
       tokens, heads, head_dim: of one row; keys have as many heads.
       block: tokens in a block.
-      densities: of visible blocks, as shares of those of a causal mask.
+      densities: of visible blocks, as shares of those of a causal mask. At 1 `attention` drops the rule.
       kind: of the blocks that are seen; "strided" takes the n-th ones, n the nearest to 1 / density.
       sparse, dense: implementations of `attention` with the rule and without.
 

@@ -13,5 +13,6 @@ Kind = Literal[
     "every_tenth_block",
     "sparse_attention",
 ]
-Passes = Literal["forward", "both"]
 """A filter of Hyena, or another mixer."""
+Passes = Literal["forward", "both"]
+"""Over a layer: without gradients, or with them."""

@@ -148,7 +148,7 @@ def find_rarity(counts: Any) -> np.ndarray:
     return np.log((1 + counts.shape[0]) / (1 + counts.getnnz(0))) + 1
 
 
-def find_ratio(counts: csr_matrix, y: np.ndarray, config: WordsConfig) -> np.ndarray:
+def find_ratio(counts: Any, y: np.ndarray, config: WordsConfig) -> np.ndarray:
     """Return |log p(word | class 1) - log p(word | class 0)|, one added to the holders of each word in each class.
 
     p is a word's share of all words of its length. Source: Wang and Manning (2012, "Baselines and bigrams", section

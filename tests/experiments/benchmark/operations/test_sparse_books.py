@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.benchmark.models.sparse_books import gaps, rule_of, shown, sparse_books, stack_of
+from experiments.benchmark.operations.sparse_books import gaps, rule_of, shown, sparse_books, stack_of
 from jaxblt import recipes
 from jaxblt.mixers import AttentionConfig, SparseAttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
