@@ -39,7 +39,7 @@ def evo2_parity(
     """
     from experiments.benchmark.peers import evo2_vortex as peer
     from experiments.benchmark.peers.evo2_weights import draw, sizes_of
-    from experiments.benchmark.peers.torch_calls import about, import_torch
+    from experiments.benchmark.peers.torch_calls import import_torch
     from jaxblt.interchange.striped_hyena import embedding_rows
     from jaxblt.models.striped_hyena import striped_hyena
 
@@ -62,7 +62,7 @@ def evo2_parity(
     full = peer.read(torch, net, np.concatenate([text[:PROMPT], chosen[:-1]]))[PROMPT - 1 :, rows]
     figures: dict[str, Any] = {
         "model": model,
-        "peer": about(torch),
+        "peer": peer.versions(torch),
         "lengths": [
             _compare(ours[n], half[:n], precise[:n], theirs[:n], text[:n], rows)
             | {"bound": bound(np.float32, max(n, sizes.mlp_dim))}

@@ -91,12 +91,7 @@ class Vortex:
 
     def about(self) -> dict[str, Any]:
         """Return versions and settings."""
-        from importlib.metadata import version
-
-        from experiments.benchmark.peers.torch_calls import about
-
-        stands_in = "scaled_dot_product_attention of PyTorch"
-        return {**about(self.torch), "vtx": version("vtx"), "attention": stands_in}
+        return versions(self.torch)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -159,6 +154,16 @@ class Writer:
                     cache.seqlen_offset = place
                 logits, _ = self.net(ids, inference_params_dict=self.caches)
                 ids = logits[:, -1].argmax(-1, keepdim=True)
+
+
+def versions(torch: Any) -> dict[str, Any]:
+    """Return versions of PyTorch and the peer, and whose attention it runs."""
+    from importlib.metadata import version
+
+    from experiments.benchmark.peers.torch_calls import about
+
+    stands_in = "scaled_dot_product_attention of PyTorch"
+    return {**about(torch), "vtx": version("vtx"), "attention": stands_in}
 
 
 def bases(torch: Any, rows: int, length: int) -> Any:
