@@ -10,7 +10,7 @@ from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
     "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books"),
-    "models": ("drafted_bytes", "scaling", "serving"),
+    "models": ("drafted_bytes", "scaling", "serving", "start_times", "step_kernels"),
     "boundaries": ("boundary_books", "boundary_genome", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed", "level_pareto", "routed_lora"),

@@ -5,6 +5,7 @@ The statistics are those of `pallas_kernels`: one ruler for ops and library.
 
 from jaxblt.profiling.comparison import Comparison, compare
 from jaxblt.profiling.cost import cost_per_thousand
+from jaxblt.profiling.kernels import KernelTotal, kernel_totals
 from jaxblt.profiling.memory import MemoryProfile, profile_memory
 from jaxblt.profiling.monitor import Monitor, WindowReport
 from jaxblt.profiling.scopes import scope_totals
@@ -33,6 +34,7 @@ __all__ = [
     "Case",
     "Ceilings",
     "Comparison",
+    "KernelTotal",
     "Machine",
     "Measurement",
     "MemoryProfile",
@@ -47,6 +49,7 @@ __all__ = [
     "compiled",
     "cost_per_thousand",
     "forward_backward",
+    "kernel_totals",
     "measure",
     "measure_all",
     "measure_ceilings",

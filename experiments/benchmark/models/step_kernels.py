@@ -1,0 +1,163 @@
+"""Where a train step's time goes, by kernel: python -m experiments.benchmark step_kernels --out FILE."""
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from experiments.benchmark.boundaries.boundary_step import SINGLY, begun
+from experiments.benchmark.figures.saved import save
+from experiments.benchmark.precision.fp8_step import PEAK, Form, with_form
+from experiments.benchmark.splitting.split_step import Model, read_mesh, step_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from jax.sharding import Mesh
+
+    from jaxblt.profiling import KernelTotal
+    from jaxblt.training.start.timed_step import Ready
+
+TRACED = 5
+"""Steps in a trace."""
+LEAST = 0.002
+"""Share of a step's device time from which a kernel has a row of its own."""
+
+
+def step_kernels(
+    out: str,
+    model: Model | Literal["books"] = "transformer",
+    form: Form = "dtype",
+    rows: int = 2,
+    length: int = 8192,
+    dim: int | None = None,
+    layers: int | None = None,
+    remat: Literal["none", "full", "dots"] = "none",
+    scan: bool = False,
+    trials: int = 20,
+    peak: float = PEAK,
+) -> dict[str, Any]:
+    """Time a train step, and add up its device time by kernel, by kind of kernel and by pass.
+
+    The step is timed as a run compiles it. The trace is of the same step with kernels launched one by one. Kernels that
+    differ by their layer count together; those of less than 0.2 % are told by kind only.
+
+    Args:
+      out: JSON file to write.
+      model: as for `split_step`, or the recipe `books` on the embedded book with a drawn entropy model, as it is
+        otherwise: no option but `rows`, `length`, `trials` and `peak` counts then.
+      form: "dtype" is bf16 throughout, the others are scales of FP8.
+      rows: of a batch.
+      length: bytes of a row.
+      dim: width; None for that of a billion parameters.
+      layers: likewise.
+      remat: what blocks keep for the backward pass.
+      scan: loop over blocks, or unroll them.
+      trials: of the timing, at least 20.
+      peak: FLOP/s that MFU is a share of.
+    """
+    import jax
+
+    mesh = read_mesh("data=1").build(jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        if model == "books":
+            ready = _books(rows, length, mesh)
+        else:
+            from jaxblt.training.start.timed_step import prepare
+
+            recipe = step_recipe(
+                model, read_mesh("data=1"), rows, length, (dim, layers), remat=remat, scan=scan
+            )
+            ready = prepare(with_form(recipe, form), mesh)
+        found = {
+            "model": model,
+            "precision": form,
+            "rows": rows,
+            "length": length,
+            "remat": remat,
+            "scan": scan,
+        }
+        found |= _timed(ready, trials, peak)
+    save("step_kernels", out, found)
+    return found
+
+
+def _books(rows: int, length: int, mesh: "Mesh") -> "Ready":
+    from dataclasses import replace
+
+    from jaxblt import recipes
+
+    base = recipes.get("books")
+    return begun(replace(base, data=replace(base.data, batch_size=rows, seq_len=length)), "entropy", mesh)
+
+
+def _timed(ready: "Ready", trials: int, peak: float) -> dict[str, Any]:
+    import jax
+
+    from experiments.benchmark.figures.programs import time_on_devices
+    from jaxblt.profiling import kernel_totals, trace
+    from jaxblt.training.flops import count_params
+
+    lowered = cast(Any, ready.step()).lower(ready.state, ready.batch)
+    with ThreadPoolExecutor(2) as pool:
+        # Launch one by one what is traced: a trace does not tell the kernels of a command buffer
+        fast, single = pool.map(lambda options: lowered.compile(compiler_options=options), (None, SINGLY))
+    held = [ready.state]
+
+    def run(program: Any) -> Any:
+        held[0], metrics = program(held[0], ready.batch)
+        return metrics
+
+    losses = [float(run(fast)["loss"]) for _ in range(3)]
+    found = {"parameters": count_params(ready.setup.whole)[0], "first_losses": losses}
+    found |= time_on_devices(fast, lambda: run(fast), trials)
+    seconds, work = found["seconds"]["median"], work_of(ready, float(run(fast).get("bytes_per_patch", 1.0)))
+    found |= {"flops": work, "mfu": work / seconds / peak, "peak_flops": peak}
+    found["bytes_per_second"] = ready.num_bytes / seconds
+    jax.block_until_ready(run(single))
+    with tempfile.TemporaryDirectory() as folder:
+        with trace(folder):
+            for _ in range(TRACED):
+                jax.block_until_ready(run(single))
+        rows = kernel_totals(folder, single.as_text() or "")
+    return found | told(rows, TRACED)
+
+
+def work_of(ready: "Ready", bytes_per_patch: float) -> float:
+    """Return the FLOPs of a step's matrix products, both passes."""
+    import flax.linen as nn
+
+    from jaxblt.training.log.report import model_cost
+
+    cost = model_cost(ready.setup.task, nn.meta.unbox(ready.setup.whole), ready.batch.inputs.shape[1])
+    patches = 0 if ready.setup.task.patcher is None else cost.patch / bytes_per_patch
+    return ready.num_bytes * (cost.byte + patches)
+
+
+def told(rows: "list[KernelTotal]", steps: int) -> dict[str, Any]:
+    """Return a step's device seconds in all, by kind, by pass, and by kernel."""
+    total = sum(row.seconds for row in rows)
+
+    def shares(of: "Callable[[KernelTotal], str]") -> dict[str, dict[str, float]]:
+        sums: dict[str, float] = {}
+        for row in rows:
+            sums[of(row)] = sums.get(of(row), 0.0) + row.seconds
+        longest = sorted(sums.items(), key=lambda item: -item[1])
+        return {name: {"seconds": part / steps, "share": part / total} for name, part in longest}
+
+    large = [row for row in rows if row.seconds >= LEAST * total]
+    kernels = [
+        {
+            **asdict(row),
+            "count": row.count / steps,
+            "seconds": row.seconds / steps,
+            "share": row.seconds / total,
+        }
+        for row in large
+    ]
+    return {
+        "device_seconds": total / steps,
+        "kinds": shares(lambda row: row.kind),
+        "passes": shares(lambda row: row.during),
+        "kernels": kernels,
+    }
