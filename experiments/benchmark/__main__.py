@@ -16,7 +16,7 @@ ROOMS = {
     "adapters": ("adapter_speed", "level_pareto", "routed_lora"),
     "labels": ("contacts", "families", "fitness", "loci", "promoters", "reviews", "zero_shot"),
     "tasks": ("copies", "pixels", "recall", "tasks"),
-    "splitting": ("ring", "sequence_parallel", "split_step"),
+    "splitting": ("compressed", "ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
     "peers": ("evo2", "evo2_parity", "flex_blocks"),
