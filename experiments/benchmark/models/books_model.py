@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 Remat = Literal["none", "full", "dots"]
 
 
-def split_model(pattern: str, remat: Remat) -> "BLTConfig":
-    """Return the model of `books` with this latent pattern; scanned, as XLA then lays out fewer blocks at a time.
+def split_model(pattern: str, remat: Remat, recipe: str = "books") -> "BLTConfig":
+    """Return the model of a recipe with this latent pattern; scanned, as XLA then lays out fewer blocks at a time.
 
     Its mixers are promised one document a row.
     """
     from jaxblt.models.row_layout import RowLayout, promise
 
-    books = promise(configs.get("books").model, RowLayout(packed=False))
+    model = promise(configs.get(recipe).model, RowLayout(packed=False))
     names = ("encoder", "latent", "decoder")
-    stacks = {name: replace(getattr(books, name), remat=remat, scan=True) for name in names}
+    stacks = {name: replace(getattr(model, name), remat=remat, scan=True) for name in names}
     stacks["latent"] = replace(stacks["latent"], pattern=pattern)
-    return replace(books, **stacks)
+    return replace(model, **stacks)

@@ -1,11 +1,13 @@
 """Many requests at once against batches of them: python -m experiments.benchmark serving --out FILE."""
 
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from experiments.benchmark.figures.saved import save
 from experiments.benchmark.models.books_model import split_model
+from experiments.benchmark.models.drawn_patches import Sizes, count_read_bytes, drawn_patches
 
 Arm = Literal["rates", "first_byte", "prefix", "rounds", "long_document"]
 
@@ -21,6 +23,8 @@ def serving(
     trials: int = 3,
     arms: tuple[Arm, ...] = ("rates",),
     scale: int = 1,
+    patches: Literal["static", "entropy"] = "static",
+    size: Sizes = "books",
     tiny: bool = False,
 ) -> dict[str, Any]:
     """Time the engine and `generate` on the `books` model in bf16: bytes a second, by rows.
@@ -28,6 +32,9 @@ def serving(
     Parameters are drawn, bytes are the most probable ones, and patches are static, four bytes each. First as many
     requests come as there are rows. Then three times as many come, of half the length to the whole: the engine fills
     rows that become free, and `generate` waits for the longest row of each batch.
+
+    With `--patches entropy` an entropy model cuts, bytes are drawn at temperature 1, and rows close patches at unlike
+    bytes. Then the bytes of weights and states that a byte reads are told, and the copy bandwidth of the device.
 
     Further arms time delays. `first_byte` is behind prompts of 8 KB that come to an idle engine, `prefix` behind
     64 KB that were read before and that were not. `rounds` compares a round of the engine with its decoding program
@@ -44,23 +51,34 @@ def serving(
       trials: of each timing.
       arms: what is timed.
       scale: by which prompts of the further arms are shorter, to try the script.
+      patches: how bytes are cut, of about four bytes each.
+      size: the recipe of a model with entropy patches.
       tiny: a model that a CPU compiles, to try the script.
 
     Raises:
-      ValueError: `scale` leaves no prompt of 8 KB.
+      ValueError: `scale` leaves no prompt of 8 KB, or a size other than `books` has static patches.
     """
     from jaxblt.validation import whole
+    from pallas_kernels.runtime import measure_ceilings
 
     whole("--scale", scale, least=1, most=8192)
-    decoder, params = drawn_model(pattern, tiny)
+    if patches == "entropy":
+        decoder, params = drawn_patches(size, pattern, tiny)
+    elif size == "books":
+        decoder, params = drawn_model(pattern, tiny)
+    else:
+        raise ValueError(f"--size {size} has entropy patches: add --patches entropy")
     found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": capacity, "pattern": pattern}
-    found |= {"drafts": drafts, "rows": []}
+    found |= {"size": size, "patches": patches, "drafts": drafts, "rows": []}
     for arm in arms:
         if arm != "rates":
             found[arm] = _time_delay(arm, decoder, params, rows, capacity, scale, trials, tiny)
             save("serving", out, found)
     for count in rows if "rates" in arms else ():
         figures = _compare(decoder, params, count, new_bytes, prompt_bytes, capacity, drafts, trials)
+        if patches == "entropy":
+            read = count_read_bytes(decoder, params, count, prompt_bytes + new_bytes // 2)
+            figures |= {"read_bytes": read, "copy_bytes_per_second": measure_ceilings().bytes_per_second}
         found["rows"].append(figures)
         save("serving", out, found)
     return found
@@ -100,8 +118,10 @@ def _compare(
     from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling
     from pallas_kernels.runtime import alone
 
-    text, greedy = load_sample("book"), SamplingConfig(temperature=0)
-    count = 3 * rows
+    text, count = load_sample("book"), 3 * rows
+    # The most probable bytes of a drawn model repeat, and its entropies with them
+    drawn = SamplingConfig(temperature=float(decoder.needs_entropies))
+    closed: list[Any] = []
     prompts = [text[97 * i : 97 * i + prompt_bytes] for i in range(count)]
     limits = [new_bytes if i < rows else new_bytes // 2 + i % 8 * new_bytes // 16 for i in range(count)]
     run: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
@@ -109,18 +129,21 @@ def _compare(
     config = EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=count, drafts=guess)
 
     def by_engine(number: int) -> int:
-        asked = zip(prompts[:number], limits, strict=False)
-        streams = [engine.submit(Request(*one, Sampling(temperature=0))) for one in asked]
-        return sum(len(stream.read().data) for stream in streams)
+        asked = enumerate(zip(prompts[:number], limits, strict=False))
+        sampling = partial(Sampling, temperature=drawn.temperature)
+        streams = [engine.submit(Request(*one, sampling(seed=i))) for i, one in asked]
+        pieces = [stream.read() for stream in streams]
+        closed[:] = [piece.closed.mean() for piece in pieces]
+        return sum(len(piece.data) for piece in pieces)
 
     def by_generate(number: int) -> int:
-        drawn = 0
+        found = 0
         for start in range(0, number, rows):
             part = slice(start, start + rows)
-            options = {"max_new_bytes": limits[part], "sampling": greedy, "seed": [0] * rows}
-            options["drafts"] = guess
-            drawn += sum(map(len, generate(decoder, params, prompts[part], **options)))
-        return drawn
+            options = {"max_new_bytes": limits[part], "sampling": drawn, "drafts": guess}
+            options["seed"] = list(range(start, start + rows))
+            found += sum(map(len, generate(decoder, params, prompts[part], **options)))
+        return found
 
     begun = time.perf_counter()
     engine = Engine(run, config, as_trained=False)
@@ -131,7 +154,7 @@ def _compare(
             ways = {"engine": by_engine, "generate": by_generate}
             rates = {way: _rate(lambda draw=draw, n=number: draw(n), trials) for way, draw in ways.items()}
             figures[name] = rates
-    return figures
+    return figures | {"closed_a_byte": float(sum(closed) / len(closed))}
 
 
 def _time_delay(
