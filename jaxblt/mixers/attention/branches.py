@@ -241,8 +241,8 @@ def _attend_window(branches: Branches, first: Array, q: Array, own: Seen, whole:
         return jnp.pad(x, [(0, 0), sides, *[(0, 0)] * (x.ndim - 2)])
 
     near = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(pad(x), first, length + sum(sides), 1), whole)
-    mask = band & masks.documents(pad(own.ids), near.ids)
-    return attention(pad(q), near.k, near.v, mask)[:, reach : reach + length]
+    # Give padding the ids of its keys: kernels for packed rows take queries and keys of the same ids.
+    return attention(pad(q), near.k, near.v, band & masks.documents(near.ids))[:, reach : reach + length]
 
 
 def _by_block(branches: Branches, grid: Grid, own: Seen) -> Seen:
