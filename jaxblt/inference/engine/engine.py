@@ -137,9 +137,8 @@ class Engine:
         lanes = sorted((self._lanes[i] for i in config.search_lanes), key=lambda lane: lane.lane.capacity)
         self._searches = [LaneSearch(lane, config.beams, self._sizes) for lane in lanes]
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
-        self._scheduler = Scheduler(
-            config, self._sizes, steps=self._lanes[0].sure_bytes, known=self._find_prefix, clock=clock
-        )
+        steps = min(lane.sure_bytes for lane in self._lanes)
+        self._scheduler = Scheduler(config, self._sizes, steps=steps, known=self._find_prefix, clock=clock)
         self._jobs: dict[Ticket, _Job] = {}
         # Read results beside the thread that sends rounds: a program that looks at conditions is sent step by step
         self._results = ThreadPoolExecutor(1, "engine-results")
