@@ -97,9 +97,9 @@ class DraftedLane(LanePrograms):
         super().__init__(decoder, params, lane, piece_bytes)
 
     @property
-    def sure_bytes(self) -> int:
-        """No bytes: the one that is drawn may wait for the next round."""
-        return 0
+    def draws(self) -> tuple[int, int]:
+        """No bytes, as the one that is drawn may wait for the next round, and the most."""
+        return 0, COLUMNS
 
     def make_rows(self) -> DraftedRows:
         """Return rows that are all done."""

@@ -137,8 +137,9 @@ class Engine:
         lanes = sorted((self._lanes[i] for i in config.search_lanes), key=lambda lane: lane.lane.capacity)
         self._searches = [LaneSearch(lane, config.beams, self._sizes) for lane in lanes]
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
-        steps = min(lane.sure_bytes for lane in self._lanes)
-        self._scheduler = Scheduler(config, self._sizes, steps=steps, known=self._find_prefix, clock=clock)
+        least, most = zip(*(lane.draws for lane in self._lanes), strict=True)
+        given = {"draws": (min(least), max(most)), "known": self._find_prefix, "clock": clock}
+        self._scheduler = Scheduler(config, self._sizes, **given)
         self._jobs: dict[Ticket, _Job] = {}
         # Read results beside the thread that sends rounds: a program that looks at conditions is sent step by step
         self._results = ThreadPoolExecutor(1, "engine-results")
@@ -452,6 +453,7 @@ class Engine:
                 if not sound[slot]:
                     self._refuse_nonfinite(job, int(np.argmin(drawn.finite[slot])))
                     continue
+                self._scheduler.count_drawn(ticket, count)
                 self._drawn += count
                 self._drafted += drafted[slot]
                 self._accepted += accepted[slot]

@@ -113,9 +113,9 @@ class LanePrograms:
         return self._lane
 
     @property
-    def sure_bytes(self) -> int:
-        """Bytes that a round surely draws for a row that goes on."""
-        return STEPS if self._rows.waiting is None else STEPS // (1 + MOST_STEPS)
+    def draws(self) -> tuple[int, int]:
+        """The least and the most bytes that a round draws for a row that goes on."""
+        return STEPS if self._rows.waiting is None else STEPS // (1 + MOST_STEPS), STEPS
 
     def fit(self) -> None:
         """Decode once without requests, with half the rows as long as the device has not the memory for all.
