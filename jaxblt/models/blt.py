@@ -42,6 +42,7 @@ from jaxblt.models.bridge import (
 from jaxblt.models.bridge_patterns import patches_around
 from jaxblt.models.bridge_turns import in_turns
 from jaxblt.models.byte_lm import Head
+from jaxblt.models.change import change_if
 from jaxblt.models.embeddings import ByteEmbedding
 from jaxblt.models.level import Level, LevelState, last_slots
 from jaxblt.models.positions import Places, SegmentAwarePosition, document_positions, places
@@ -471,8 +472,7 @@ class BLT(nn.Module):
         beyond = state.in_block + cut.num_bytes > state.block_size
         logits = jnp.where(beyond[:, None, None], jnp.nan, self.head(x, self.embedding))
         state, holes = after_bytes(state.replace(patcher=patcher, **own), segment_ids, cut, keys, seen)
-        state = nn.cond(jnp.any(holes != 0), BLT._skip, lambda model, state, *_: state, self, state, holes)
-        return logits, state
+        return logits, state.replace(latent=self._skip(state.latent, holes))
 
     def step(
         self,
@@ -549,14 +549,15 @@ class BLT(nn.Module):
         Other rows keep every bit.
         """
         holes = name_holes(state, byte.segment_ids, byte.closed)
-        # Skip holes inside this condition, not behind it: at each byte a condition copies what it leaves as it is
-        of_patches = nn.cond(
-            jnp.any(byte.stands) | jnp.any(holes != 0),
-            BLT._close,
-            lambda model, state, *_: _of_patches(state),
-            *(self, state, byte, holes),
-        )
-        return state.replace(**of_patches)
+
+        # Skip holes inside this loop, not behind it: each looks at its condition on the host
+        def close(model: "BLT", before: dict[str, Any]) -> dict[str, Any]:
+            after = model._close(state.replace(**before), byte)
+            return after | {"latent": model._skip(after["latent"], holes)}
+
+        of_patches = {name: getattr(state, name) for name in ("latent", "smoothed", "recent", "recent_valid")}
+        due = jnp.any(byte.stands) | jnp.any(holes != 0)
+        return state.replace(**change_if(due, close, self, of_patches))
 
     def finish_byte(self, byte: OpenByte, state: BLTState) -> tuple[Float[Array, "B V"], BLTState]:
         """Return logits behind each row's byte, and the state after it: the last part of `step`.
@@ -570,8 +571,8 @@ class BLT(nn.Module):
         state = advance(state, byte.segment_ids, byte.closed)
         return self.head(x, self.embedding)[:, 0], state.replace(decoder=decoder)
 
-    def _close(self, state: BLTState, byte: OpenByte, holes: Int[Array, "B P"]) -> dict[str, Any]:
-        """Feed the latent stack one patch, in the rows whose patch closed, and the holes behind it."""
+    def _close(self, state: BLTState, byte: OpenByte) -> dict[str, Any]:
+        """Feed the latent stack one patch, in the rows whose patch closed; return what changes, by name."""
         index = jnp.arange(state.block_size, dtype=jnp.int32)[None, None]
         outside = (index > state.offset[:, None, None]).astype(jnp.int32)
         ends = byte.stands[:, None]
@@ -582,19 +583,15 @@ class BLT(nn.Module):
         z, latent = self._over_slots(x[:, 0], slots, last, state.capacity, state.latent)
         if byte.p is not None:
             z, smoothed = smooth(z, byte.p, slots, smoothed)
-        state = state.replace(latent=latent, smoothed=smoothed).see(z, ends)
-        return _of_patches(
-            nn.cond(jnp.any(holes != 0), BLT._skip, lambda model, state, *_: state, self, state, holes)
-        )
+        recent, valid = state.see(z, ends)
+        return {"latent": latent, "smoothed": smoothed, "recent": recent, "recent_valid": valid}
 
-    def _skip(self, state: BLTState, holes: Int[Array, "B P"]) -> BLTState:
-        """Move the latent stack over the unused slots at a block's end."""
-        nothing = jnp.zeros((*holes.shape, self.config.slot_dim), self.dtype)
-        nowhere = jnp.zeros(holes.shape, bool)
-        _, latent = self._over_slots(nothing, holes, nowhere, state.capacity, state.latent)
-        return state.replace(latent=latent)
+    def _skip(self, latent: StackState | LevelState, holes: Int[Array, "B P"]) -> StackState | LevelState:
+        """Move the latent stack over the unused slots at a block's end, if there are any."""
 
+        def skip(model: "BLT", latent: StackState | LevelState) -> Any:
+            nothing = jnp.zeros((*holes.shape, model.config.slot_dim), model.dtype)
+            nowhere = jnp.zeros(holes.shape, bool)
+            return model._over_slots(nothing, holes, nowhere, holes.shape[1], latent)[1]
 
-def _of_patches(state: BLTState) -> dict[str, Any]:
-    """Return the members of a state that patches change, by name."""
-    return {name: getattr(state, name) for name in ("latent", "smoothed", "recent", "recent_valid")}
+        return change_if(jnp.any(holes != 0), skip, self, latent)

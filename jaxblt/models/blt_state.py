@@ -110,14 +110,13 @@ class BLTState(flax.struct.PyTreeNode):
             values=self.values.at[rows, slot].set(v, mode="drop"),
         )
 
-    def see(self, z: Float[Array, "B 1 D"], ends: Bool[Array, "B 1"]) -> "BLTState":
-        """Put the latest patch vector behind those before it, in the rows where there is one."""
+    def see(
+        self, z: Float[Array, "B 1 D"], ends: Bool[Array, "B 1"]
+    ) -> tuple[Float[Array, "B W D"], Bool[Array, "B W"]]:
+        """Return `recent` and `recent_valid` with one more patch vector, in the rows where there is one."""
         recent = jnp.concatenate([self.recent[:, 1:], z.astype(self.recent.dtype)], 1)
         valid = jnp.concatenate([self.recent_valid[:, 1:], ends], 1)
-        return self.replace(
-            recent=jnp.where(ends[..., None], recent, self.recent),
-            recent_valid=jnp.where(ends, valid, self.recent_valid),
-        )
+        return jnp.where(ends[..., None], recent, self.recent), jnp.where(ends, valid, self.recent_valid)
 
 
 class OpenByte(flax.struct.PyTreeNode):
