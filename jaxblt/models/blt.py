@@ -19,7 +19,17 @@ from jaxblt.models.blt_prefill import (
     prompt_patches,
     prompt_places,
 )
-from jaxblt.models.blt_state import BLTState, advance, begin, check_rule, check_state, init_blt_state
+from jaxblt.models.blt_state import (
+    BLTState,
+    OpenByte,
+    advance,
+    begin,
+    check_rule,
+    check_state,
+    init_blt_state,
+    init_open_byte,
+    name_holes,
+)
 from jaxblt.models.blt_stream import CLOSED, CUT, Cut, after_bytes, cut_bytes, lay_bytes
 from jaxblt.models.bridge import (
     BytesToPatches,
@@ -32,6 +42,7 @@ from jaxblt.models.bridge import (
 from jaxblt.models.bridge_patterns import patches_around
 from jaxblt.models.bridge_turns import in_turns
 from jaxblt.models.byte_lm import Head
+from jaxblt.models.change import change_if
 from jaxblt.models.embeddings import ByteEmbedding
 from jaxblt.models.level import Level, LevelState, last_slots
 from jaxblt.models.positions import Places, SegmentAwarePosition, document_positions, places
@@ -461,8 +472,7 @@ class BLT(nn.Module):
         beyond = state.in_block + cut.num_bytes > state.block_size
         logits = jnp.where(beyond[:, None, None], jnp.nan, self.head(x, self.embedding))
         state, holes = after_bytes(state.replace(patcher=patcher, **own), segment_ids, cut, keys, seen)
-        state = nn.cond(jnp.any(holes != 0), BLT._skip, lambda model, state, *_: state, self, state, holes)
-        return logits, state
+        return logits, state.replace(latent=self._skip(state.latent, holes))
 
     def step(
         self,
@@ -492,13 +502,35 @@ class BLT(nn.Module):
           ValueError: the patcher's entropies are missing, an array has another shape than ids, or the state is of
             another patcher or of another number of rows.
         """
+        given = {"segment_ids": segment_ids, "entropies": entropies, "closed": closed}
+        byte, state = self.open_byte(ids, state, **given)
+        logits, state = self.finish_byte(byte, self.close_patches(byte, state))
+        return logits, byte.closed, state
+
+    @nn.nowrap
+    def init_open_byte(self, batch_size: int) -> OpenByte:
+        """Return no byte in any row, for callers that put off `close_patches`."""
+        return init_open_byte(self.config, batch_size, dtype=self.dtype)
+
+    def open_byte(
+        self,
+        ids: Int[Array, "B"],
+        state: BLTState,
+        *,
+        segment_ids: Int[Array, "B"] | None = None,
+        entropies: Float[Array, "B"] | None = None,
+        closed: Bool[Array, "B"] | None = None,
+    ) -> tuple[OpenByte, BLTState]:
+        """Read each row's next byte up to where it needs the patches: the first part of `step`, with its arguments.
+
+        Before a row's next byte this one passes `close_patches` and `finish_byte`, together with other rows' or later.
+        """
         check_state(self.config, state, ids)
         segments, state = begin(state, segment_ids)
         if closed is not None:
             check_like("closed", closed, ids)
-        column = segments[:, None]
         rated = None if entropies is None else entropies[:, None]
-        options = {"segment_ids": column, "positions": state.position[:, None], "entropies": rated}
+        options = {"segment_ids": segments[:, None], "positions": state.position[:, None], "entropies": rated}
         before = state
         h, scores, p, read = self._encode(
             ids[:, None], lambda scores: (scores, before.place()), **options, state=state
@@ -509,55 +541,57 @@ class BLT(nn.Module):
             patcher, closed = step_patcher(rule, state.patcher, ids, rated, segments)
             state = state.replace(patcher=patcher)
         state = state.replace(**read).remember(self.up.keys(h), segments != 0)
-        moved, holes = advance(state, segments, closed)
-        # Skip holes inside this condition, not behind it: at each byte a condition copies what it leaves as it is
-        of_patches = nn.cond(
-            jnp.any(closed & (segments != 0)) | jnp.any(holes != 0),
-            BLT._close,
-            lambda model, state, *_: _of_patches(state),
-            *(self, state, h, p, segments, closed, holes),
-        )
-        state = moved.replace(**of_patches)
-        latest = jnp.full((ids.shape[0], 1, 1), self.config.look_back - 1, jnp.int32)
-        found = self.down(h[:, None], state.recent[:, None], latest, state.recent_valid[:, None])[:, 0]
-        x = self._merge(h, found, p, closed[:, None])
-        x, decoder = self.decoder(x, segment_ids=column, state=state.decoder)
-        return self.head(x, self.embedding)[:, 0], closed, state.replace(decoder=decoder)
+        return OpenByte(segment_ids=segments, closed=closed, h=h, p=p), state
 
-    def _close(
-        self, state: BLTState, h: Float[Array, "B 1 C"], p: Any, segments: Any, closed: Any, holes: Any
-    ) -> dict[str, Any]:
-        """Feed the latent stack one patch, in the rows whose patch closed, and the holes behind it."""
+    def close_patches(self, byte: OpenByte, state: BLTState) -> BLTState:
+        """Run the latent stack for rows whose patch ends with their byte, if there are any: the second part of `step`.
+
+        Other rows keep every bit.
+        """
+        holes = name_holes(state, byte.segment_ids, byte.closed)
+
+        # Skip holes inside this loop, not behind it: each looks at its condition on the host
+        def close(model: "BLT", before: dict[str, Any]) -> dict[str, Any]:
+            after = model._close(state.replace(**before), byte)
+            return after | {"latent": model._skip(after["latent"], holes)}
+
+        of_patches = {name: getattr(state, name) for name in ("latent", "smoothed", "recent", "recent_valid")}
+        due = jnp.any(byte.stands) | jnp.any(holes != 0)
+        return state.replace(**change_if(due, close, self, of_patches))
+
+    def finish_byte(self, byte: OpenByte, state: BLTState) -> tuple[Float[Array, "B V"], BLTState]:
+        """Return logits behind each row's byte, and the state after it: the last part of `step`.
+
+        Logits of rows without a byte mean nothing.
+        """
+        latest = jnp.full((byte.h.shape[0], 1, 1), self.config.look_back - 1, jnp.int32)
+        found = self.down(byte.h[:, None], state.recent[:, None], latest, state.recent_valid[:, None])[:, 0]
+        x = self._merge(byte.h, found, byte.p, byte.closed[:, None])
+        x, decoder = self.decoder(x, segment_ids=byte.segment_ids[:, None], state=state.decoder)
+        state = advance(state, byte.segment_ids, byte.closed)
+        return self.head(x, self.embedding)[:, 0], state.replace(decoder=decoder)
+
+    def _close(self, state: BLTState, byte: OpenByte) -> dict[str, Any]:
+        """Feed the latent stack one patch, in the rows whose patch closed; return what changes, by name."""
         index = jnp.arange(state.block_size, dtype=jnp.int32)[None, None]
         outside = (index > state.offset[:, None, None]).astype(jnp.int32)
-        ends = (closed & (segments != 0))[:, None]
+        ends = byte.stands[:, None]
         keys = (state.keys[:, None], state.values[:, None])
-        slots, smoothed = jnp.where(ends, segments[:, None], 0), state.smoothed
-        x = self.up.read(h[:, None], keys, outside, ends[:, None])
+        slots, smoothed = jnp.where(ends, byte.segment_ids[:, None], 0), state.smoothed
+        x = self.up.read(byte.h[:, None], keys, outside, ends[:, None])
         last = ends & (state.in_block[:, None] + 1 == state.block_size)
         z, latent = self._over_slots(x[:, 0], slots, last, state.capacity, state.latent)
-        if p is not None:
-            z, smoothed = smooth(z, p, slots, smoothed)
-        recent = jnp.concatenate([state.recent[:, 1:], z.astype(state.recent.dtype)], 1)
-        valid = jnp.concatenate([state.recent_valid[:, 1:], ends], 1)
-        state = state.replace(
-            latent=latent,
-            smoothed=smoothed,
-            recent=jnp.where(ends[..., None], recent, state.recent),
-            recent_valid=jnp.where(ends, valid, state.recent_valid),
-        )
-        return _of_patches(
-            nn.cond(jnp.any(holes != 0), BLT._skip, lambda model, state, *_: state, self, state, holes)
-        )
+        if byte.p is not None:
+            z, smoothed = smooth(z, byte.p, slots, smoothed)
+        recent, valid = state.see(z, ends)
+        return {"latent": latent, "smoothed": smoothed, "recent": recent, "recent_valid": valid}
 
-    def _skip(self, state: BLTState, holes: Int[Array, "B P"]) -> BLTState:
-        """Move the latent stack over the unused slots at a block's end."""
-        nothing = jnp.zeros((*holes.shape, self.config.slot_dim), self.dtype)
-        nowhere = jnp.zeros(holes.shape, bool)
-        _, latent = self._over_slots(nothing, holes, nowhere, state.capacity, state.latent)
-        return state.replace(latent=latent)
+    def _skip(self, latent: StackState | LevelState, holes: Int[Array, "B P"]) -> StackState | LevelState:
+        """Move the latent stack over the unused slots at a block's end, if there are any."""
 
+        def skip(model: "BLT", latent: StackState | LevelState) -> Any:
+            nothing = jnp.zeros((*holes.shape, model.config.slot_dim), model.dtype)
+            nowhere = jnp.zeros(holes.shape, bool)
+            return model._over_slots(nothing, holes, nowhere, holes.shape[1], latent)[1]
 
-def _of_patches(state: BLTState) -> dict[str, Any]:
-    """Return the members of a state that patches change, by name."""
-    return {name: getattr(state, name) for name in ("latent", "smoothed", "recent", "recent_valid")}
+        return change_if(jnp.any(holes != 0), skip, self, latent)

@@ -110,6 +110,49 @@ class BLTState(flax.struct.PyTreeNode):
             values=self.values.at[rows, slot].set(v, mode="drop"),
         )
 
+    def see(
+        self, z: Float[Array, "B 1 D"], ends: Bool[Array, "B 1"]
+    ) -> tuple[Float[Array, "B W D"], Bool[Array, "B W"]]:
+        """Return `recent` and `recent_valid` with one more patch vector, in the rows where there is one."""
+        recent = jnp.concatenate([self.recent[:, 1:], z.astype(self.recent.dtype)], 1)
+        valid = jnp.concatenate([self.recent_valid[:, 1:], ends], 1)
+        return jnp.where(ends[..., None], recent, self.recent), jnp.where(ends, valid, self.recent_valid)
+
+
+class OpenByte(flax.struct.PyTreeNode):
+    """A byte of each row that the encoder has read and the decoder has not.
+
+    Attributes:
+      segment_ids: document of the byte; 0 for no byte.
+      closed: whether a patch ends with it.
+      h: the byte behind the encoder.
+      p: of the router; None without one.
+    """
+
+    segment_ids: Int[Array, "B"]
+    closed: Bool[Array, "B"]
+    h: Float[Array, "B 1 C"]
+    p: Float[Array, "B 1"] | None
+
+    __repr__ = show
+
+    @property
+    def stands(self) -> Bool[Array, "B"]:
+        """True for rows whose patch ends with the byte: it reads that patch's latent."""
+        return self.closed & (self.segment_ids != 0)
+
+    def only(self, where: Bool[Array, "B"]) -> "OpenByte":
+        """Return the bytes of these rows; the others have none."""
+        return self.replace(segment_ids=jnp.where(where, self.segment_ids, 0))
+
+
+def init_open_byte(config: PatchedConfig, batch_size: int, *, dtype: Any = jnp.float32) -> OpenByte:
+    """Return no byte in any row."""
+    p = None if config.router is None else jnp.zeros((batch_size, 1), jnp.float32)
+    h = jnp.zeros((batch_size, 1, config.encoder.dim), dtype)
+    none = jnp.zeros((batch_size,), jnp.int32)
+    return OpenByte(segment_ids=none, closed=none != 0, h=h, p=p)
+
 
 def init_blt_state(
     config: PatchedConfig,
@@ -207,26 +250,29 @@ def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Arr
     )
 
 
-def advance(
-    state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]
-) -> tuple[BLTState, Int[Array, "B P"]]:
-    """Count a byte, and name the holes behind it.
-
-    They are -s in the unused slots of a block that the byte completed.
-    """
-    live = segment_ids != 0
-    ends = live & closed
-    one = live.astype(jnp.int32)
-    used = state.used + ends.astype(jnp.int32)
-    edge = live & (state.in_block + 1 == state.block_size)
+def name_holes(state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]) -> Int[Array, "B P"]:
+    """Return -s in the unused slots of a block that the coming byte completes, and 0 elsewhere."""
+    used = state.used + (closed & (segment_ids != 0)).astype(jnp.int32)
     slot = jnp.arange(state.capacity, dtype=jnp.int32)[None]
-    unused = edge[:, None] & (slot < (state.capacity - used)[:, None])
-    moved = state.replace(
+    unused = _at_edge(state, segment_ids)[:, None] & (slot < (state.capacity - used)[:, None])
+    return jnp.where(unused, -segment_ids[:, None], 0)
+
+
+def advance(state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]) -> BLTState:
+    """Count a byte."""
+    live = segment_ids != 0
+    ends, edge = live & closed, _at_edge(state, segment_ids)
+    one = live.astype(jnp.int32)
+    return state.replace(
         position=state.position + one,
         last_segment=jnp.where(live, segment_ids, state.last_segment),
         offset=jnp.where(ends, 0, state.offset + one),
         previous=jnp.where(ends, state.offset + 1, state.previous),
         in_block=jnp.where(edge, 0, state.in_block + one),
-        used=jnp.where(edge, 0, used),
+        used=jnp.where(edge, 0, state.used + ends.astype(jnp.int32)),
     )
-    return moved, jnp.where(unused, -segment_ids[:, None], 0)
+
+
+def _at_edge(state: BLTState, segment_ids: Int[Array, "B"]) -> Bool[Array, "B"]:
+    """Return whether the coming byte completes a block."""
+    return (segment_ids != 0) & (state.in_block + 1 == state.block_size)

@@ -104,7 +104,7 @@ def after_bytes(
     keys: tuple[Float[Array, "B T C"], Float[Array, "B T C"]],
     seen: tuple[Float[Array, "B N D"], Bool[Array, "B N"]],
 ) -> tuple[BLTState, Int[Array, "B P"]]:
-    """Return where each row stands behind a call, and the holes behind it as `advance` names them.
+    """Return where each row stands behind a call, and the holes behind it as `name_holes` does.
 
     Args:
       state: before the call, from `begin`.

@@ -89,14 +89,17 @@ class DraftedRows:
 class DraftedLane(LanePrograms):
     """A lane on the device that drafts. How many bytes a round draws is not known before it is read."""
 
-    sure_bytes = 0
-
     def __init__(
         self, decoder: Decoder, params: dict[str, Any], lane: Lane, piece_bytes: int, drafts: Drafts
     ) -> None:
         """Prepare parameters and empty rows; `drafts` is a value to its program."""
         self._drafts, self._width = drafts.arrays, window_bytes(decoder)
         super().__init__(decoder, params, lane, piece_bytes)
+
+    @property
+    def draws(self) -> tuple[int, int]:
+        """No bytes, as the one that is drawn may wait for the next round, and the most."""
+        return 0, COLUMNS
 
     def make_rows(self) -> DraftedRows:
         """Return rows that are all done."""

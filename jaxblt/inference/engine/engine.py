@@ -137,13 +137,14 @@ class Engine:
         lanes = sorted((self._lanes[i] for i in config.search_lanes), key=lambda lane: lane.lane.capacity)
         self._searches = [LaneSearch(lane, config.beams, self._sizes) for lane in lanes]
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
-        self._scheduler = Scheduler(
-            config, self._sizes, steps=self._lanes[0].sure_bytes, known=self._find_prefix, clock=clock
-        )
+        least, most = zip(*(lane.draws for lane in self._lanes), strict=True)
+        given = {"draws": (min(least), max(most)), "known": self._find_prefix, "clock": clock}
+        self._scheduler = Scheduler(config, self._sizes, **given)
         self._jobs: dict[Ticket, _Job] = {}
         # Read results beside the thread that sends rounds: a program that looks at conditions is sent step by step
         self._results = ThreadPoolExecutor(1, "engine-results")
         self._in_flight: deque[Future[None]] = deque()
+        self._next_begins = threading.Event()
         self._changed = threading.Condition()
         self._closing = False
         self._error: Exception | None = None
@@ -354,6 +355,7 @@ class Engine:
         except Exception as error:
             self._fail(error)
         finally:
+            self._next_begins.set()
             self._results.shutdown()
 
     def _fail(self, error: Exception) -> None:
@@ -376,20 +378,31 @@ class Engine:
             parts = [(part, self._jobs[part.ticket]) for part in work.parts]
             self._rounds += 1
             self._changed.notify_all()
+        # Hand out from here on: before, that would keep this thread from sending, and the device would wait
+        self._next_begins.set()
         read = [self._read_parts(*given) for given in self._group(parts)]
         decoding = work.decoding.items()
         drawn = [(tickets, self._lanes[lane].decode(tickets)) for lane, tickets in decoding]
         if read or drawn:
-            self._in_flight.append(self._results.submit(self._await_round, read, drawn))
+            self._next_begins = threading.Event()
+            given = (read, drawn, self._next_begins)
+            self._in_flight.append(self._results.submit(self._await_round, *given))
         while len(self._in_flight) > bool(read or drawn):
             self._in_flight.popleft().result()
 
-    def _await_round(self, read: list[Array | None], drawn: list[tuple[dict[int, Ticket], Table]]) -> None:
-        """Wait for a round, and hand out what each lane has drawn."""
+    def _await_round(
+        self,
+        read: list[Array | None],
+        drawn: list[tuple[dict[int, Ticket], Table]],
+        next_begins: threading.Event,
+    ) -> None:
+        """Wait for a round, and hand out what each lane has drawn while the next one is sent."""
         # Wait for prompts too: without it all pieces of a long one would lie before whatever comes next
         jax.block_until_ready(read)
-        for tickets, table in drawn:
-            self._hand_out(tickets, unpack_draws(np.asarray(table)))
+        tables = [(tickets, np.asarray(table)) for tickets, table in drawn]
+        next_begins.wait()
+        for tickets, table in tables:
+            self._hand_out(tickets, unpack_draws(table))
 
     def _group(self, parts: list[_Reading]) -> Iterator[tuple[LanePrograms, int, list[_Reading]]]:
         """Yield the pieces of prompts that one call reads, with its lane and the size of its rows."""
@@ -453,6 +466,7 @@ class Engine:
                 if not sound[slot]:
                     self._refuse_nonfinite(job, int(np.argmin(drawn.finite[slot])))
                     continue
+                self._scheduler.count_drawn(ticket, count)
                 self._drawn += count
                 self._drafted += drafted[slot]
                 self._accepted += accepted[slot]

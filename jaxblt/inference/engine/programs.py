@@ -13,7 +13,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.data.vocab import EOS, PAD, VOCAB_SIZE
@@ -30,11 +30,12 @@ from jaxblt.inference.requests import Requests, request_keys
 from jaxblt.inference.rows import put_rows, take_rows
 from jaxblt.inference.sampling import alphabet_table, sample, sampling_arrays
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
+from jaxblt.inference.waiting import MOST_STEPS, Waiting, none_waiting, step_or_wait
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.show import show
 
 STEPS = 8
-"""Bytes that a round draws for each row."""
+"""Steps of a round. Each draws a byte for every row that does not stand still at the edge of a patch."""
 
 SHORT_PIECES = (64, 256)
 """Sizes of pieces of prompts below the largest."""
@@ -63,6 +64,7 @@ class LaneRows:
       requests: what each asks for.
       penalties: for each drawing of an id, and for an id that was drawn.
       chosen: codes in the place of the router's, as of `choose_adapters`; empty for a model without a router.
+      waiting: rows that stand still; None if none ever does.
     """
 
     state: DecoderState
@@ -73,6 +75,7 @@ class LaneRows:
     requests: Requests
     penalties: Float[Array, "S 2"]
     chosen: dict[str, Any]
+    waiting: Waiting | None
 
     __repr__ = show
 
@@ -83,10 +86,7 @@ class LanePrograms:
     Attributes:
       decoder: models and patcher.
       params: of the decoder, as of `prepare_decoding`.
-      sure_bytes: that a round draws for a row that goes on.
     """
-
-    sure_bytes = STEPS
 
     def __init__(self, decoder: Decoder, params: dict[str, Any], lane: Lane, piece_bytes: int) -> None:
         """Prepare parameters and empty rows.
@@ -111,6 +111,11 @@ class LanePrograms:
     def lane(self) -> Lane:
         """Rows and capacity."""
         return self._lane
+
+    @property
+    def draws(self) -> tuple[int, int]:
+        """The least and the most bytes that a round draws for a row that goes on."""
+        return STEPS if self._rows.waiting is None else STEPS // (1 + MOST_STEPS), STEPS
 
     def fit(self) -> None:
         """Decode once without requests, with half the rows as long as the device has not the memory for all.
@@ -293,6 +298,7 @@ def empty_rows(decoder: Decoder, lane: Lane) -> LaneRows:
         ),
         penalties=jnp.zeros((slots, 2), jnp.float32),
         chosen=jax.tree.map(jnp.asarray, choose_codes_of_rows(unrolled(decoder).model, [None] * slots)),
+        waiting=none_waiting(decoder, slots),
     )
 
 
@@ -333,6 +339,7 @@ def _enter(
         requests=asked,
         penalties=penalties,
         chosen=chosen,
+        waiting=jax.tree.map(lambda x: jnp.zeros((len(sound), *x.shape[1:]), x.dtype), rows.waiting),
     )
     return keep_layout(put_rows(rows, slots, part), layout)
 
@@ -341,30 +348,60 @@ def _enter(
 def _decode(
     decoder: Decoder, layout: Layout, params: dict[str, Any], rows: LaneRows, live: Bool[Array, "S"]
 ) -> tuple[LaneRows, Table]:
-    """Draw `STEPS` bytes of the rows that are live; the key of a byte comes from seed and position alone."""
+    """Take `STEPS` steps of the rows that are live; the key of a byte comes from seed and position alone."""
     rows, asked = rows.replace(done=rows.done | ~live), rows.requests  # pyright: ignore[reportAttributeAccessIssue]
-    params, none = {**params, CHOSEN: rows.chosen}, jnp.zeros(live.shape, jnp.int32)
-    places = (asked.lengths + rows.drawn)[None] + jnp.arange(STEPS, dtype=jnp.int32)[:, None]
+    params, none, begun = {**params, CHOSEN: rows.chosen}, jnp.zeros(live.shape, jnp.int32), rows.drawn
+    places = (asked.lengths + begun)[None] + jnp.arange(STEPS, dtype=jnp.int32)[:, None]
     keys = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(request_keys(asked), places)
+    every = jnp.arange(len(live), dtype=jnp.int32)
 
-    def body(rows: LaneRows, step_keys: Key[Array, "S"]) -> tuple[LaneRows, tuple[Array, ...]]:
-        penalty = penalties_of(rows.counts, rows.penalties)
+    def body(rows: LaneRows, _: None) -> tuple[LaneRows, tuple[Array, ...]]:
+        penalty, step_keys = penalties_of(rows.counts, rows.penalties), keys[rows.drawn - begun, every]
         ids = sample(asked.sampling, step_keys, rows.logits - penalty, alphabet=asked.alphabet)
-        ended = rows.done | (ids == EOS)
-        done = ended | (rows.drawn + 1 >= asked.limits)
-        logits, closed, state = decode_step(decoder, params, ids, rows.state, jnp.where(done, 0, 1))
+        draws = _draws(rows)
+        ended = rows.done | (draws & (ids == EOS))
+        done = ended | (draws & (rows.drawn + 1 >= asked.limits))
+        logits, closed, state, waiting = _step(decoder, params, ids, rows, done)
         chosen = jax.nn.one_hot(ids, rows.counts.shape[-1], dtype=jnp.int32)
         moved = rows.replace(  # pyright: ignore[reportAttributeAccessIssue]
-            state=state, logits=logits, done=done, drawn=rows.drawn + 1, counts=rows.counts + chosen
+            state=state,
+            logits=logits,
+            done=done,
+            drawn=rows.drawn + draws.astype(jnp.int32),
+            counts=rows.counts + jnp.where(draws[:, None], chosen, 0),
+            waiting=waiting,
         )
-        return moved, (rows.logits, ids, rows.done, ended, closed)
+        return moved, (rows.logits, ids, rows.done, ended, closed, draws)
 
-    rows, found = jax.lax.scan(body, rows, keys)
+    rows, found = jax.lax.scan(body, rows, None, length=STEPS)
     # Tell of all steps at once: inside the loop, small kernels would run for each byte
-    logits, ids, were_done, ended, closed = (jnp.moveaxis(x, 0, 1) for x in found)
-    finite = jnp.all(jnp.isfinite(logits), -1) | were_done
-    drawn = Drawn(ids, ~ended, finite, closed, *predictions(logits, ids), ended[:, -1], none, none)
+    found = tuple(jnp.moveaxis(x, 0, 1) for x in found)
+    at_last = found[3][:, -1]
+    if rows.waiting is not None:
+        order = jnp.argsort(~found[-1], axis=1, stable=True)
+        found = tuple(
+            jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), 1) for x in found
+        )
+    logits, ids, were_done, ended, closed, draws = found
+    finite = jnp.all(jnp.isfinite(logits), -1) | were_done | ~draws
+    kept = draws & ~ended
+    drawn = Drawn(ids, kept, finite, closed, *predictions(logits, ids), at_last, none, none)
     return keep_layout(rows, layout), pack_draws(drawn)
+
+
+def _draws(rows: LaneRows) -> Bool[Array, "S"]:
+    """Return which rows draw a byte now: all that do not stand still."""
+    return jnp.ones_like(rows.done) if rows.waiting is None else ~rows.waiting.rows
+
+
+def _step(
+    decoder: Decoder, params: dict[str, Any], ids: Int[Array, "S"], rows: LaneRows, done: Bool[Array, "S"]
+) -> tuple[Float[Array, "S V"], Bool[Array, "S"], DecoderState, Waiting | None]:
+    """Read a byte of each row that is not done, or let it stand still."""
+    segment_ids = jnp.where(done, 0, 1)
+    if rows.waiting is None:
+        return *decode_step(decoder, params, ids, rows.state, segment_ids), None
+    return step_or_wait(decoder, params, ids, rows.state, segment_ids, rows.waiting.only(~done))
 
 
 def penalties_of(counts: Int[Array, "... V"], penalties: Float[Array, "... 2"]) -> Float[Array, "... V"]:

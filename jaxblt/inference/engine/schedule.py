@@ -2,14 +2,15 @@
 
 A request waits in the queue of its lane, takes the lane's first free slot, has its prompt read in pieces, and decodes.
 It ends in exactly one of the states of `ENDS`, and gives its slot back at once. If a round surely draws its last byte,
-the next round has the slot for another, before the results are known: meanwhile the request is leaving.
+the next round has the slot for another, before the results are known: meanwhile the request is leaving. If the rounds
+whose results are not known may have drawn the last bytes of a lane's requests, the lane waits for the results.
 """
 
 import heapq
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -46,7 +47,8 @@ class Ticket:
       state: where it is.
       slot: its row of the lane, while it has one.
       read: bytes of the prompt that were read.
-      drawn: bytes that its rounds have drawn, unless it has ended before.
+      drawn: bytes that its rounds are known to have drawn.
+      sent: rounds that draw for it and whose results are not known.
     """
 
     length: int
@@ -59,6 +61,7 @@ class Ticket:
     slot: int | None = None
     read: int = 0
     drawn: int = 0
+    sent: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Scheduler:
         config: EngineConfig,
         sizes: Sequence[int],
         *,
-        steps: int = 0,
+        draws: tuple[int, int] = (0, 1),
         known: Callable[[Ticket], int] = lambda ticket: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -135,12 +138,12 @@ class Scheduler:
           config: lanes and the most requests that wait.
           sizes: lengths of the rows that pieces of prompts are read in, ascending. The last is the piece itself, and
             the prompt bytes of a round.
-          steps: bytes that a round surely draws for a row that goes on.
+          draws: the least and the most bytes that a round draws for a row that goes on.
           known: how many bytes of a prompt need no reading, asked when its request gets its slot.
           clock: seconds.
         """
         self._config, self._sizes, self._known, self._clock = config, tuple(sizes), known, clock
-        self._steps = steps
+        self._least, self._most = draws
         self._rows = [_Rows(lane, free=list(range(lane.slots))) for lane in config.lanes]
         self._turn = 0
         self._service = 1.0
@@ -239,22 +242,27 @@ class Scheduler:
         for ticket in expired:
             self.end(ticket, "expired")
         parts = tuple(self._parts())
-        decoding = {
-            i: {slot: ticket for slot, ticket in rows.taken.items() if ticket.state == "decoding"}
-            for i, rows in enumerate(self._rows)
-        }
-        for i, tickets in decoding.items():
-            for ticket in tickets.values():
-                self._count_drawn(self._rows[i], ticket)
-        return Round(expired, parts, {i: tickets for i, tickets in decoding.items() if tickets})
+        decoding = {}
+        for i, rows in enumerate(self._rows):
+            tickets = {slot: ticket for slot, ticket in rows.taken.items() if ticket.state == "decoding"}
+            if any(ticket.drawn + self._most * ticket.sent < ticket.limit for ticket in tickets.values()):
+                decoding[i] = tickets
+                self._count_sent(rows, tickets.values())
+        return Round(expired, parts, decoding)
 
-    def _count_drawn(self, rows: _Rows, ticket: Ticket) -> None:
-        """Count the bytes of a round; after its last one a request leaves."""
-        ticket.drawn += self._steps
-        if ticket.drawn >= ticket.limit:
-            rows.release(ticket)
-            rows.leaving.add(ticket)
-            ticket.state = "leaving"
+    def _count_sent(self, rows: _Rows, tickets: Iterable[Ticket]) -> None:
+        """Count a round; after its last one a request leaves."""
+        for ticket in tickets:
+            ticket.sent += 1
+            if ticket.drawn + self._least * ticket.sent >= ticket.limit:
+                rows.release(ticket)
+                rows.leaving.add(ticket)
+                ticket.state = "leaving"
+
+    def count_drawn(self, ticket: Ticket, count: int) -> None:
+        """Count the bytes that a round has drawn for a request, now that they are known."""
+        ticket.drawn += count
+        ticket.sent -= 1
 
     def _parts(self) -> Iterator[Part]:
         """Yield pieces of prompts, together of the bytes that a round reads; another lane begins each round."""

@@ -24,12 +24,13 @@ EVENTS = st.one_of(
 
 
 class Simulated:
-    """A scheduler, its clock, and a device that draws up to 8 bytes a round for each row."""
+    """A scheduler, its clock, and a device whose draws of a round are known in the next one."""
 
-    def __init__(self, steps):
-        self.now, self.tickets, self.ended = 0.0, [], set()
-        self.read, self.order = Counter(), {0: [], 1: []}
-        self.scheduler = Scheduler(CONFIG, SIZES, steps=steps, clock=lambda: self.now)
+    def __init__(self, draws):
+        self.now, self.tickets, self.ended, self.draws = 0.0, [], set(), draws
+        self.read, self.drawn, self.order = Counter(), Counter(), {0: [], 1: []}
+        self.unknown = []
+        self.scheduler = Scheduler(CONFIG, SIZES, draws=draws, clock=lambda: self.now)
 
     def new(self, length, limit, deadline):
         try:
@@ -57,7 +58,7 @@ class Simulated:
         self.now += seconds
 
     def round(self, finishing):
-        work = self.scheduler.next_round()
+        work, (least, most) = self.scheduler.next_round(), self.draws
         for ticket in work.expired:
             assert ticket.deadline <= self.now
             assert ticket not in self.ended
@@ -76,13 +77,28 @@ class Simulated:
                 last = ticket.state == "leaving"
                 assert (None if last else slot, ticket.lane) == (ticket.slot, lane)
                 assert self.read[ticket] == ticket.length
-                assert last == (ticket.limit <= ticket.drawn)
+                assert last == (ticket.limit <= self.drawn[ticket] + least * ticket.sent)
+                assert ticket.limit > self.drawn[ticket] + least * (ticket.sent - 1)
                 slots.discard((ticket, slot))
+            # Some row is not over with what is on its way
+            assert any(
+                ticket.limit > self.drawn[ticket] + most * (ticket.sent - 1) for ticket in rows.values()
+            )
         assert not slots
-        done = [ticket for rows in work.decoding.values() for ticket in rows.values()][:finishing]
-        for ticket in done:
-            assert self.scheduler.end(ticket, "finished")
-            self.ended.add(ticket)
+        known, self.unknown = self.unknown, [t for rows in work.decoding.values() for t in rows.values()]
+        self.know([ticket for ticket in known if ticket not in self.ended], finishing)
+
+    def know(self, tickets, finishing):
+        """Tell of what a round has drawn; the first of its requests end."""
+        least, most = self.draws
+        for i, ticket in enumerate(tickets):
+            count = least + (finishing + i) % (most - least + 1)
+            self.drawn[ticket] += count
+            if i < finishing or self.drawn[ticket] >= ticket.limit:
+                assert self.scheduler.end(ticket, "finished")
+                self.ended.add(ticket)
+            else:
+                self.scheduler.count_drawn(ticket, count)
 
     def check(self):
         """Slots and places are kept apart, and nobody is lost."""
@@ -98,9 +114,9 @@ class Simulated:
         assert sum(self.scheduler.ended[state] for state in ENDS) == len(self.ended)
 
 
-@given(st.lists(EVENTS, max_size=60), st.sampled_from([0, 8]))
-def test_every_request_ends_once_in_its_turn_and_no_slot_is_lost(events, steps):
-    simulated = Simulated(steps)
+@given(st.lists(EVENTS, max_size=60), st.sampled_from([(0, 33), (1, 8), (8, 8)]))
+def test_every_request_ends_once_in_its_turn_and_no_slot_is_lost(events, draws):
+    simulated = Simulated(draws)
     for name, *arguments in events:
         getattr(simulated, name)(*arguments)
         simulated.check()
@@ -129,13 +145,24 @@ def test_a_prompt_that_is_known_is_not_read():
 
 
 def test_a_slot_is_free_for_the_next_round_once_the_last_byte_is_sent_for():
-    scheduler = Scheduler(replace(CONFIG, lanes=(Lane(1, 40),)), SIZES, steps=8)
+    scheduler = Scheduler(replace(CONFIG, lanes=(Lane(1, 40),)), SIZES, draws=(8, 8))
     first, second = (scheduler.submit(3, 16) for _ in range(2))
     decoding = [scheduler.next_round().decoding[0] for _ in range(3)]
     assert decoding == [{0: first}, {0: first}, {0: second}]
     assert (first.state, scheduler.running, scheduler.waiting) == ("leaving", 2, 0)
     assert scheduler.end(first, "finished")
     assert list(scheduler.live()) == [second]
+
+
+def test_no_round_is_sent_for_rows_that_may_be_over_already():
+    scheduler = Scheduler(replace(CONFIG, lanes=(Lane(2, 40),)), SIZES, draws=(1, 8))
+    early, late = scheduler.submit(3, 8), scheduler.submit(3, 16)
+    rounds = [scheduler.next_round().decoding for _ in range(3)]
+    assert rounds == [{0: {0: early, 1: late}}] * 2 + [{}]
+    scheduler.count_drawn(early, 7)
+    assert scheduler.next_round().decoding == {}
+    scheduler.count_drawn(late, 7)
+    assert scheduler.next_round().decoding == {0: {0: early, 1: late}}
 
 
 def test_refusals_name_what_is_too_much():
