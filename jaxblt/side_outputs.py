@@ -34,10 +34,27 @@ class Sown:
         return jnp.mean(self.value, axis=tuple(range(self.value.ndim - self.ndim)))
 
 
+@flax.struct.dataclass
+class Price:
+    """A loss of each row, which training weighs by how well the row is answered.
+
+    Attributes:
+      rows: fp32; axes in front are layers of a scan.
+    """
+
+    rows: Float[Array, "*layers B"]
+
+
 def sow_loss(module: nn.Module, name: str, value: Float[Array, ""]) -> None:
     """Add a loss, its weight applied, to what training minimises."""
     if not module.is_initializing():
         module.sow("losses", name, value.astype(jnp.float32))
+
+
+def sow_price(module: nn.Module, name: str, rows: Float[Array, "B"]) -> None:
+    """Add a loss of each row, its weight applied, which a row pays by its share of right answers: see `sown_losses`."""
+    if not module.is_initializing():
+        module.sow("losses", name, Price(rows.astype(jnp.float32)))
 
 
 def sow_metric(module: nn.Module, name: str, value: Any) -> None:

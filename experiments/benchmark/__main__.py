@@ -15,7 +15,7 @@ ROOMS = {
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed", "level_pareto", "routed_lora"),
     "labels": ("contacts", "families", "fitness", "loci", "promoters", "reviews", "zero_shot"),
-    "tasks": ("copies", "pixels", "recall", "tasks"),
+    "tasks": ("copies", "pixels", "recall", "state_counts", "tasks"),
     "splitting": ("compressed", "ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),

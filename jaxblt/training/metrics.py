@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.patching.patches import Patches
-from jaxblt.side_outputs import Sown
+from jaxblt.side_outputs import Price, Sown
 
 Metrics = dict[str, Float[Array, "..."]]
 """Scalars, and vectors that modules sowed."""
@@ -32,10 +32,28 @@ def bits(nats: float) -> float:
     return nats / math.log(2)
 
 
-def sown_losses(side: Any) -> Float[Array, ""]:
-    """Sum of everything sown into "losses"; modules sow losses with their weight already applied."""
-    leaves = [jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(side.get("losses", {}))]
-    return sum(leaves, jnp.float32(0))
+def answered(
+    logits: Float[Array, "B T V"], targets: Int[Array, "B T"], weights: Float[Array, "B T"]
+) -> Float[Array, "B"]:
+    """Return exp of each row's mean log p[target], weighted: 1 for certain answers, 0 for none; without a gradient."""
+    total = jnp.sum(weights, 1)
+    nats = jnp.sum(cross_entropy(logits, targets) * weights, 1) / jnp.where(total > 0, total, 1)
+    return jax.lax.stop_gradient(jnp.where(total > 0, jnp.exp(-nats), 0))
+
+
+def sown_losses(side: Any, paid: Float[Array, "B"] | float = 1.0) -> Float[Array, ""]:
+    """Return the sum of everything sown into "losses"; modules sow losses with their weight already applied.
+
+    Args:
+      side: the collections.
+      paid: the share of a `Price` that each row pays; of these the mean over rows is added.
+    """
+    leaves = jax.tree.leaves(side.get("losses", {}), is_leaf=lambda node: isinstance(node, Price))
+    losses = (
+        jnp.mean(paid * jnp.sum(leaf.rows, range(leaf.rows.ndim - 1))) if isinstance(leaf, Price) else leaf
+        for leaf in leaves
+    )
+    return sum((jnp.sum(loss.astype(jnp.float32)) for loss in losses), jnp.float32(0))
 
 
 def sown_metrics(side: Any) -> Metrics:

@@ -46,6 +46,7 @@ from jaxblt.training.metrics import (
 )
 from jaxblt.training.objectives.objectives import NextByte, Objective
 from jaxblt.training.objectives.reference import Reference, divergence, every_nth
+from jaxblt.training.objectives.scores import IdScores
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
 from pallas_kernels.runtime import current_device
 
@@ -349,7 +350,9 @@ def _gradients(
         run = _runner(task, state.frozen, rows, {"dropout": own}, amax, counted)
         drawn = draw(task.hybrid, run, params, state.opt_state, jax.random.fold_in(own, 1))
         logits, patches, side = run(params, experts=None if drawn is None else drawn.experts)
-        sums = task.objective.sums(logits, rows) | {"sown_loss": sown_losses(side) / accumulate}
+        objective = task.objective
+        paid = objective.answered(logits, rows) if isinstance(objective, IdScores) else 1.0
+        sums = objective.sums(logits, rows) | {"sown_loss": sown_losses(side, paid) / accumulate}
         counts = {} if patches is None else patch_counts(patches)
         parts = {"language": sums["loss"]}
         if task.reference is not None:

@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.patching.patches import from_closed
-from jaxblt.side_outputs import SIDE_OUTPUTS, sow_loss, sow_metric
+from jaxblt.side_outputs import SIDE_OUTPUTS, sow_loss, sow_metric, sow_price
 from jaxblt.training.metrics import (
+    answered,
     as_scalars,
     bits,
     cross_entropy,
@@ -36,12 +37,22 @@ def test_uniform_logits_cost_eight_bits_among_256():
     assert bits(math.log(2)) == 1.0
 
 
+def test_rows_are_answered_as_likely_as_their_targets_are():
+    """A row without targets is not answered, and nobody answers better to pay less."""
+    p = np.asarray([[[0.5, 0.5], [0.125, 0.875], [0.01, 0.99]], [[0.5, 0.5]] * 3], np.float32)
+    targets, weights = jnp.zeros((2, 3), jnp.int32), jnp.asarray([[1.0, 1.0, 0.0], [0.0] * 3])
+    share = lambda logits: answered(logits, targets, weights)  # noqa: E731
+    np.testing.assert_allclose(share(jnp.log(p)), [0.25, 0], rtol=1e-5)
+    assert not np.any(jax.grad(lambda logits: jnp.sum(share(logits)))(jnp.log(p)))
+
+
 class Layer(nn.Module):
     @nn.compact
     def __call__(self, x, _):
         self.sow("losses", "balance", jnp.sum(x))
         self.sow("metrics", "mean", jnp.mean(x))
         sow_metric(self, "each", x)
+        sow_price(self, "price", x)
         return x + jnp.float32(1), None
 
 
@@ -59,7 +70,9 @@ class Scanned(nn.Module):
 def test_side_outputs_arrive_through_scan_and_remat():
     _, side = Scanned().apply({}, jnp.asarray([1.0, 1.5]), mutable=SIDE_OUTPUTS)
     # layers see 1, 2, 3 in the first element and half more in the second
-    assert float(sown_losses(side)) == 2 * (1 + 2 + 3) + 3 * 0.5 + 0.5
+    apart, first, second = 2 * (1 + 2 + 3) + 3 * 0.5 + 0.5, 1 + 2 + 3, 1 + 2 + 3 + 3 * 0.5
+    assert float(sown_losses(side)) == apart + (first + second) / 2
+    assert float(sown_losses(side, jnp.asarray([1.0, 0.0]))) == apart + first / 2
     found = as_scalars(sown_metrics(side))
     assert found == {"layers/mean": 2.25, "layers/each/0": 2.0, "layers/each/1": 2.5}
     assert float(sown_losses({})) == 0.0

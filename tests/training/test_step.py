@@ -130,7 +130,9 @@ def test_sown_losses_are_added_and_sown_metrics_reported():
         )
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.targets[..., None], -1)[..., 0]
         mask = batch.loss_mask.astype(jnp.float32)
-        return -jnp.sum(picked * mask) / jnp.sum(mask) + side["losses"]["size"][0]
+        share = jnp.exp(jnp.sum(jax.lax.stop_gradient(picked) * mask, 1) / jnp.sum(mask, 1))
+        sown = side["losses"]["size"][0] + jnp.mean(share * side["losses"]["price"][0].rows)
+        return -jnp.sum(picked * mask) / jnp.sum(mask) + sown
 
     norm = jax.jit(lambda params: optax.tree.norm(jax.grad(total)(params)))
     np.testing.assert_allclose(metrics["grad_norm"], norm(params), rtol=1e-5)

@@ -14,6 +14,7 @@ from jaxblt.data.sources import BytesSource
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.patching import PatcherConfig, make_patches
+from jaxblt.side_outputs import sow_price
 from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.train_config import TrainConfig
@@ -23,7 +24,7 @@ MAX_LENGTH = 64
 
 @dataclass(frozen=True)
 class TinyConfig:
-    """`dropout` acts where a dropout rng is passed; `side` makes the model sow a loss and a metric."""
+    """`dropout` acts where a dropout rng is passed; `side` makes the model sow a loss, a price and a metric."""
 
     dim: int = 16
     causal: bool = True
@@ -71,6 +72,7 @@ class Tiny(nn.Module):
         x = nn.Dropout(config.dropout, deterministic=not self.has_rng("dropout"))(nn.gelu(x))
         if config.side:
             self.sow("losses", "size", 0.1 * jnp.mean(x.astype(jnp.float32) ** 2))
+            sow_price(self, "price", jnp.mean(x.astype(jnp.float32) ** 2, (1, 2)))
             self.sow("metrics", "active", jnp.mean((x > 0).astype(jnp.float32)))
         head = nn.with_logical_partitioning(init, ("mlp", "vocab"))
         logits = nn.Dense(config.vocab_size, use_bias=False, dtype=self.dtype, kernel_init=head, name="head")(

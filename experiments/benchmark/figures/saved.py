@@ -26,6 +26,7 @@ ON_CPU = (
     "review_baselines",
     "scaling_on_cpu",
     "sparse_attention",
+    "state_counts",
     "tasks",
 )
 """Benchmarks whose figures are of no GPU: counts, answers that are right, or times of a CPU."""

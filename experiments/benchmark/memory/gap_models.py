@@ -82,6 +82,7 @@ def model_of(name: str, settings: Settings, vocab_size: int, mlp_dim: int) -> "B
             top_k=settings.top_k,
             window=max(settings.window, settings.block),
             rope_theta=NO_TURN,
+            predictor=settings.predictor,
         ),
     }
     # Cut only to get sizes: `check_gaps` refuses to train with fewer layers

@@ -27,6 +27,7 @@ class Settings:
       dim, layers, heads: of the models.
       window: steps that attention sees; MAG's sees at least a chunk.
       block, top_k: tokens in a block of sparse attention, and blocks that a token chooses.
+      predictor: hidden width of the networks that choose them, which learn from dense attention; None for pooled keys.
       chunk: tokens from one update of a memory to the next.
       shortest: fillers of the shortest gap of training; None for one that windows do not reach over: models that may
         answer short gaps by attention learn that, and leave their memory alone. A memory holds nothing of a chunk that
@@ -51,6 +52,7 @@ class Settings:
     chunk: int = 16
     block: int = 16
     top_k: int = 4
+    predictor: int | None = None
     shortest: int | None = None
     trained: tuple[int, ...] = (4, 16)
     tested: tuple[int, ...] = (4, 16, 64)
@@ -66,7 +68,7 @@ class Settings:
         check_bounds(self, "symbols", "fillers", "window", least=2)
         sizes = ("pairs", "dim", "layers", "heads", "chunk", "block", "top_k", "tokens", "test_rows")
         check_bounds(self, *sizes, least=1)
-        check_bounds(self, "shortest", least=1)
+        check_bounds(self, "shortest", "predictor", least=1)
         check_bounds(self, "learning_rate", "attention_learning_rate", above=0)
         if not self.trained or not self.tested or min(self.trained + self.tested) < 1:
             raise ValueError(

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,7 @@ def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Prog
 
     from experiments.benchmark.memory.gap_rows import draw_gaps, draw_rows
     from jaxblt.training.flops import count_params
+    from jaxblt.training.metrics import sown_losses
     from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer
 
     begun, task = time.perf_counter(), settings.task
@@ -58,13 +60,15 @@ def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Prog
         params = jax.tree.map(jnp.multiply, nn.meta.unbox(init(key)), held)
         return params, optimizer.init(params)
 
-    def loss(params: Any, batch: Any) -> tuple[Any, Any]:
-        logits, _ = module.apply(params, batch.inputs)  # pyright: ignore[reportGeneralTypeIssues]
+    def loss(params: Any, batch: Any, sown: tuple[str, ...] = ()) -> tuple[Any, Any]:
+        (logits, _), side = module.apply(params, batch.inputs, mutable=sown)
         chosen = jnp.take_along_axis(logits, batch.targets[..., None], 2)[..., 0]
         losses = jax.nn.logsumexp(logits, axis=-1) - chosen
         right = (jnp.argmax(logits, -1) == batch.targets) & batch.scored
         asked = batch.inputs.shape[0] * task.pairs
-        return jnp.sum(jnp.where(batch.scored, losses, 0)) / asked, jnp.sum(right)
+        return jnp.sum(jnp.where(batch.scored, losses, 0)) / asked + sown_losses(side), jnp.sum(right)
+
+    learning = partial(loss, sown=("losses",) if settings.predictor else ())
 
     def stage(multiple: int) -> Any:
         length = settings.length(multiple)
@@ -75,7 +79,7 @@ def compile_model(model: "ByteLMConfig", settings: Settings, count: int) -> Prog
             drawn, gaps = jax.random.split(jax.random.fold_in(key, number))
             gaps = draw_gaps(gaps, batch_rows, settings.least_gap, multiple * settings.reach)
             batch = draw_rows(task, drawn, gaps, length)
-            (_, right), gradients = jax.value_and_grad(loss, has_aux=True)(params, batch)
+            (_, right), gradients = jax.value_and_grad(learning, has_aux=True)(params, batch)
             gradients = jax.tree.map(jnp.multiply, gradients, held)
             updates, state = optimizer.update(gradients, state, params)
             with jax.numpy_dtype_promotion("standard"):

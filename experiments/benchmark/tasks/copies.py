@@ -22,7 +22,8 @@ class Settings(Budget):
     Attributes:
       symbols: of the vocabulary.
       trained: symbols of the longest copy of training.
-      ramp: share of the steps in which the longest copy grows from one symbol to `trained`; 0 for none.
+      ramp: share of the steps in which the longest copy grows from one symbol to `trained`, at the soonest; 0 for none.
+      mastered: the longest copy grows only after steps with such a share of right symbols.
       tested: symbols of the copies that are tested.
       marked: rows begin with BOS, as documents do: a slot that the reading head finds again by what it holds.
       tape: at first the writing address moves on, the reading one stays, and both are sharp (`first_focus`).
@@ -39,6 +40,7 @@ class Settings(Budget):
     symbols: int = 16
     trained: int = 20
     ramp: float = 0.3
+    mastered: float = 0.9
     tested: tuple[int, ...] = (20, 40, 80)
     marked: bool = True
     tape: bool = True
@@ -52,7 +54,7 @@ class Settings(Budget):
         super().__post_init__()
         check_bounds(self, "symbols", least=2)
         check_bounds(self, "trained", "tested", "rows", "test_rows", "dim", "width", least=1)
-        check_bounds(self, "ramp", least=0, most=1)
+        check_bounds(self, "ramp", "mastered", least=0, most=1)
         if not self.tested:
             raise ValueError("Settings.tested is empty: name at least one number of symbols to test")
         held = max(self.tested) + self.marked
@@ -160,19 +162,21 @@ def train(settings: Settings, seeds: Sequence[int]) -> dict[str, Any]:
     def start(key: Any) -> Any:
         params = nn.meta.unbox(module.init(key, jnp.zeros((1, 3), jnp.int32)))
         params = as_tape(params, settings.width) if settings.tape else params
-        return params, optimizer.init(params)
+        return params, optimizer.init(params), jnp.float32(settings.trained if settings.ramp == 0 else 1)
 
     def step(carried: Any, number: Any, key: Any) -> tuple[Any, Any]:
-        params, state = carried
-        share = number.astype(jnp.float32) / max(settings.ramp * settings.steps, 1)
-        most = jnp.clip(jnp.ceil(share * settings.trained), 1, settings.trained).astype(jnp.int32)
+        params, state, longest = carried
+        most = jnp.ceil(longest).astype(jnp.int32)
         rows = draw_rows(settings, jax.random.fold_in(key, number), settings.rows, 1, most, settings.trained)
-        loss = lambda params: cross_entropy(module, params, rows, False)  # noqa: E731
+        loss = lambda params: cross_entropy(module, params, rows)  # noqa: E731
         (_, accuracy), gradients = jax.value_and_grad(loss, has_aux=True)(params)
         updates, state = optimizer.update(gradients, state, params)
         with jax.numpy_dtype_promotion("standard"):
             params = jax.tree.map(lambda p, u: p + u, params, updates)
-        return (params, state), accuracy
+        longer = jnp.minimum(
+            longest + settings.trained / max(settings.ramp * settings.steps, 1), settings.trained
+        )
+        return (params, state, jnp.where(accuracy >= settings.mastered, longer, longest)), accuracy
 
     def call(carried: Any, first: Any, key: Any) -> tuple[Any, Any]:
         numbers = first + jnp.arange(CHUNK, dtype=jnp.int32)
@@ -191,4 +195,11 @@ def train(settings: Settings, seeds: Sequence[int]) -> dict[str, Any]:
         right, whole = jax.jit(jax.vmap(lambda p, rows=rows: scores_on(module, p, rows)))(carried[0])
         lengths.append({"symbols": n, "accuracy": right.tolist(), "whole": whole.tolist()})
     each = count_params(jax.tree.map(lambda leaf: leaf[0], carried[0]))[0]
-    return {"parameters": each, "seconds": seconds, "accuracy_by_chunk": curve, "lengths": lengths}
+    reached = jnp.ceil(carried[2]).tolist()
+    found = {
+        "parameters": each,
+        "seconds": seconds,
+        "accuracy_by_chunk": curve,
+        "longest_of_training": reached,
+    }
+    return found | {"lengths": lengths}

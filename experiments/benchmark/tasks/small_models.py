@@ -45,7 +45,7 @@ def fit(
     rows_of: Callable[[Any], Rows],
     *,
     enough: float = math.inf,
-    sown: bool = False,
+    paid: Callable[[Array, Rows], Any] | None = None,
 ) -> Fitted:
     """Train on the cross-entropy of scored positions.
 
@@ -57,7 +57,7 @@ def fit(
       chunks: for each call, what `rows_of` makes the rows of its steps from, with a leading axis of `CHUNK`.
       rows_of: traced.
       enough: a model that answers such a share of a chunk's questions, on rows it has not seen, is trained no further.
-      sown: add the losses that the model's parts sow.
+      paid: (logits, rows) -> the share of a sown price that each row pays; None to leave out all that parts sow.
     """
     module = model.build(dtype=jnp.dtype(budget.dtype))
     boxed = jax.jit(module.init)(key, jnp.zeros((1, length), jnp.int32))
@@ -68,7 +68,7 @@ def fit(
 
     def step(carried: Any, given: Any) -> tuple[Any, Any]:
         params, state = carried
-        answers = lambda params: cross_entropy(module, params, rows_of(given), sown)  # noqa: E731
+        answers = lambda params: cross_entropy(module, params, rows_of(given), paid)  # noqa: E731
         (_, accuracy), gradients = jax.value_and_grad(answers, has_aux=True)(params)
         updates, state = optimizer.update(gradients, state, params)
         with jax.numpy_dtype_promotion("standard"):
@@ -95,14 +95,17 @@ def fit(
     return Fitted(module, carried[0], figures)
 
 
-def cross_entropy(module: Any, params: Any, rows: Rows, sown: bool) -> tuple[Array, Array]:
+def cross_entropy(
+    module: Any, params: Any, rows: Rows, paid: Callable[[Array, Rows], Any] | None = None
+) -> tuple[Array, Array]:
     """Return mean nats of the scored targets, and the share of them that is the likeliest id."""
-    (logits, _), side = module.apply(params, rows.inputs, mutable=SIDE_OUTPUTS if sown else ())
+    (logits, _), side = module.apply(params, rows.inputs, mutable=SIDE_OUTPUTS if paid else ())
     chosen = jnp.take_along_axis(logits, rows.targets[..., None], 2)[..., 0]
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen
     asked = jnp.sum(rows.scored, dtype=jnp.float32)
     right = jnp.sum((jnp.argmax(logits, -1) == rows.targets) & rows.scored, dtype=jnp.float32)
-    return jnp.sum(jnp.where(rows.scored, losses, 0)) / asked + sown_losses(side), right / asked
+    sown = 0 if paid is None else sown_losses(side, paid(logits, rows))
+    return jnp.sum(jnp.where(rows.scored, losses, 0)) / asked + sown, right / asked
 
 
 def scores_on(module: Any, params: Any, rows: Rows) -> tuple[Array, Array]:

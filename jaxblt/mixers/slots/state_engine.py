@@ -32,7 +32,7 @@ from jaxblt.mixers.slots.state_count import LEAST, SlotCount, start_count
 from jaxblt.mixers.slots.state_edges import GATES, Cell, EdgeCore, EdgeStreams, Engine, slot_gates
 from jaxblt.mixers.slots.state_slots import SlotCore, Slots, SlotStreams, largest, only_allowed, routed
 from jaxblt.show import show
-from jaxblt.side_outputs import sow_loss, sow_metric
+from jaxblt.side_outputs import sow_loss, sow_metric, sow_price
 from jaxblt.validation import check_bounds, check_fields, check_read
 
 SLOTS = 16
@@ -79,7 +79,8 @@ class StateEngineConfig:
         such closing. Its importances lie in the parameters, so that a run is resumed with them.
       balance_weight: of the loss S sum_s f_s P_s (Switch Transformer, 2101.03961, sec. 2.2), with f_s the share of
         tokens that choose slot s and P_s its mean route.
-      count_weight: of the loss mean c.
+      count_weight: of the loss mean c of each row, which a row pays as far as it is answered: with a price in full, all
+        documents give up slots alike (`jaxblt.training.metrics.answered`).
       short_taps: taps of the short convolutions of q, k and v.
       causal: True; the engine has no bidirectional form.
       packed: whether rows may hold several documents. False promises one a row, at its start.
@@ -283,8 +284,8 @@ class StateEngine(nn.Module):
             return None, None
         mask, c, counted = SlotCount(config.slots, self.dtype, name="count")(rows, counted)
         if training:
+            sow_price(self, "state_count", config.count_weight * _by_row(rows, c))
             mean = _over_tokens(rows, c[..., None])[0]
-            sow_loss(self, "state_count", config.count_weight * mean)
             sow_metric(self, "state_count", LEAST + mean * (config.slots - LEAST))
         return jnp.repeat(mask[:, :, None], config.num_heads, 2), counted
 
@@ -389,6 +390,12 @@ class StateEngine(nn.Module):
         read_mass = _over_tokens(rows, jax.lax.stop_gradient(reads))
         sow_metric(self, "state_read_mass", read_mass.reshape(-1))
         report_importance(self, config.manager, read_mass)
+
+
+def _by_row(rows: Rows, x: Float[Array, "B T"]) -> Float[Array, "B"]:
+    """Return the mean over each row's tokens; 0 without any."""
+    content = jnp.ones(x.shape) if rows.content is None else rows.content.reshape(x.shape).astype(jnp.float32)
+    return jnp.sum(x * content, 1) / jnp.maximum(jnp.sum(content, 1), 1)
 
 
 def _over_tokens(rows: Rows, x: Float[Array, "B T ..."]) -> Float[Array, "..."]:

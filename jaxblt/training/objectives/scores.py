@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxblt.data.batch import Batch
-from jaxblt.training.metrics import cross_entropy, smoothed
+from jaxblt.training.metrics import answered, cross_entropy, smoothed
 
 
 class IdScores:
@@ -39,6 +39,10 @@ class IdScores:
     def weight(self, batch: Batch) -> Float[Array, ""]:
         """Return Σ w; 0 if nothing is scored, so that the loss is NaN and a step changes nothing."""
         return jnp.sum(batch.loss_mask.astype(jnp.float32))
+
+    def answered(self, logits: Float[Array, "B T V"], batch: Batch) -> Float[Array, "B"]:
+        """Return how well each row is answered, from 0 to 1: what it pays of prices that modules sowed."""
+        return answered(logits, batch.targets, batch.loss_mask.astype(jnp.float32))
 
     def sums(self, logits: Float[Array, "B T V"], batch: Batch) -> dict[str, Float[Array, ""]]:
         """Return Σ w ℓ as "loss", Σ w · -log p as "nll", Σ w as "weight"; with accuracy Σ w over right ids, and rows.

@@ -19,6 +19,7 @@ from jaxblt.models.pulse import SimplePulse
 from jaxblt.parallel import make_mesh
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import Subject
+from jaxblt.training.metrics import sown_losses
 from pallas_kernels._dispatch import compiling_for, record_choices
 from tests.mixers.linear.test_matrix_state import read_out, sigmoid, stream
 from tests.tolerances import assert_close
@@ -202,7 +203,7 @@ def reporter(config: StateEngineConfig) -> Any:
     def sown(params: Any) -> Any:
         _, side = subject.module.apply({"params": params}, x, segment_ids=ids, mutable=SIDE_OUTPUTS)
         metrics = {name: metric.value for name, (metric,) in side["metrics"].items()}
-        return sum(loss for (loss,) in side["losses"].values()), metrics
+        return sown_losses(side), metrics
 
     return jax.jit(jax.grad(sown, has_aux=True))
 
