@@ -1,6 +1,7 @@
 """Words as features of a head: counted by hand, weighed as scikit-learn weighs them, the same beside any padding."""
 
 from collections import Counter
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from jaxblt.data.vocab import BOS, OFFSET, PAD
 from jaxblt.models import LabelHeadConfig, WordsConfig
 from jaxblt.models.label_head import LabelHead, content
-from jaxblt.models.word_features import BITS, LETTERS, count_words, weigh_words
+from jaxblt.models.word_features import BITS, BOXED, LETTERS, count_words, weigh_words
 from jaxblt.training.stored.serialize import decode
 from tests.tolerances import assert_close
 
@@ -49,14 +50,28 @@ def counted(records, config):
             for i in range(len(s) - k + 1)
         )
         placed = [one[t : t + 1].decode() == x for t in range(config.places) for x in letters]
-        rows.append([*(found[word] for word in columns), *placed])
+        near = Counter(
+            (k, (i + k - 1) // config.box, one[i : i + k].decode())
+            for k in range(1, BOXED + 1)
+            for i in range(min(len(one), config.places) - k + 1)
+            if config.box
+        )
+        boxed = [
+            near[k, b, "".join(word)]
+            for k in range(1, BOXED + 1)
+            for b in range(config.boxes)
+            for word in product(letters, repeat=k)
+        ]
+        rows.append([*(found[word] for word in columns), *placed, *boxed])
     return np.array(rows, np.float32)
 
 
-@pytest.mark.parametrize(("both_strands", "places"), [(False, 0), (True, 0), (False, 12)])
-def test_words_are_counted_and_weighed_as_written_out(both_strands, places):
+@pytest.mark.parametrize(
+    ("both_strands", "places", "box"), [(False, 0, 0), (True, 0, 0), (False, 12, 0), (False, 12, 5)]
+)
+def test_words_are_counted_and_weighed_as_written_out(both_strands, places, box):
     """Places are counted from a record's first byte, and a letter that is none leaves its place empty."""
-    config = WordsConfig(longest=3, both_strands=both_strands, places=places)
+    config = WordsConfig(longest=3, both_strands=both_strands, places=places, box=box)
     ids, segments = rows_of(RECORDS)
     found = jax.jit(lambda *of: count_words(ids, content(*of), config))(ids, segments)
     wanted = counted(RECORDS, config)
