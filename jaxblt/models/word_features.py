@@ -82,8 +82,8 @@ class WordsConfig:
             )
         if self.size > MOST_WORDS:
             raise ValueError(
-                f"WordsConfig.longest = {self.longest}, places = {self.places} and box = {self.box} make {self.size:,} features of "
-                f"{self.letters}, and {MOST_WORDS:,} are the most: lower them"
+                f"WordsConfig.longest = {self.longest}, places = {self.places} and box = {self.box} make "
+                f"{self.size:,} features of {self.letters}, and {MOST_WORDS:,} are the most: lower them"
             )
 
     @property
