@@ -173,21 +173,19 @@ def by_tricks(tuned: "Recipe") -> dict[str, "Recipe"]:
     from jaxblt.training.finetune import finetune_recipe
 
     model, train, optimizer = tuned.model, tuned.train, tuned.optimizer
-    rates = {"rates": optimizer.rates[:-1]}
-    options = {"train": train, "optimizer": replace(optimizer, **rates), "pool": model.head.pool}
+    plain = replace(optimizer, rates=())
+    options = {"train": train, "optimizer": plain, "pool": model.head.pool}
 
     def head(**changed: Any) -> dict[str, Any]:
         return {"model": replace(model, head=replace(model.head, **changed))}
 
     changes: dict[str, dict[str, Any]] = {
         "attention": head(pool="attention"),
-        "max": head(pool="max"),
         "dropout": head(dropout=0.3),
         "layer_rates": {"optimizer": replace(optimizer, layer_decay=0.7)},
         "average": {"train": replace(train, ema=0.98)},
         "smoothing": {"objective": replace(tuned.objective, label_smoothing=0.1)},
         "best_by_loss": {"train": replace(train, best_by="loss")},
-        "trained_words": {"optimizer": replace(optimizer, **rates)},
     }
     made = {name: replace(tuned, name=name, **changed) for name, changed in changes.items()}
     others: dict[str, dict[str, Any]] = {"no_words": {"words": 0}, "both_strands": {"strands": "both"}}
