@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import product
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -167,3 +168,19 @@ def test_a_head_without_states_is_the_regression_and_states_add_to_it():
     own["outputs"]["kernel"] = jnp.ones((DIM, 3), jnp.float32)
     moved = apply(params, states, ids, segments) - found
     assert_close(moved, jnp.sum(jnp.mean(states[:, 1:16], 1), -1, keepdims=True) * jnp.ones((1, 3)), n=WIDTH)
+
+
+@pytest.mark.parametrize(("target", "outputs"), [("class", 2), ("number", 1)])
+def test_words_of_some_records_say_nothing_of_classes_in_training(target, outputs):
+    """Of numbers they go on: what states learned alone would be added to what words say of the same records."""
+    config = LabelHeadConfig(target, outputs, dropout=0.5, words=WordsConfig(longest=1))
+    head, (ids, segments) = LabelHead(config, causal=False), rows_of(RECORDS[:1] * 64)
+    states = jnp.zeros((64, WIDTH, DIM))
+    params = nn.meta.unbox(jax.jit(head.init)(jax.random.key(0), states, ids, segments))
+    params["params"]["words"]["outputs"]["bias"] = jnp.ones(outputs)
+    apply = jax.jit(head.apply)
+    said = apply(params, states, ids, segments, rngs={"dropout": jax.random.key(1)})
+    shares = {"class": (0.3, 0.7), "number": (1, 1)}[target]
+    assert shares[0] <= np.mean(said == 1) <= shares[1]
+    assert np.all((said == 1) | (said == 0))
+    assert np.all(apply(params, states, ids, segments) == 1)
