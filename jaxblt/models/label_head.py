@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -23,7 +24,7 @@ class LabelHeadConfig:
       outputs: classes; 1 for a number.
       pool: of a row's states: "mean" or "max" over its bytes, a learned weighted mean ("attention"), or "cls": the one
         state that has seen the whole record, that of BOS in bidirectional models and of the last byte in causal ones.
-      dropout: share of the pooled states' channels that are dropped in training.
+      dropout: share of the pooled states' channels, and of the records whose words say nothing of classes, in training.
       crf: for "positions", learn scores of a class behind another, which make a row a linear-chain CRF.
       words: of the record, whose logits are added to those of its states; None for states alone. With words the states
         say nothing before the first step, so that the model starts as a regression on words.
@@ -125,13 +126,25 @@ class LabelHead(nn.Module):
             name="outputs",
         )(x)
         if config.words is not None:
-            said = WordLogits(config.words, config.outputs, name="words")
-            logits += said(ids, content(ids, segment_ids))
+            logits += self._dropped(
+                WordLogits(config.words, config.outputs, name="words")(ids, content(ids, segment_ids))
+            )
         if not config.crf:
             return logits
         init: Any = named(nn.initializers.zeros, None, None)
         behind = self.param("transitions", init, (config.outputs + 1, config.outputs), jnp.float32)
         return logits[:, :, None] + behind[None, None]
+
+    def _dropped(self, said: Float[Array, "B C"]) -> Float[Array, "B C"]:
+        """Return what words say of classes, in training 0 for some records, so that states learn to tell alone.
+
+        The fitted words know nearly all training records, which leaves states little to learn.
+        """
+        config = self.config
+        if not config.dropout or config.target != "class" or not self.has_rng("dropout"):
+            return said
+        kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - config.dropout, (len(said), 1))
+        return jnp.where(kept, said, 0)
 
     def _pooled(
         self, x: Float[Array, "B T D"], ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None

@@ -31,6 +31,8 @@ LONGEST = {"dna": 6, "protein": 3, "phrases": 3}
 MOST_PLACES = 1024
 """Letters of a record up to which each of its places is worth features of its own."""
 MOST_WORDS = 1 << 20
+BOXED, BOX = 4, 6
+"""Letters of the longest words that count in boxes, and places of a box; chosen on promoters of E. coli."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +47,21 @@ class WordsConfig:
       both_strands: of DNA, count the words of the other strand as well, so that both strands have one answer.
       places: the first places of a record whose letters are features too, each letter at each place: for records that
         are aligned, such as mutants of one sequence or windows around one kind of site.
+      box: places of a box; words of 1 to 4 letters count again in the box of their last letter, for motifs that lie
+        near a place. 0 for none.
     """
 
     letters: Letters = "dna"
     longest: int = 6
     both_strands: bool = False
     places: int = 0
+    box: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "longest", least=1)
         check_bounds(self, "places", least=0)
+        check_bounds(self, "box", least=0)
         if self.both_strands and self.letters != "dna":
             raise ValueError(
                 f"WordsConfig.both_strands is of DNA, and letters = {self.letters!r}: set it to False"
@@ -70,10 +76,14 @@ class WordsConfig:
                 f"WordsConfig.places = {self.places} are of one strand, and both_strands is True: set places to 0, or "
                 "both_strands to False"
             )
+        if self.box and not self.places:
+            raise ValueError(
+                f"WordsConfig.box = {self.box} parts places, and places = 0: set places to 1 or more, or box to 0"
+            )
         if self.size > MOST_WORDS:
             raise ValueError(
-                f"WordsConfig.longest = {self.longest} and places = {self.places} make {self.size:,} features of "
-                f"{self.letters}, and {MOST_WORDS:,} are the most: lower them"
+                f"WordsConfig.longest = {self.longest}, places = {self.places} and box = {self.box} make "
+                f"{self.size:,} features of {self.letters}, and {MOST_WORDS:,} are the most: lower them"
             )
 
     @property
@@ -88,11 +98,17 @@ class WordsConfig:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Where the words of 1, 2, ... letters begin among all features, then the letters at places, and the end."""
+        """Where the words of 1, 2, ... letters begin, then letters at places, then words in boxes; and the end."""
         hashed = 1 << (BITS if self.letters == "phrases" else TEXT_BITS)
         words = [hashed if self.is_text else self.base**k for k in range(1, self.longest + 1)]
         placed = [self.places * self.base] if self.places else []
-        return tuple(np.cumsum([0, *words, *placed]).tolist())
+        boxed = [self.boxes * self.base**k for k in range(1, BOXED + 1)] if self.boxes else []
+        return tuple(np.cumsum([0, *words, *placed, *boxed]).tolist())
+
+    @property
+    def boxes(self) -> int:
+        """Boxes that there are."""
+        return -(-self.places // self.box) if self.box else 0
 
     @property
     def words(self) -> int:
@@ -150,15 +166,20 @@ def count_words(
 def _letter_rows(
     digits: Int[Array, "B T"], there: Bool[Array, "B T"], config: WordsConfig
 ) -> Int[Array, "B N"]:
-    length, size, reach = digits.shape[1], config.size, config.longest - 1
+    length, size, edges = digits.shape[1], config.size, config.edges
+    reach = max(config.longest, BOXED if config.box else 0) - 1
+    place = jnp.cumsum(there, 1, dtype=jnp.int32) - 1
     code, whole, found = jnp.zeros_like(digits), jnp.ones(digits.shape, bool), []
     padded = jnp.pad(digits, ((0, 0), (reach, 0)), constant_values=-1)
-    for k, begin in enumerate(config.edges[: config.longest]):
+    for k in range(reach + 1):
         digit = padded[:, reach - k : reach - k + length]
         code, whole = code + digit * config.base**k, whole & (digit >= 0)
-        found.append(jnp.where(whole, begin + code, size))
+        if k < config.longest:
+            found.append(jnp.where(whole, edges[k] + code, size))
+        if config.box and k < BOXED:
+            own = edges[config.longest + 1 + k] + place // config.box * config.base ** (k + 1) + code
+            found.append(jnp.where(whole & (place < config.places), own, size))
     if config.places:
-        place = jnp.cumsum(there, 1, dtype=jnp.int32) - 1
         is_placed = (digits >= 0) & (place < config.places)
         found.append(jnp.where(is_placed, config.words + place * config.base + digits, size))
     return jnp.concatenate(found, 1)

@@ -13,7 +13,7 @@ from jaxblt.data.words import kind_of
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.labeller import HEAD, LabellerConfig
 from jaxblt.models.task_heads import TaskHead, TaskHeadsConfig
-from jaxblt.models.word_features import LONGEST, MOST_PLACES, WordsConfig
+from jaxblt.models.word_features import BOX, LONGEST, MOST_PLACES, WordsConfig
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
@@ -69,7 +69,8 @@ def finetune_recipe(
       words: letters of the longest words whose counts answer beside the states, or words of the longest phrases of text
         (`WordsConfig`); by default 6 for DNA, 3 for proteins and text. 0 for states alone, as for classes of positions.
       places: the first places of a record whose letters answer too, each at its place; by default all of them where
-        training records are of one length of at most 1,024 and are read from one strand, else 0.
+        training records are of one length of at most 1,024 and are read from one strand, else 0. Of DNA words near
+        places answer with them.
       strands: "both" for DNA whose label is the same on both strands: the model then reads each record on both.
       weights: of the losses of several tasks by name; 1 for a task that is not named.
       weighting: "fixed", "uncertainty" to learn the weights, or "gradnorm" and "dwa" to move them, see `TaskScores`.
@@ -158,7 +159,8 @@ def words_of(
         length = len(records[0])
         is_aligned = all(len(record) == length for record in records) and length <= MOST_PLACES
         places = length if is_aligned and kind != "text" and not both_strands else 0
-    return WordsConfig(letters, longest, both_strands, places)
+    box = BOX if places and kind == "dna" else 0
+    return WordsConfig(letters, longest, both_strands, places, box)
 
 
 def _check_strands(data: LabelledDataConfig, strands: str) -> None:

@@ -1,7 +1,9 @@
 """Words as features of a head: counted by hand, weighed as scikit-learn weighs them, the same beside any padding."""
 
 from collections import Counter
+from itertools import product
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from jaxblt.data.vocab import BOS, OFFSET, PAD
 from jaxblt.models import LabelHeadConfig, WordsConfig
 from jaxblt.models.label_head import LabelHead, content
-from jaxblt.models.word_features import BITS, LETTERS, count_words, weigh_words
+from jaxblt.models.word_features import BITS, BOXED, LETTERS, count_words, weigh_words
 from jaxblt.training.stored.serialize import decode
 from tests.tolerances import assert_close
 
@@ -49,14 +51,28 @@ def counted(records, config):
             for i in range(len(s) - k + 1)
         )
         placed = [one[t : t + 1].decode() == x for t in range(config.places) for x in letters]
-        rows.append([*(found[word] for word in columns), *placed])
+        near = Counter(
+            (k, (i + k - 1) // config.box, one[i : i + k].decode())
+            for k in range(1, BOXED + 1)
+            for i in range(min(len(one), config.places) - k + 1)
+            if config.box
+        )
+        boxed = [
+            near[k, b, "".join(word)]
+            for k in range(1, BOXED + 1)
+            for b in range(config.boxes)
+            for word in product(letters, repeat=k)
+        ]
+        rows.append([*(found[word] for word in columns), *placed, *boxed])
     return np.array(rows, np.float32)
 
 
-@pytest.mark.parametrize(("both_strands", "places"), [(False, 0), (True, 0), (False, 12)])
-def test_words_are_counted_and_weighed_as_written_out(both_strands, places):
+@pytest.mark.parametrize(
+    ("both_strands", "places", "box"), [(False, 0, 0), (True, 0, 0), (False, 12, 0), (False, 12, 5)]
+)
+def test_words_are_counted_and_weighed_as_written_out(both_strands, places, box):
     """Places are counted from a record's first byte, and a letter that is none leaves its place empty."""
-    config = WordsConfig(longest=3, both_strands=both_strands, places=places)
+    config = WordsConfig(longest=3, both_strands=both_strands, places=places, box=box)
     ids, segments = rows_of(RECORDS)
     found = jax.jit(lambda *of: count_words(ids, content(*of), config))(ids, segments)
     wanted = counted(RECORDS, config)
@@ -152,3 +168,19 @@ def test_a_head_without_states_is_the_regression_and_states_add_to_it():
     own["outputs"]["kernel"] = jnp.ones((DIM, 3), jnp.float32)
     moved = apply(params, states, ids, segments) - found
     assert_close(moved, jnp.sum(jnp.mean(states[:, 1:16], 1), -1, keepdims=True) * jnp.ones((1, 3)), n=WIDTH)
+
+
+@pytest.mark.parametrize(("target", "outputs"), [("class", 2), ("number", 1)])
+def test_words_of_some_records_say_nothing_of_classes_in_training(target, outputs):
+    """Of numbers they go on: what states learned alone would be added to what words say of the same records."""
+    config = LabelHeadConfig(target, outputs, dropout=0.5, words=WordsConfig(longest=1))
+    head, (ids, segments) = LabelHead(config, causal=False), rows_of(RECORDS[:1] * 64)
+    states = jnp.zeros((64, WIDTH, DIM))
+    params = nn.meta.unbox(jax.jit(head.init)(jax.random.key(0), states, ids, segments))
+    params["params"]["words"]["outputs"]["bias"] = jnp.ones(outputs)
+    apply = jax.jit(head.apply)
+    said = apply(params, states, ids, segments, rngs={"dropout": jax.random.key(1)})
+    shares = {"class": (0.3, 0.7), "number": (1, 1)}[target]
+    assert shares[0] <= np.mean(said == 1) <= shares[1]
+    assert np.all((said == 1) | (said == 0))
+    assert np.all(apply(params, states, ids, segments) == 1)

@@ -129,7 +129,7 @@ def train_config(steps: int, seed: int, dtype: Any) -> "TrainConfig":
 
 
 def train(recipe: "Recipe", run_dir: Path, figures: Collection[str]) -> dict[str, Any]:
-    """Train, and return figures on the test split at the best validation accuracy, with seconds and parameters."""
+    """Train, and return figures on the test split at the best validation figure, with seconds and parameters."""
     import jaxblt
     from jaxblt.training.flops import count_params
     from jaxblt.training.loop import fit
@@ -140,7 +140,9 @@ def train(recipe: "Recipe", run_dir: Path, figures: Collection[str]) -> dict[str
     run = jaxblt.load(run_dir, step="best")
     found = run.evaluate("test")
     parameters, without_hash = count_params(run.params)
+    chosen = run.evaluate("validation")
     return {name: found[name] for name in figures} | {
+        "validation": {name: chosen[name] for name in (*figures, "loss")},
         "parameters": parameters,
         "parameters_without_hash_tables": without_hash,
         "seconds": seconds,

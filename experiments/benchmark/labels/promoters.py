@@ -27,6 +27,7 @@ FIGURES = ("accuracy", "mcc", "f1", "auroc", "auprc")
 RATES = {"finetuned": 3e-4, "probe": 1e-2, "cnn": 1e-3}
 """Peak learning rates."""
 MODELS = ("markov", "nearest", "kmers", "start", "finetuned", "probe", "cnn")
+Network = Literal["finetuned", "probe", "cnn", "by_tricks"]
 SHARE = 0.001
 """One common 21-mer links two sequences: they are stretches of one genome, and many overlap."""
 LONGEST = (3, 4, 5, 6)
@@ -46,6 +47,7 @@ def promoters(
     batch_size: int = 64,
     pool: Literal["cls", "mean", "max", "attention"] = "mean",
     layer_decay: float = 1.0,
+    networks: tuple[Network, ...] = ("finetuned", "probe", "cnn"),
 ) -> dict[str, Any]:
     """Fine-tune a run on promoters, beside a CNN of equal size, a probe of the frozen run and models of words.
 
@@ -66,6 +68,7 @@ def promoters(
       batch_size: rows of a batch.
       pool: of the fine-tuned run and the probe.
       layer_decay: of the fine-tuned run's learning rate.
+      networks: that are trained; "by_tricks" is the fine-tuned run with one change at a time, see `by_tricks`.
     """
     from experiments.benchmark.figures.saved import save
 
@@ -90,7 +93,7 @@ def promoters(
         figures["runs"] += score_baselines(data, LONGEST)
         save(name, out, figures)
         options = {"seed": seed, "steps": steps, "pool": pool, "layer_decay": layer_decay}
-        for model, recipe in networks(base_run, data, **options).items() if base_run else ():
+        for model, recipe in recipes(base_run, data, networks, **options).items() if base_run else ():
             found = train(recipe, root / f"{model}_{seed}", FIGURES)
             figures["runs"].append({"model": model, "seed": seed, **found})
             figures["wins"] = count_wins(figures["runs"], "finetuned", MODELS, "mcc")
@@ -117,10 +120,17 @@ def write_table(
     return {label: sum(row[1] == label for row in rows) for label in sides}
 
 
-def networks(
-    base_run: str, data: "LabelledDataConfig", *, seed: int, steps: int, pool: Any, layer_decay: float
+def recipes(
+    base_run: str,
+    data: "LabelledDataConfig",
+    networks: tuple[Network, ...],
+    *,
+    seed: int,
+    steps: int,
+    pool: Any,
+    layer_decay: float,
 ) -> dict[str, "Recipe"]:
-    """Return recipes of the run fine-tuned with fitted words kept, or trained, of a probe of its states, and a CNN."""
+    """Return recipes of the run fine-tuned as it is by default or by tricks, of a probe of its states, and a CNN."""
     import jaxblt
     from experiments.benchmark.labels.cnn import equal_size
     from jaxblt.training.finetune import finetune_recipe
@@ -153,4 +163,33 @@ def networks(
         optimizer=optimizers["cnn"],
         train=train,
     )
-    return {"finetuned": tuned, "probe": probe, "cnn": cnn}
+    found = {"finetuned": tuned, "probe": probe, "cnn": cnn}
+    made = {name: recipe for name, recipe in found.items() if name in networks}
+    return made | (by_tricks(tuned) if "by_tricks" in networks else {})
+
+
+def by_tricks(tuned: "Recipe") -> dict[str, "Recipe"]:
+    """Return the fine-tuned run's recipe with one change each."""
+    from jaxblt.training.finetune import finetune_recipe
+
+    model, train, optimizer = tuned.model, tuned.train, tuned.optimizer
+    plain = replace(optimizer, rates=())
+    options = {"train": train, "optimizer": plain, "pool": model.head.pool}
+
+    def head(**changed: Any) -> dict[str, Any]:
+        return {"model": replace(model, head=replace(model.head, **changed))}
+
+    changes: dict[str, dict[str, Any]] = {
+        "attention": head(pool="attention"),
+        "dropout": head(dropout=0.3),
+        "layer_rates": {"optimizer": replace(optimizer, layer_decay=0.7)},
+        "average": {"train": replace(train, ema=0.98)},
+        "smoothing": {"objective": replace(tuned.objective, label_smoothing=0.1)},
+        "best_by_loss": {"train": replace(train, best_by="loss")},
+    }
+    made = {name: replace(tuned, name=name, **changed) for name, changed in changes.items()}
+    others: dict[str, dict[str, Any]] = {"no_words": {"words": 0}, "both_strands": {"strands": "both"}}
+    assert tuned.init_from is not None
+    for name, changed in others.items():
+        made[name] = finetune_recipe(tuned.init_from, tuned.data, name=name, **options, **changed)
+    return made

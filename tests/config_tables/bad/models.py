@@ -88,6 +88,7 @@ MODELS: dict[str, dict[str, tuple[Any, ...]]] = {
         "longest": (0, 2.5),
         "both_strands": (1,),
         "places": (-1, 2.5),
+        "box": (-1, 2.5),
     },
     "LabelHeadConfig": {
         "target": ("text",),
