@@ -134,7 +134,8 @@ def _operand(x: Array, before: Float[Array, "H"] | None, form: Format, kind: Kin
         scale = ratio_for(largest, form)
         return _Operand(quantise(x.astype(jnp.float32), scale, form), scale, largest)
     scale = scale_for(largest if before is None else jnp.max(before), form, margin)
-    return _Operand(quantise(x, scale, form), scale, largest)
+    # Round in the pass that finds the largest entry: fused with cuBLAS's transposes, that would take one of its own
+    return _Operand(jax.lax.optimization_barrier(quantise(x, scale, form)), scale, largest)
 
 
 def _unscaled(y: Array, *operands: _Operand) -> Array:
