@@ -47,7 +47,7 @@ def step_kernels(
       model: as for `split_step`; or the recipe `books` on the embedded book, with a drawn entropy model and as many
         slots for patches as a mean length of 4.5 bytes takes. Of the options behind it only `rows`, `length`, `trials`
         and `peak` count then.
-      form: "dtype" is bf16 throughout, the others are scales of FP8.
+      form: as for `fp8_step`.
       rows: of a batch.
       length: bytes of a row.
       dim: width; None for that of a billion parameters.
