@@ -542,7 +542,7 @@ class MLP(nn.Module):
         return down(_gated(hidden[0], hidden[1], self.activation))
 
 
-@partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
+@partial(jax.checkpoint, static_argnums=2)
 def _gated(gate: Float[Array, "..."], up: Float[Array, "..."], activation: Activation) -> Float[Array, "..."]:
     """Return f(gate) up.
 
