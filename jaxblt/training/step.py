@@ -47,6 +47,7 @@ from jaxblt.training.metrics import (
 from jaxblt.training.objectives.objectives import NextByte, Objective
 from jaxblt.training.objectives.reference import Reference, divergence, every_nth
 from jaxblt.training.optimisers.adamw import Bounded
+from jaxblt.training.optimisers.norm import global_norm
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
 from pallas_kernels.runtime import current_device
 
@@ -258,7 +259,7 @@ def make_train_step(
         weight = task.objective.weight(batch)
         grads, observed, sums, (side, found) = _gradients(task, state, batch, weight, drop, accumulate)
         loss = sums["loss"] / weight
-        grad_norm = optax.tree.norm(grads)
+        grad_norm = global_norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
         # Keep the norm of parameters out of the update's pass, which XLA could not do in place then
         params, finite = jax.lax.optimization_barrier((state.params, finite))
@@ -306,11 +307,11 @@ def make_train_step(
 
 def _norms(params: Any, grads: Any, updates: Any, *, by_layer: bool) -> Metrics:
     """Return norms of parameters and updates, and of the gradient of the router and, if asked, of layers."""
-    found = {"param_norm": optax.tree.norm(params), "update_norm": optax.tree.norm(updates)}
+    found = {"param_norm": global_norm(params), "update_norm": global_norm(updates)}
     if by_layer:
         found |= norms_of_layers(grads)
     if ROUTER in grads:
-        found[f"{ROUTER}/grad_norm"] = optax.tree.norm(grads[ROUTER])
+        found[f"{ROUTER}/grad_norm"] = global_norm(grads[ROUTER])
     return found
 
 

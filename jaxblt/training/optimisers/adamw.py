@@ -10,6 +10,7 @@ import jax
 import optax
 
 from jaxblt.models.stack import StackConfig
+from jaxblt.training.optimisers.norm import clip_by_global_norm
 from jaxblt.training.optimisers.schedule import ScheduleConfig, make_schedule
 from jaxblt.training.patterns import depth_scales, rate_scales
 from jaxblt.validation import check_bounds
@@ -115,7 +116,7 @@ def make_optimizer(
     mask = decay_mask(boxed, embeddings=config.decay_embeddings)
     update = config.transform(make_schedule(config, steps), mask, boxed)
     if config.clip_norm is not None:
-        update = optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
+        update = optax.chain(clip_by_global_norm(config.clip_norm), update)
     if config.layer_decay != 1:
         if not stacks:
             raise ValueError(
