@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.data.vocab import OFFSET
-from jaxblt.layers import Linear, named
+from jaxblt.layers import Dropout, Linear, named
 from jaxblt.models.pooling import AttentionPool, pool
 from jaxblt.models.word_features import WordLogits, WordsConfig
 from jaxblt.validation import check_bounds, check_fields, check_read
@@ -113,7 +113,7 @@ class LabelHead(nn.Module):
         config = self.config
         if config.target != "positions":
             x = self._pooled(x, ids, segment_ids)
-        x = nn.Dropout(config.dropout, deterministic=not self.has_rng("dropout"))(x)
+        x = Dropout(config.dropout)(x)
         zeros = nn.initializers.zeros
         logits = Linear(
             "...d,dc->...c",

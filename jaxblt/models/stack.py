@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxblt.array_checks import check_width
-from jaxblt.layers import FP8, MLP, Activation, LayerNorm, RMSNorm
+from jaxblt.layers import FP8, MLP, Activation, Dropout, LayerNorm, RMSNorm
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
@@ -349,7 +349,7 @@ class Block(nn.Module):
         return by_token(blank(x, content_of(segment_ids)), split=split), state
 
     def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return nn.Dropout(self.config.dropout, deterministic=not self.has_rng("dropout"))(x)
+        return Dropout(self.config.dropout)(x)
 
 
 class Period(nn.Module):

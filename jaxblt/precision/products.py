@@ -37,6 +37,14 @@ class Past(NamedTuple):
     gradient: Float[Array, "H"]
 
 
+class Operand(NamedTuple):
+    """An operand in FP8, its scale, and its largest entry."""
+
+    value: Array
+    scale: Float[Array, ""]
+    largest: Float[Array, ""]
+
+
 class Kind(NamedTuple):
     """What is static of a product: letters of x, of the kernel and of y, and how scales are made."""
 
@@ -54,6 +62,7 @@ def fp8_product(
     *,
     past: Past | None = None,
     margin: int = 0,
+    rounded: Operand | None = None,
 ) -> Float[Array, "..."]:
     """Return x W in the dtype of x from operands in FP8: E4M3 of x and W, and E5M2 of the gradient behind them.
 
@@ -66,8 +75,15 @@ def fp8_product(
       kernel: in the dtype of x.
       past: largest entries of earlier steps.
       margin: powers of two that are left free.
+      rounded: x in E4M3, as `round_once` made it for several products; None rounds it here.
     """
-    return _product(_kind(equation, x.ndim, margin), past, x, kernel)
+    return _product(_kind(equation, x.ndim, margin), past, rounded, x, kernel)
+
+
+def round_once(x: Float[Array, "..."], before: Float[Array, "H"] | None, margin: int = 0) -> Operand:
+    """Return x in E4M3 for several products, scaled by its own largest entry or by those `before`; no gradient."""
+    x, before = jax.lax.stop_gradient((x, before))
+    return _operand(x, before, E4M3, Kind("", "", "", margin))
 
 
 def fp8_by_ratio(
@@ -85,7 +101,7 @@ def fp8_by_ratio(
     each other, nor tokens of how a sequence is split into calls. Rows need no padding: zeros change no scale.
     """
     del precision, preferred_element_type  # operands of 8 bits have products that fp32 holds
-    return _product(_kind(equation, x.ndim, 0)._replace(by_ratio=True), None, x, kernel)
+    return _product(_kind(equation, x.ndim, 0)._replace(by_ratio=True), None, None, x, kernel)
 
 
 def _kind(equation: str, rank: int, margin: int) -> Kind:
@@ -116,28 +132,21 @@ def contract(
 
 
 @partial(OwnGradient, nondiff_argnums=(0,))
-def _product(kind: Kind, past: Past | None, x: Array, kernel: Array) -> Array:
-    return _forward(kind, past, x, kernel)[0]
+def _product(kind: Kind, past: Past | None, rounded: Operand | None, x: Array, kernel: Array) -> Array:
+    return _forward(kind, past, rounded, x, kernel)[0]
 
 
-class _Operand(NamedTuple):
-    """An operand in FP8, its scale, and its largest entry."""
-
-    value: Array
-    scale: Float[Array, ""]
-    largest: Float[Array, ""]
-
-
-def _operand(x: Array, before: Float[Array, "H"] | None, form: Format, kind: Kind) -> _Operand:
+def _operand(x: Array, before: Float[Array, "H"] | None, form: Format, kind: Kind) -> Operand:
     largest, margin = largest_entry(x), kind.margin
     if kind.by_ratio:
         scale = ratio_for(largest, form)
-        return _Operand(quantise(x.astype(jnp.float32), scale, form), scale, largest)
+        return Operand(quantise(x.astype(jnp.float32), scale, form), scale, largest)
     scale = scale_for(largest if before is None else jnp.max(before), form, margin)
-    return _Operand(quantise(x, scale, form), scale, largest)
+    # Round in the pass that finds the largest entry: fused with cuBLAS's transposes, that would take one of its own
+    return Operand(jax.lax.optimization_barrier(quantise(x, scale, form)), scale, largest)
 
 
-def _unscaled(y: Array, *operands: _Operand) -> Array:
+def _unscaled(y: Array, *operands: Operand) -> Array:
     """Undo the scales of a product's operands; NaN if one of them is not finite, as clipped entries would hide that."""
     inverse = jnp.float32(1)
     for operand in operands:
@@ -145,14 +154,16 @@ def _unscaled(y: Array, *operands: _Operand) -> Array:
     return y * inverse.astype(y.dtype)
 
 
-def _forward(kind: Kind, past: Past | None, x: Array, kernel: Array) -> tuple[Array, Any]:
-    before = (None, None) if past is None else (past.x, past.kernel)
-    left, right = (_operand(v, h, E4M3, kind) for v, h in zip((x, kernel), before, strict=True))
+def _forward(
+    kind: Kind, past: Past | None, rounded: Operand | None, x: Array, kernel: Array
+) -> tuple[Array, Any]:
+    left = _operand(x, None if past is None else past.x, E4M3, kind) if rounded is None else rounded
+    right = _operand(kernel, None if past is None else past.kernel, E4M3, kind)
     y = contract(left.value, right.value, (kind.x, kind.kernel, kind.y), _summed_in(kind, x), FAST)
     return _unscaled(y, left, right).astype(x.dtype), (left, right, past)
 
 
-def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, Array, Array]:
+def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, None, Array, Array]:
     left, right, past = kept
     own = _operand(gradient, None if past is None else past.gradient, E5M2, kind)
     dtype = _summed_in(kind, gradient)
@@ -165,7 +176,7 @@ def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, Arra
     dx, dkernel = (
         _unscaled(*each).astype(gradient.dtype) for each in ((dx, own, right), (dkernel, left, own))
     )
-    return seen, dx, dkernel
+    return seen, None, dx, dkernel
 
 
 def _summed_in(kind: Kind, x: Array) -> Any:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxblt.layers import FP8, Linear, multiply, read_equation
 from jaxblt.precision.config import Fp8Config
-from jaxblt.precision.products import ROLES, Past, fp8_product
+from jaxblt.precision.products import ROLES, Past, fp8_product, round_once
 
 MULTIPLE = 16
 """Of which both sides of a product are multiples: cuBLAS takes no others in FP8."""
@@ -55,18 +55,21 @@ def in_fp8(config: Fp8Config | None) -> AbstractContextManager[None]:
 
 
 def _products(config: Fp8Config, x: Any, layers: Any, weights: Any) -> list[Array]:
-    """Return x W of each layer. They share the scale of x, so that it is rounded once."""
-    found, shared = [], None
+    """Return x W of each layer. They share x in FP8, which is rounded once."""
+    found, rounded = [], None
     for layer, weight in zip(layers, weights, strict=True):
         if not runs_in_fp8(layer, x, config):
             found.append(layer.multiply(x, weight.kernel))
             continue
         given = x.astype(layer.dtype)
         past = _past(layer) if config.scaling == "delayed" else None
-        if past is not None:
+        if rounded is None:
+            rounded = round_once(given, None if past is None else past.x, config.margin)
+        elif past is not None:
             # Stop the gradient of the others: what they observe of x would be added to what the first does
-            past, shared = past if shared is None else past._replace(x=shared), jax.lax.stop_gradient(past.x)
-        found.append(fp8_product(layer.equation, given, weight.kernel, past=past, margin=config.margin))
+            past = past._replace(x=jax.lax.stop_gradient(past.x))
+        options: dict[str, Any] = {"past": past, "margin": config.margin, "rounded": rounded}
+        found.append(fp8_product(layer.equation, given, weight.kernel, **options))
     return found
 
 

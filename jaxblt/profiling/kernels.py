@@ -112,8 +112,9 @@ def _pass_of(path: str) -> Pass:
 
 def _short(path: str) -> str:
     """Return the last names of a path without numbers of layers, methods and what JAX wraps programs in."""
-    names = [re.sub(r"_\d+$", "", name) for name in WRAPPED.sub("", path).split("/")]
-    kept = [name for name in names if name and "._" not in name and "->" not in name]
+    names = [name for name in WRAPPED.sub("", path).split("/") if name and "->" not in name]
+    bare = [re.sub(r"(_\d+)?(\..*)?$", "", name) for name in names]
+    kept = [name for name, before in zip(bare, ["", *bare], strict=False) if name != before]
     return "/".join(kept[-MOST_STEPS:])
 
 

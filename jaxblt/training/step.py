@@ -47,6 +47,8 @@ from jaxblt.training.metrics import (
 from jaxblt.training.objectives.objectives import NextByte, Objective
 from jaxblt.training.objectives.reference import Reference, divergence, every_nth
 from jaxblt.training.objectives.scores import IdScores
+from jaxblt.training.optimisers.adamw import Bounded
+from jaxblt.training.optimisers.norm import global_norm
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
 from pallas_kernels.runtime import current_device
 
@@ -246,23 +248,31 @@ def make_train_step(
       shardings: of the state, kept from step to step; None leaves them to the compiler.
     """
 
+    def sound(updates: Any, state: TrainState) -> Bool[Array, ""]:
+        # Spare a look at all updates where it can: every update would be written out before the first is applied
+        if isinstance(optimizer, Bounded) and schedule is not None:
+            return jnp.isfinite(schedule(state.step - state.skipped))
+        return _all_finite(updates)
+
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         ask, drop = jax.random.split(jax.random.fold_in(make_key(seed), state.step))
         batch = task.objective(ask, batch)
         weight = task.objective.weight(batch)
         grads, observed, sums, (side, found) = _gradients(task, state, batch, weight, drop, accumulate)
         loss = sums["loss"] / weight
-        grad_norm = optax.tree.norm(grads)
+        grad_norm = global_norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        good = finite & _all_finite(updates) & (state.skipped_in_a_row < max_skips)
+        # Keep the norm of parameters out of the update's pass, which XLA could not do in place then
+        params, finite = jax.lax.optimization_barrier((state.params, finite))
+        updates, opt_state = optimizer.update(grads, state.opt_state, params)
+        good = finite & sound(updates, state) & (state.skipped_in_a_row < max_skips)
         updates = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), updates)
         bad = (~good).astype(jnp.int32)
         scaling, scaled = _next_scaling(task, state.scaling, observed, finite)
         after = replace(
             state,
             step=state.step + 1,
-            params=with_next(optax.apply_updates(state.params, updates), found, good),
+            params=with_next(optax.apply_updates(params, updates), found, good),
             opt_state=jax.tree.map(lambda new, old: jnp.where(good, new, old), opt_state, state.opt_state),
             skipped=state.skipped + bad,
             skipped_in_a_row=jnp.where(
@@ -298,11 +308,11 @@ def make_train_step(
 
 def _norms(params: Any, grads: Any, updates: Any, *, by_layer: bool) -> Metrics:
     """Return norms of parameters and updates, and of the gradient of the router and, if asked, of layers."""
-    found = {"param_norm": optax.tree.norm(params), "update_norm": optax.tree.norm(updates)}
+    found = {"param_norm": global_norm(params), "update_norm": global_norm(updates)}
     if by_layer:
         found |= norms_of_layers(grads)
     if ROUTER in grads:
-        found[f"{ROUTER}/grad_norm"] = optax.tree.norm(grads[ROUTER])
+        found[f"{ROUTER}/grad_norm"] = global_norm(grads[ROUTER])
     return found
 
 

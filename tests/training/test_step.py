@@ -13,7 +13,7 @@ import scipy.special
 from jaxblt.patching import PatcherConfig, bytes_per_patch, entropies_from_logits, make_patches
 from jaxblt.training.evaluate import make_eval_step
 from jaxblt.training.objectives.objectives import Masked, NextByte, OrderAgnostic, Span
-from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer, make_schedule
+from jaxblt.training.optimisers.adamw import AdamWConfig, Bounded, make_optimizer, make_schedule
 from jaxblt.training.state import (
     BASE,
     ENTROPY,
@@ -161,11 +161,13 @@ def test_a_step_that_is_not_finite_changes_nothing_but_counters():
     assert float(metrics["update_norm"]) > 0
 
 
-def test_an_update_that_is_not_finite_changes_nothing_either():
+@pytest.mark.parametrize("bounded", [False, True])
+def test_an_update_that_is_not_finite_changes_nothing_either(bounded):
     """Loss and gradient are fine: the learning rate becomes NaN after the first step."""
     task, _, params = build(TinyConfig())
-    sgd = optax.sgd(lambda count: jnp.where(count == 0, jnp.float32(1e-3), jnp.float32(jnp.nan)))
-    step, state = make_train_step(task, sgd), start(copy(params), sgd)
+    rate = lambda count: jnp.where(count == 0, jnp.float32(1e-3), jnp.float32(jnp.nan))  # noqa: E731
+    sgd = (Bounded if bounded else optax.GradientTransformation)(*optax.sgd(rate))
+    step, state = make_train_step(task, sgd, schedule=rate), start(copy(params), sgd)
     state, _ = step(state, random_batch(0))
     before = copy(state)
     state, metrics = step(state, random_batch(0))

@@ -88,25 +88,21 @@ def started(name: str, run: Path, cache: Path, options: Sequence[str]) -> dict[s
         "CUDA_CACHE_PATH": str(cache / "cuda"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
     }
-    began = time.perf_counter()
-    process = subprocess.Popen(
+    began, said = time.perf_counter(), list[str]()
+    with subprocess.Popen(
         [*_command(name, run, cache), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env=environment,
-    )
-    said: list[str] = []
-    try:
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             said.append(line)
             if match := LINE.search(line):
                 seconds = time.perf_counter() - began
+                process.kill()
                 return {"seconds": seconds, "before_fit": seconds - float(match[1]), **_parts(match[2])}
-    finally:
-        process.kill()
-        process.wait()
     raise RuntimeError(f"{name} ended before its first step:\n{''.join(said[-20:])}")
 
 

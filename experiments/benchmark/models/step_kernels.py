@@ -2,7 +2,7 @@
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from experiments.benchmark.boundaries.boundary_step import SINGLY, begun
@@ -44,9 +44,10 @@ def step_kernels(
 
     Args:
       out: JSON file to write.
-      model: as for `split_step`, or the recipe `books` on the embedded book with a drawn entropy model, as it is
-        otherwise: no option but `rows`, `length`, `trials` and `peak` counts then.
-      form: "dtype" is bf16 throughout, the others are scales of FP8.
+      model: as for `split_step`; or the recipe `books` on the embedded book, with a drawn entropy model and as many
+        slots for patches as a mean length of 4.5 bytes takes. Of the options behind it only `rows`, `length`, `trials`
+        and `peak` count then.
+      form: as for `fp8_step`.
       rows: of a batch.
       length: bytes of a row.
       dim: width; None for that of a billion parameters.
@@ -83,12 +84,14 @@ def step_kernels(
 
 
 def _books(rows: int, length: int, mesh: "Mesh") -> "Ready":
-    from dataclasses import replace
-
     from jaxblt import recipes
+    from jaxblt.training.start.compile_ahead import settle
 
     base = recipes.get("books")
-    return begun(replace(base, data=replace(base.data, batch_size=rows, seq_len=length)), "entropy", mesh)
+    # Settle the capacity first: entropies of a drawn model would calibrate it to twice the slots
+    settled, _ = settle(replace(base, data=replace(base.data, batch_size=rows, seq_len=length)))
+    assert settled.patcher is not None
+    return begun(replace(settled, patcher=replace(settled.patcher, threshold=None)), "entropy", mesh)
 
 
 def _timed(ready: "Ready", trials: int, peak: float) -> dict[str, Any]:

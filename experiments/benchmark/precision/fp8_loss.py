@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.benchmark.figures.saved import save
 from experiments.benchmark.precision.fp8_step import Form, with_form
+from jaxblt.validation import whole
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from jaxblt.training.recipe import Recipe
 
 
@@ -19,29 +22,54 @@ def fp8_loss(
     steps: int = 1500,
     seconds: float = 90.0,
     every: int = 10,
+    rows: int | None = None,
+    seeds: int = 1,
 ) -> dict[str, Any]:
     """Train one recipe in several precisions from the same parameters on the same batches, turn by turn.
 
     Patches are static, four bytes each, so that no entropy model is needed. The gap is that of the mean loss over the
-    last tenth of the steps, over the loss in bf16.
+    last tenth of the steps, over the loss in bf16. On texts that do not repeat, that loss is of bytes not seen before.
 
     Args:
-      out: JSON file to write.
+      out: JSON file to write, anew after each seed. What stands outside of "seeds" is of the first.
       recipe: its name.
       forms: as for `fp8_step`; the first is what others are compared with.
       paths: texts to train on, in folders train, validation and test; () is the recipe's own.
       steps: the most steps, and the learning rate's horizon.
       seconds: after which training ends, compilation not counted.
       every: steps between losses that are written.
+      rows: of a step; None for the recipe's.
+      seeds: of parameters, dropout and the order of rows.
     """
     import jax
 
+    from experiments.benchmark.figures.over_seeds import over_seeds
     from jaxblt import recipes
+
+    whole("--seeds", seeds, least=1)
+    base = without_entropies(recipes.get(recipe), paths, steps, rows)
+    mesh, found = base.mesh.build(jax.devices()[:1]), list[dict[str, Any]]()
+    for seed in range(seeds):
+        found.append({"seed": seed, **_trained(with_seed(base, seed), forms, mesh, seconds, every)})
+        figures = {"recipe": recipe, "batch_bytes": base.data.batch_size * base.data.seq_len, "every": every}
+        figures |= {name: value for name, value in found[0].items() if name != "seed"}
+        if seeds > 1:
+            gaps = {form: over_seeds([one["gap"][form] for one in found]) for form in forms[1:]}
+            figures |= {"seeds": found, "gap_over_seeds": gaps}
+        save("fp8_loss", out, figures)
+    return figures
+
+
+def _trained(
+    base: "Recipe", forms: tuple[Form, ...], mesh: "Mesh", seconds: float, every: int
+) -> dict[str, Any]:
+    """Train all forms from one seed, and return their losses."""
+    import jax
+
     from jaxblt.training.start.setup import open_data, recipe_step, to_devices
     from jaxblt.training.start.timed_step import prepare
 
-    base = without_entropies(recipes.get(recipe), paths, steps)
-    mesh = base.mesh.build(jax.devices()[:1])
+    steps = base.train.steps
     losses: dict[str, list[float]] = {form: [] for form in forms}
     with jax.set_mesh(mesh):
         data = open_data(base, mesh)
@@ -62,21 +90,23 @@ def fp8_loss(
                 jax.block_until_ready(losses[forms[-1]][-1])
     found = {form: [float(loss) for loss in taken] for form, taken in losses.items()}
     last = {form: sum(taken[-max(step // 10, 1) :]) / max(step // 10, 1) for form, taken in found.items()}
-    figures = {
-        "recipe": recipe,
+    return {
         "steps": step,
-        "batch_bytes": base.data.batch_size * base.data.seq_len,
-        "every": every,
         "bits_per_byte": {form: taken[every - 1 :: every] for form, taken in found.items()},
         "last_tenth": last,
         "gap": {form: value / last[forms[0]] - 1 for form, value in last.items()},
         "skipped": {form: float(count) for form, count in skipped.items()},
     }
-    save("fp8_loss", out, figures)
-    return figures
 
 
-def without_entropies(recipe: "Recipe", paths: tuple[str, ...], steps: int) -> "Recipe":
+def with_seed(recipe: "Recipe", seed: int) -> "Recipe":
+    """Return the recipe with a seed of parameters, dropout and the order of rows."""
+    return replace(recipe, train=replace(recipe.train, seed=seed), data=replace(recipe.data, seed=seed))
+
+
+def without_entropies(
+    recipe: "Recipe", paths: tuple[str, ...], steps: int, rows: int | None = None
+) -> "Recipe":
     """Return the recipe with static patches instead of those of an entropy model, on other texts if there are any."""
     from jaxblt.patching import PatcherConfig
 
@@ -84,6 +114,7 @@ def without_entropies(recipe: "Recipe", paths: tuple[str, ...], steps: int) -> "
     if recipe.patcher is not None:
         patcher = PatcherConfig(mode="static", patch_size=4, block_size=recipe.patcher.block_size)
         changes |= {"patcher": patcher, "entropy_run": None, "bytes_per_patch": None}
-    if paths:
-        changes["data"] = replace(recipe.data, paths=paths)
+    data = {name: value for name, value in (("paths", paths), ("batch_size", rows)) if value}
+    if data:
+        changes["data"] = replace(recipe.data, **data)
     return replace(recipe, **changes)

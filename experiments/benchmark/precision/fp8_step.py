@@ -11,7 +11,7 @@ from experiments.benchmark.splitting.split_step import Model, read_mesh, step_re
 if TYPE_CHECKING:
     from jaxblt.training.recipe import Recipe
 
-Form = Literal["dtype", "delayed", "current"]
+Form = Literal["dtype", "delayed", "current", "float16"]
 PEAK = 989e12
 """Dense bf16 FLOP/s of an H200's datasheet."""
 
@@ -37,7 +37,7 @@ def fp8_step(
     Args:
       out: JSON file to write.
       model: as for `split_step`.
-      forms: "dtype" is bf16 throughout, the others are scales of FP8.
+      forms: "dtype" is bf16 throughout, "float16" is fp16 with a scaled loss, the others are scales of FP8.
       scans: loop over blocks, or unroll them.
       rows: of a batch.
       length: bytes of a row.
@@ -79,11 +79,13 @@ def fp8_step(
 
 
 def with_form(recipe: "Recipe", form: Form) -> "Recipe":
-    """Return the recipe with its products in FP8, or as it is."""
+    """Return the recipe with its products in FP8, in fp16 throughout, or as it is."""
     from jaxblt.precision import Fp8Config
 
     if form == "dtype":
         return recipe
+    if form == "float16":
+        return replace(recipe, train=replace(recipe.train, dtype=form))
     fp8 = Fp8Config(scaling=form)
     return replace(recipe, train=replace(recipe.train, precision="fp8", fp8=fp8))
 

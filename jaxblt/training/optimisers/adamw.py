@@ -3,13 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import optax
 
 from jaxblt.models.stack import StackConfig
+from jaxblt.training.optimisers.norm import clip_by_global_norm
 from jaxblt.training.optimisers.schedule import ScheduleConfig, make_schedule
 from jaxblt.training.patterns import depth_scales, rate_scales
 from jaxblt.validation import check_bounds
@@ -17,6 +18,13 @@ from jaxblt.validation import check_bounds
 STACKED = "layers"
 TABLES = ("vocab", "hash")
 FILTERS = ("modes", "taps")
+
+
+class Bounded(optax.GradientTransformation):
+    """An optimiser whose updates are finite if its learning rate, its state, parameters and the gradient's norm are.
+
+    A step need not wait for a look at all of them before it writes the first.
+    """
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,9 @@ class OptimizerConfig(ScheduleConfig, ABC):
     clip_norm: float | None = 1.0
     layer_decay: float = 1.0
     rates: tuple[tuple[str, float], ...] = ()
+
+    bounded: ClassVar[bool] = False
+    """Whether it is `Bounded`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,6 +86,8 @@ class AdamWConfig(OptimizerConfig):
     b2: float = 0.95
     eps: float = 1e-8
 
+    bounded: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, "eps", above=0)
@@ -103,7 +116,7 @@ def make_optimizer(
     mask = decay_mask(boxed, embeddings=config.decay_embeddings)
     update = config.transform(make_schedule(config, steps), mask, boxed)
     if config.clip_norm is not None:
-        update = optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
+        update = optax.chain(clip_by_global_norm(config.clip_norm), update)
     if config.layer_decay != 1:
         if not stacks:
             raise ValueError(
@@ -112,7 +125,7 @@ def make_optimizer(
         update = _scaled(update, depth_scales(boxed, stacks, config.layer_decay))
     if config.rates:
         update = _scaled(update, rate_scales(boxed, config.rates))
-    return _lenient(update)
+    return _lenient(update, Bounded if config.bounded else optax.GradientTransformation)
 
 
 def _scaled(update: optax.GradientTransformation, scales: Any) -> optax.GradientTransformation:
@@ -123,14 +136,16 @@ def _times(update: Any, scale: Any) -> Any:
     return update * scale.astype(update.dtype)
 
 
-def _lenient(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+def _lenient(
+    optimizer: optax.GradientTransformation, kind: type[optax.GradientTransformation]
+) -> optax.GradientTransformation:
     """Let `optimizer` run under strict dtype promotion: optax raises float32 to the power of an int32 count."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         with jax.numpy_dtype_promotion("standard"):
             return optimizer.update(updates, state, params)
 
-    return optax.GradientTransformation(optimizer.init, update)
+    return kind(optimizer.init, update)
 
 
 def decay_mask(boxed: Any, *, embeddings: bool = False) -> Any:

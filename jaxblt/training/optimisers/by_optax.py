@@ -1,7 +1,7 @@
 """Optimisers beside AdamW: Lion, Adafactor and Muon, by optax."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import optax
@@ -85,6 +85,8 @@ class MuonConfig(AdamWConfig):
     """
 
     momentum: float = 0.95
+
+    bounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
