@@ -36,9 +36,10 @@ def serving(
     With `--patches entropy` an entropy model cuts, bytes are drawn at temperature 1, and rows close patches at unlike
     bytes. Then the bytes of weights and states that a byte reads are told, and the copy bandwidth of the device.
 
-    The arm `once` leaves the waves out. Further arms time delays. `first_byte` is behind prompts of 8 KB that come to an idle engine, `prefix` behind
-    64 KB that were read before and that were not. `rounds` compares a round of the engine with its decoding program
-    alone. `long_document` compares a byte behind a megabyte of modal Hyena with one behind 4 KB.
+    The arm `once` leaves the waves out. Further arms time delays. `first_byte` is behind prompts of 8 KB that come to
+    an idle engine, `prefix` behind 64 KB that were read before and that were not. `rounds` compares a round of the
+    engine with its decoding program alone. `long_document` compares a byte behind a megabyte of modal Hyena with one
+    behind 4 KB.
 
     Args:
       out: JSON file to write.
