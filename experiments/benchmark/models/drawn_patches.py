@@ -43,6 +43,7 @@ def drawn_patches(size: Sizes, pattern: str, tiny: bool) -> tuple[Any, dict[str,
     reader = ByteLMConfig(stack=small) if tiny else configs.get(f"{size}_entropy").model
     # Heads of 64 channels: kernels of the bridge read no others, and XLA would read all bytes of a block for each patch
     model = replace(model, bridge_heads=max(4, model.encoder.dim // 64))
+    reader = replace(reader, stack=replace(reader.stack, scan=True))
     static, dtype = PatcherConfig(mode="static"), jnp.bfloat16
     ids = np.random.default_rng(0).integers(4, 260, (4, static.block_size)).astype(np.int32)
     modules = {"model": model.build(dtype=dtype, patcher=static), "entropy": reader.build(dtype=dtype)}

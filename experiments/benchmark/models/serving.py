@@ -9,7 +9,7 @@ from experiments.benchmark.figures.saved import save
 from experiments.benchmark.models.books_model import split_model
 from experiments.benchmark.models.drawn_patches import Sizes, count_read_bytes, drawn_patches
 
-Arm = Literal["rates", "first_byte", "prefix", "rounds", "long_document"]
+Arm = Literal["rates", "once", "first_byte", "prefix", "rounds", "long_document"]
 
 
 def serving(
@@ -36,9 +36,10 @@ def serving(
     With `--patches entropy` an entropy model cuts, bytes are drawn at temperature 1, and rows close patches at unlike
     bytes. Then the bytes of weights and states that a byte reads are told, and the copy bandwidth of the device.
 
-    Further arms time delays. `first_byte` is behind prompts of 8 KB that come to an idle engine, `prefix` behind
-    64 KB that were read before and that were not. `rounds` compares a round of the engine with its decoding program
-    alone. `long_document` compares a byte behind a megabyte of modal Hyena with one behind 4 KB.
+    The arm `once` leaves the waves out. Further arms time delays. `first_byte` is behind prompts of 8 KB that come to
+    an idle engine, `prefix` behind 64 KB that were read before and that were not. `rounds` compares a round of the
+    engine with its decoding program alone. `long_document` compares a byte behind a megabyte of modal Hyena with one
+    behind 4 KB.
 
     Args:
       out: JSON file to write.
@@ -71,11 +72,13 @@ def serving(
     found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": capacity, "pattern": pattern}
     found |= {"size": size, "patches": patches, "drafts": drafts, "rows": []}
     for arm in arms:
-        if arm != "rates":
+        if arm not in ("rates", "once"):
             found[arm] = _time_delay(arm, decoder, params, rows, capacity, scale, trials, tiny)
             save("serving", out, found)
-    for count in rows if "rates" in arms else ():
-        figures = _compare(decoder, params, count, new_bytes, prompt_bytes, capacity, drafts, trials)
+    ways = ("once", "waves") if "rates" in arms else ("once",) if "once" in arms else ()
+    for count in rows if ways else ():
+        given = (new_bytes, prompt_bytes, capacity, drafts, trials, ways)
+        figures = _compare(decoder, params, count, *given)
         if patches == "entropy":
             read = count_read_bytes(decoder, params, count, prompt_bytes + new_bytes // 2)
             figures |= {"read_bytes": read, "copy_bytes_per_second": measure_ceilings().bytes_per_second}
@@ -112,6 +115,7 @@ def _compare(
     capacity: int,
     drafts: int | None,
     trials: int,
+    come: tuple[str, ...],
 ) -> dict[str, Any]:
     from jaxblt.data import load_sample
     from jaxblt.inference import Drafts, SamplingConfig, generate
@@ -150,7 +154,8 @@ def _compare(
     engine.warm()
     figures: dict[str, Any] = {"rows": rows, "warm_seconds": time.perf_counter() - begun}
     with alone(), engine:
-        for name, number in (("once", rows), ("waves", count)):
+        for name in come:
+            number = {"once": rows, "waves": count}[name]
             ways = {"engine": by_engine, "generate": by_generate}
             rates = {way: _rate(lambda draw=draw, n=number: draw(n), trials) for way, draw in ways.items()}
             figures[name] = rates
