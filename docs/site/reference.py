@@ -14,7 +14,7 @@ WITHOUT_ALL = {
     "jaxblt.run": ("Run", "load"),
     "jaxblt.training.loop": ("fit", "Fitted"),
     "jaxblt.layers": ("Linear", "MLP", "RMSNorm", "dense", "linears", "named"),
-    "jaxblt.side_outputs": ("sow_loss", "sow_metric"),
+    "jaxblt.side_outputs": ("sow_loss", "sow_metric", "sow_price"),
 }
 """Modules that people import from and that list no public names."""
 MODULES = ("pallas_kernels.runtime",)

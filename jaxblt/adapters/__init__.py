@@ -7,7 +7,6 @@
 from jaxblt.adapters.code.batch_documents import tell_documents
 from jaxblt.adapters.code.config import RouterConfig
 from jaxblt.adapters.code.draw import Draw
-from jaxblt.adapters.code.levels import Mixed
 from jaxblt.adapters.code.losses import AdapterLosses
 from jaxblt.adapters.code.prefix import Prefix
 from jaxblt.adapters.code.reads import ChunkMean, Read
@@ -37,7 +36,6 @@ __all__ = [
     "Ema",
     "Governor",
     "Index",
-    "Mixed",
     "Neighbours",
     "Prefix",
     "Read",

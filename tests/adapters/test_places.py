@@ -12,7 +12,6 @@ from jaxblt.adapters import (
     AdapterConfig,
     ChunkMean,
     Confidence,
-    Mixed,
     Prefix,
     RecurrentMemory,
     RouterConfig,
@@ -21,6 +20,7 @@ from jaxblt.adapters import (
     check_sites,
 )
 from jaxblt.adapters.code import router
+from jaxblt.adapters.code.experimental.mixed import Mixed
 from jaxblt.adapters.code.levels import EVERY
 from jaxblt.adapters.code.router import Router, init_router_state
 from jaxblt.data.config import DataConfig

@@ -14,7 +14,6 @@ from jaxblt.adapters import (
     Confidence,
     Ema,
     Governor,
-    Mixed,
     Neighbours,
     Prefix,
     RecurrentMemory,
@@ -25,6 +24,7 @@ from jaxblt.adapters import (
     TopK,
     Traces,
 )
+from jaxblt.adapters.code.experimental.mixed import Mixed
 from jaxblt.adapters.update import products
 from jaxblt.layers import Linear
 from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, GatedRecurrenceConfig

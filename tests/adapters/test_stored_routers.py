@@ -7,7 +7,6 @@ import pytest
 
 from jaxblt.adapters import (
     ChunkMean,
-    Mixed,
     Neighbours,
     Prefix,
     RecurrentMemory,
@@ -15,6 +14,7 @@ from jaxblt.adapters import (
     Side,
     Traces,
 )
+from jaxblt.adapters.code.experimental.mixed import Mixed
 from jaxblt.training.stored.serialize import from_json, to_json
 from tests.adapters.routing import DOCUMENTS, inputs, params_of, whole
 

@@ -3,7 +3,8 @@
 import jax
 import pytest
 
-from jaxblt.adapters import AdapterConfig, ChunkMean, Mixed, Prefix, RouterConfig, attach
+from jaxblt.adapters import AdapterConfig, ChunkMean, Prefix, RouterConfig, attach
+from jaxblt.adapters.code.experimental.mixed import Mixed
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.parallel import make_mesh

@@ -115,7 +115,8 @@ def on_front(arms: Mapping[str, Mapping[str, Any]], kind: str) -> list[str]:
 
 def stack_of(name: str, setting: Setting) -> "StackConfig":
     """Return the stack of an arm."""
-    from jaxblt.adapters import AdapterConfig, ChunkMean, Mixed, Prefix, RouterConfig
+    from jaxblt.adapters import AdapterConfig, ChunkMean, Prefix, RouterConfig
+    from jaxblt.adapters.code.experimental.mixed import Mixed
     from jaxblt.mixers import AttentionConfig
     from jaxblt.models import StackConfig
 

@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any, Literal
 
-from jaxblt.adapters.code.levels import Level, Mixed, levels_of
+from jaxblt.adapters.code.experimental.mixed import Mixed
+from jaxblt.adapters.code.levels import Level, levels_of
 from jaxblt.adapters.code.prefix import Prefix
 from jaxblt.adapters.code.reads import ChunkMean, Read
 from jaxblt.adapters.code.recurrent_memory import RecurrentMemory

@@ -6,7 +6,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.adapters.code.levels import Level, Mixed
+from jaxblt.adapters.code.experimental.mixed import Mixed
+from jaxblt.adapters.code.levels import Level
 from jaxblt.adapters.code.router import Router
 
 

@@ -10,21 +10,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.adapters.code.experimental.mixed import Mixed, level_weights, sow_shares
 from jaxblt.adapters.code.latest_values import LatestValues
 from jaxblt.adapters.code.levels import (
     EVERY,
     Level,
-    Mixed,
     Places,
     are_aligned,
     can_change,
     edge_spacing,
     is_edge,
     is_known,
-    level_weights,
     levels_of,
     places_of,
-    sow_shares,
 )
 from jaxblt.adapters.code.losses import sow_code_losses
 from jaxblt.adapters.code.pools import ChunkState, ChunkSums

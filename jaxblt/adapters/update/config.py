@@ -11,8 +11,9 @@ from jaxtyping import Array, Float
 
 from jaxblt.adapters.code.config import RouterConfig
 from jaxblt.adapters.code.draw import Draw
+from jaxblt.adapters.code.experimental.mixed import Mixed
 from jaxblt.adapters.code.level_routers import Routers, level_name
-from jaxblt.adapters.code.levels import Level, Mixed
+from jaxblt.adapters.code.levels import Level
 from jaxblt.adapters.code.losses import AdapterLosses
 from jaxblt.adapters.code.router import Router, RouterState, init_router_state
 from jaxblt.adapters.code.sticky import Sticky

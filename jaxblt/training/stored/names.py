@@ -65,7 +65,7 @@ NAMES = {
     "recurrent_memory": "jaxblt.adapters.code.recurrent_memory:RecurrentMemory",
     "side": "jaxblt.adapters.code.side:Side",
     "traces": "jaxblt.adapters.code.traces:Traces",
-    "mixed_levels": "jaxblt.adapters.code.levels:Mixed",
+    "mixed_levels": "jaxblt.adapters.code.experimental.mixed:Mixed",
     "adapter_losses": "jaxblt.adapters.code.losses:AdapterLosses",
     "governor": "jaxblt.adapters.update.governor:Governor",
     "clamp": "jaxblt.adapters.code.transforms:Clamp",

@@ -12,14 +12,14 @@ from jaxblt.adapters import (
     AdapterConfig,
     ChunkMean,
     Ema,
-    Mixed,
     Prefix,
     RecurrentMemory,
     RouterConfig,
     Side,
     Sticky,
 )
-from jaxblt.adapters.code.levels import can_change, level_weights
+from jaxblt.adapters.code.experimental.mixed import Mixed, level_weights
+from jaxblt.adapters.code.levels import can_change
 from jaxblt.models import Stack, StackConfig
 from tests.adapters.routing import (
     DOCUMENTS,

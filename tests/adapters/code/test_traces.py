@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, ChunkMean, Mixed, RouterConfig, Traces
+from jaxblt.adapters import AdapterConfig, ChunkMean, RouterConfig, Traces
+from jaxblt.adapters.code.experimental.mixed import Mixed
 from jaxblt.adapters.code.traces import TAPS
 from tests.adapters.routing import (
     DOCUMENTS,

@@ -12,13 +12,13 @@ from jaxblt.adapters import (
     ChunkMean,
     Clamp,
     Ema,
-    Mixed,
     Prefix,
     RouterConfig,
     Sticky,
     TopK,
     attach,
 )
+from jaxblt.adapters.code.experimental.mixed import Mixed
 from jaxblt.adapters.files.shared_caches import first_code, shared_prefixes
 from jaxblt.adapters.update.row_adapters import choose_adapters
 from jaxblt.data.vocab import encode
