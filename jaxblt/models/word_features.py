@@ -31,6 +31,8 @@ LONGEST = {"dna": 6, "protein": 3, "phrases": 3}
 MOST_PLACES = 1024
 """Letters of a record up to which each of its places is worth features of its own."""
 MOST_WORDS = 1 << 20
+GAPS = 5
+"""Letters between the letters of pairs in proteins of any length; chosen on superfamilies."""
 BOXED, BOX = 4, 6
 """Letters of the longest words that count in boxes, and places of a box; chosen on promoters of E. coli."""
 
@@ -49,6 +51,7 @@ class WordsConfig:
         are aligned, such as mutants of one sequence or windows around one kind of site.
       box: places of a box; words of 1 to 4 letters count again in the box of their last letter, for motifs that lie
         near a place. 0 for none.
+      gaps: letters between two letters up to which the pair counts too, for each number of letters between.
     """
 
     letters: Letters = "dna"
@@ -56,15 +59,21 @@ class WordsConfig:
     both_strands: bool = False
     places: int = 0
     box: int = 0
+    gaps: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "longest", least=1)
         check_bounds(self, "places", least=0)
         check_bounds(self, "box", least=0)
+        check_bounds(self, "gaps", least=0)
         if self.both_strands and self.letters != "dna":
             raise ValueError(
                 f"WordsConfig.both_strands is of DNA, and letters = {self.letters!r}: set it to False"
+            )
+        if self.gaps and self.is_text:
+            raise ValueError(
+                f"WordsConfig.gaps = {self.gaps} are of DNA or proteins, and letters = {self.letters!r}: set it to 0"
             )
         if self.places and self.is_text:
             raise ValueError(
@@ -98,12 +107,13 @@ class WordsConfig:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Where the words of 1, 2, ... letters begin, then letters at places, then words in boxes; and the end."""
+        """Where words of 1, 2, ... letters begin, pairs by gap, letters at places, words in boxes; and the end."""
         hashed = 1 << (BITS if self.letters == "phrases" else TEXT_BITS)
         words = [hashed if self.is_text else self.base**k for k in range(1, self.longest + 1)]
+        apart = [self.base**2] * self.gaps if self.gaps else []
         placed = [self.places * self.base] if self.places else []
         boxed = [self.boxes * self.base**k for k in range(1, BOXED + 1)] if self.boxes else []
-        return tuple(np.cumsum([0, *words, *placed, *boxed]).tolist())
+        return tuple(np.cumsum([0, *words, *apart, *placed, *boxed]).tolist())
 
     @property
     def boxes(self) -> int:
@@ -112,8 +122,8 @@ class WordsConfig:
 
     @property
     def words(self) -> int:
-        """Words that there are; behind them come letters at places."""
-        return self.edges[self.longest]
+        """Words and pairs that there are; behind them come letters at places."""
+        return self.edges[self.longest + self.gaps]
 
     @property
     def size(self) -> int:
@@ -177,8 +187,16 @@ def _letter_rows(
         if k < config.longest:
             found.append(jnp.where(whole, edges[k] + code, size))
         if config.box and k < BOXED:
-            own = edges[config.longest + 1 + k] + place // config.box * config.base ** (k + 1) + code
+            own = (
+                edges[config.longest + config.gaps + 1 + k]
+                + place // config.box * config.base ** (k + 1)
+                + code
+            )
             found.append(jnp.where(whole & (place < config.places), own, size))
+    for gap in range(1, config.gaps + 1):
+        first = jnp.pad(digits, ((0, 0), (gap + 1, 0)), constant_values=-1)[:, :length]
+        pair = edges[config.longest + gap - 1] + first * config.base + digits
+        found.append(jnp.where((first >= 0) & (digits >= 0), pair, size))
     if config.places:
         is_placed = (digits >= 0) & (place < config.places)
         found.append(jnp.where(is_placed, config.words + place * config.base + digits, size))

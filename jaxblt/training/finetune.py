@@ -13,7 +13,7 @@ from jaxblt.data.words import kind_of
 from jaxblt.models.label_head import LabelHeadConfig
 from jaxblt.models.labeller import HEAD, LabellerConfig
 from jaxblt.models.task_heads import TaskHead, TaskHeadsConfig
-from jaxblt.models.word_features import BOX, LONGEST, MOST_PLACES, WordsConfig
+from jaxblt.models.word_features import BOX, GAPS, LONGEST, MOST_PLACES, WordsConfig
 from jaxblt.parallel.mesh import MeshConfig
 from jaxblt.training.objectives.objectives import (
     Classify,
@@ -160,7 +160,8 @@ def words_of(
         is_aligned = all(len(record) == length for record in records) and length <= MOST_PLACES
         places = length if is_aligned and kind != "text" and not both_strands else 0
     box = BOX if places and kind == "dna" else 0
-    return WordsConfig(letters, longest, both_strands, places, box)
+    gaps = 0 if places or kind != "protein" else GAPS
+    return WordsConfig(letters, longest, both_strands, places, box, gaps)
 
 
 def _check_strands(data: LabelledDataConfig, strands: str) -> None:

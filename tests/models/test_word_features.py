@@ -50,6 +50,16 @@ def counted(records, config):
             for k in range(1, config.longest + 1)
             for i in range(len(s) - k + 1)
         )
+        apart = [
+            sum(
+                s[i : i + 1].decode() + s[i + gap + 1 : i + gap + 2].decode() == x + z
+                for s in strands
+                for i in range(len(s))
+            )
+            for gap in range(1, config.gaps + 1)
+            for x in letters
+            for z in letters
+        ]
         placed = [one[t : t + 1].decode() == x for t in range(config.places) for x in letters]
         near = Counter(
             (k, (i + k - 1) // config.box, one[i : i + k].decode())
@@ -63,16 +73,17 @@ def counted(records, config):
             for b in range(config.boxes)
             for word in product(letters, repeat=k)
         ]
-        rows.append([*(found[word] for word in columns), *placed, *boxed])
+        rows.append([*(found[word] for word in columns), *apart, *placed, *boxed])
     return np.array(rows, np.float32)
 
 
 @pytest.mark.parametrize(
-    ("both_strands", "places", "box"), [(False, 0, 0), (True, 0, 0), (False, 12, 0), (False, 12, 5)]
+    ("both_strands", "places", "box", "gaps"),
+    [(False, 0, 0, 0), (True, 0, 0, 2), (False, 12, 0, 0), (False, 12, 5, 1)],
 )
-def test_words_are_counted_and_weighed_as_written_out(both_strands, places, box):
+def test_words_are_counted_and_weighed_as_written_out(both_strands, places, box, gaps):
     """Places are counted from a record's first byte, and a letter that is none leaves its place empty."""
-    config = WordsConfig(longest=3, both_strands=both_strands, places=places, box=box)
+    config = WordsConfig(longest=3, both_strands=both_strands, places=places, box=box, gaps=gaps)
     ids, segments = rows_of(RECORDS)
     found = jax.jit(lambda *of: count_words(ids, content(*of), config))(ids, segments)
     wanted = counted(RECORDS, config)
