@@ -1,6 +1,7 @@
 """Decoding with layers one by one and weights in its dtype: the bytes of the scanned stack in fp32."""
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from jaxblt.inference import Decoder, decode_step, init_decoder
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
-from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
+from jaxblt.patching import PatcherConfig
+from tests.pallas_kernels.linear_state import equations
 from tests.parameters import drawn
 
 CONFIG = ByteLMConfig(stack=StackConfig(dim=16, num_layers=5, pattern="AH", mlp_dim=24))
@@ -77,3 +80,19 @@ def test_steps_copy_no_cache() -> None:
         held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         sizes.append(compiled.memory_analysis().temp_size_in_bytes / held)
     assert sizes[1] < 0.5 < 1 < sizes[0], sizes
+
+
+def test_a_step_puts_no_cache_under_a_condition() -> None:
+    """XLA copies what a condition leaves as it is; here the latent stack's caches, at each byte of all rows."""
+    small = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16)
+    config = BLTConfig(small, dataclasses.replace(small, pattern="A"), small, hash=None)
+    decoder = unrolled(Decoder(config, PatcherConfig(mode="static", block_size=64)))
+    ids = jnp.zeros((2, 64), jnp.int32)
+    params = nn.meta.unbox(jax.eval_shape(decoder.build().init, jax.random.key(0), ids))["params"]
+    state = jax.eval_shape(partial(init_decoder, decoder, 2, num_bytes=64))
+    step = jax.make_jaxpr(partial(decode_step, decoder))
+    found = list(equations(step({"model": params}, ids[:, 0], state, ids[:, 0]).jaxpr))
+    cache = max((leaf.shape for leaf in jax.tree.leaves(state.model.latent)), key=math.prod)
+    carried = {e.primitive.name for e in found if cache in [x.aval.shape for x in e.outvars]}
+    assert "while" in carried
+    assert "cond" not in carried

@@ -371,18 +371,19 @@ def _decode(
             counts=rows.counts + jnp.where(draws[:, None], chosen, 0),
             waiting=waiting,
         )
-        return moved, (rows.logits, ids, rows.done, ended, closed, draws)
+        # Tell in two arrays: each is a kernel
+        told = [x.astype(jnp.int32) for x in (ids, rows.done, ended, closed, draws)]
+        return moved, (rows.logits, jnp.stack(told, -1))
 
     rows, found = jax.lax.scan(body, rows, None, length=STEPS)
     # Tell of all steps at once: inside the loop, small kernels would run for each byte
-    found = tuple(jnp.moveaxis(x, 0, 1) for x in found)
-    at_last = found[3][:, -1]
+    logits, told = (jnp.moveaxis(x, 0, 1) for x in found)
+    at_last = told[:, -1, 2] != 0
     if rows.waiting is not None:
-        order = jnp.argsort(~found[-1], axis=1, stable=True)
-        found = tuple(
-            jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), 1) for x in found
-        )
-    logits, ids, were_done, ended, closed, draws = found
+        # Put steps without a draw behind the others
+        order = jnp.argsort(told[..., 4] == 0, axis=1, stable=True)[..., None]
+        logits, told = (jnp.take_along_axis(x, order, 1) for x in (logits, told))
+    ids, (were_done, ended, closed, draws) = told[..., 0], jnp.moveaxis(told[..., 1:] != 0, -1, 0)
     finite = jnp.all(jnp.isfinite(logits), -1) | were_done | ~draws
     kept = draws & ~ended
     drawn = Drawn(ids, kept, finite, closed, *predictions(logits, ids), at_last, none, none)
