@@ -4,7 +4,6 @@ import json
 from contextlib import nullcontext
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
