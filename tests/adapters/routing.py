@@ -36,10 +36,10 @@ def params_of(config, **given):
 
     def draw(path, shape):
         rng = np.random.default_rng(zlib.crc32(jax.tree_util.keystr(path).encode()))
-        return jnp.asarray(rng.standard_normal(shape.shape).astype(shape.dtype))
+        # Put on the device: jnp.asarray compiles a program for each shape
+        return jax.device_put(rng.standard_normal(shape.shape).astype(shape.dtype))
 
-    rows = {name: jnp.asarray(x) for name, x in given.items()}
-    made = jax.eval_shape(Router(config).init, jax.random.key(0), jnp.asarray(inputs()), **rows)
+    made = jax.eval_shape(Router(config).init, jax.random.key(0), inputs(), **given)
     return jax.tree_util.tree_map_with_path(draw, nn.meta.unbox(made)["params"])
 
 
@@ -56,8 +56,7 @@ def whole(config, params, x, ids, **given):
 
 def sown(config, params, x, ids, **given):
     """((code, None), what the router sowed) of whole rows."""
-    rows = {name: jnp.asarray(value) for name, value in given.items()}
-    return passes(config)({"params": params}, jnp.asarray(x), segment_ids=jnp.asarray(ids), **rows)
+    return passes(config)({"params": params}, x, segment_ids=ids, **given)
 
 
 def in_calls(config, params, x, ids, size=7, **given):

@@ -25,7 +25,7 @@ MIXERS = {
 PATCHER = PatcherConfig(mode="entropy", threshold=5.2, block_size=16, capacity=12)
 WAYS = (Drafts(count=0), Drafts(), Drafts(count=MOST_DRAFTED, drafter="counts", order=1))
 PROMPTS = [b"", b"abcabcabcabc", b"the cat and the dog and " * 2, b"x" * 33, b"y" * 31, b"abababab"] * 2
-LIMITS = [60, 50, 40, 30, 1, 64] * 2
+LIMITS = [30, 25, 20, 15, 1, 32] * 2
 SAMPLING = [
     SamplingConfig(temperature=0),
     SamplingConfig(temperature=0.5, top_k=2),

@@ -9,7 +9,7 @@ from jaxblt.testing.numerics import check_sharded
 from tests.mixers.configs import ALL, FULL, NAIVE, OF_DRIVER, VARIANTS
 
 EVERY_DAY = ("output", "causal", "mixes", "packed", "batch")
-"""What runs a mixer's parallel program, and variants in turn."""
+"""What runs a mixer's parallel program; of variants and relatives in turn."""
 
 STREAMED_AND_DIFFERENTIATED = (
     *("chunked", "documents_streamed", "holes_streamed", "rows_advance_alone", "keep", "state"),
@@ -47,12 +47,21 @@ def test_sharded_over_fewer_devices(name: str, count: int) -> None:
     check_sharded(subject_of(name), counts=(count,))
 
 
+RELATIVES = (
+    *("sparse_attention", "minlstm", "ntm", "state_engine"),
+    *("attention_both", "hyena_modal_both", "lstm", "gated_delta_net", "mamba2"),
+)
+"""Mixers whose loops are compared each run by a test of their own, and those that share the code of one that runs."""
+
+
 def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
     """How a case takes turns with others; not at all if it runs each run."""
     if name not in NAIVE and prop.name not in EVERY_DAY + STREAMED_AND_DIFFERENTIATED + IN_TURNS:
         return (further(name),)
     if name in VARIANTS:
         return (of_variant(name),)
+    if name in RELATIVES:
+        return (in_turns(name),)
     each_run = EVERY_DAY + (STREAMED_AND_DIFFERENTIATED if name in FULL else ())
     return () if name in OF_DRIVER or prop.name in each_run else (in_turns(name),)
 

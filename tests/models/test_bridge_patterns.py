@@ -64,9 +64,14 @@ def test_patches_ahead_equal_a_loop():
     rng = np.random.default_rng(0)
     segments = np.array([[1] * 32 + [2] * 25 + [0] * 7], np.int32)
     cuts = rng.random(segments.shape) < 0.3
-    patches = from_closed(jnp.asarray(cuts), jnp.asarray(segments), block_size=BLOCK, capacity=CAPACITY)
-    z = jnp.arange(4 * CAPACITY, dtype=jnp.float32).reshape(1, 4, CAPACITY, 1)
-    keys, latest, valid = jax.jit(partial(patches_around, reach=3))(z, patches)
+    z = np.arange(4 * CAPACITY, dtype=np.float32).reshape(1, 4, CAPACITY, 1)
+
+    @jax.jit
+    def around(cuts, segments):
+        patches = from_closed(cuts, segments, block_size=BLOCK, capacity=CAPACITY)
+        return patches, *patches_around(jnp.asarray(z), patches, reach=3)
+
+    patches, keys, latest, valid = jax.device_get(around(cuts, segments))
     real = [(n, p) for n in range(4) for p in range(CAPACITY) if patches.lengths[0, n, p] > 0]
     documents = np.asarray(patches.segment_ids)[0]
     for n in range(4):

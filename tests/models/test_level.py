@@ -175,10 +175,11 @@ def test_states_of_groups_are_refused_though_a_block_has_as_many_as_slots() -> N
 
 def test_a_block_that_ends_in_holes_ends_its_last_group() -> None:
     """The last live slot closes though the block has no room for another group."""
-    segments = jnp.asarray([[1, 1, 1, -1, 1, 1, 1, 1]], jnp.int32)
-    cuts = jnp.asarray([[1, 1, 1, 0, 1, 1, 0, 1]], bool)
-    last = jnp.asarray([[0, 0, 1, 0, 0, 0, 0, 1]], bool)
-    groups = from_closed(cuts, segments, block_size=4, capacity=2, last=last)
+    segments = np.array([[1, 1, 1, -1, 1, 1, 1, 1]], np.int32)
+    cuts = np.array([[1, 1, 1, 0, 1, 1, 0, 1]], bool)
+    last = np.array([[0, 0, 1, 0, 0, 0, 0, 1]], bool)
+    cut = jax.jit(partial(from_closed, block_size=4, capacity=2))
+    groups = jax.device_get(cut(cuts, segments, last=last))
     np.testing.assert_array_equal(groups.closed[0], [[1, 0, 1, 0], [1, 0, 0, 1]])
     np.testing.assert_array_equal(groups.lengths[0], [[1, 2], [1, 3]])
     np.testing.assert_array_equal(groups.overflow[0], [1, 1])

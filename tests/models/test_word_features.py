@@ -1,6 +1,7 @@
 """Words as features of a head: counted by hand, weighed as scikit-learn weighs them, the same beside any padding."""
 
 from collections import Counter
+from functools import partial
 from itertools import product
 
 import flax.linen as nn
@@ -30,7 +31,7 @@ def rows_of(records, width=WIDTH):
     for row, segment, record in zip(ids, segments, records, strict=True):
         row[0], segment[: len(record) + 1] = BOS, 1
         row[1 : len(record) + 1] = np.frombuffer(record, np.uint8).astype(np.int32) + OFFSET
-    return jnp.asarray(ids), jnp.asarray(segments)
+    return jax.device_put((ids, segments))
 
 
 def counted(records, config):
@@ -91,7 +92,8 @@ def test_words_are_counted_and_weighed_as_written_out(both_strands, places, box,
     rarity = np.log((1 + len(RECORDS)) / (1 + (wanted > 0).sum(0))) + 1
     blocks = zip(config.edges, config.edges[1:], strict=False)
     blocks = [TfidfTransformer(sublinear_tf=True).fit_transform(wanted[:, a:b]).toarray() for a, b in blocks]
-    weighed = weigh_words(found, jnp.asarray(rarity, jnp.float32), config)
+    weigh = jax.jit(partial(weigh_words, config=config))
+    weighed = weigh(found, rarity.astype(np.float32))
     np.testing.assert_allclose(weighed, np.concatenate(blocks, 1), rtol=2e-6, atol=1e-7)
 
 
@@ -101,15 +103,18 @@ def test_phrases_of_text_are_counted_by_their_hashes():
     texts = ["Don't: DON'T  é?".encode(), "日本ab é1".encode(), b"a", b" \x80 \n"]
     words = [["don't", ":", "don't", "é", "?"], ["日", "本", "ab", "é1"], ["a"], []]
     ids, segments = rows_of(texts)
-    there = content(ids, segments).at[2, 1].set(True)
-    found = np.asarray(count_words(ids, there, config)).reshape(4, 2, 1 << BITS)
+    count = jax.jit(lambda ids, there: count_words(ids, there, config).reshape(4, 2, 1 << BITS))
+    there = np.array(jax.jit(content)(ids, segments))
+    there[2, 1] = True
+    found = np.asarray(count(ids, there))
     wanted = np.zeros_like(found)
     for row, own in enumerate(words):
         for k in (1, 2):
             for i in range(len(own) - k + 1):
                 wanted[row, k - 1, feature([word.encode() for word in own[i : i + k]])] += 1
     np.testing.assert_array_equal(found, wanted)
-    cut = np.asarray(count_words(ids, there.at[0, 3].set(False), config)).reshape(4, 2, 1 << BITS)
+    there[0, 3] = False
+    cut = np.asarray(count(ids, there))
     for k, phrase in enumerate(([b"do"], [b"'t"], [b"do", b"'t"])):
         assert cut[0, k // 2, feature(phrase)] == 1
 
@@ -129,8 +134,9 @@ def test_stored_heads_that_read_runs_of_bytes_answer_as_before():
     config = decode({"class": "words", **fields})
     texts = [b"Aa! aA?", b"\xff\x00\xff", b"a"]
     ids, segments = rows_of(texts)
-    there = content(ids, segments).at[0, 4].set(False)  # "Aa!" and "aA?" without the space
-    found = np.asarray(count_words(ids, there, config)).reshape(3, 3, 1 << 15)
+    there = np.array(jax.jit(content)(ids, segments))
+    there[0, 4] = False  # "Aa!" and "aA?" without the space
+    found = np.asarray(jax.jit(partial(count_words, config=config))(ids, there)).reshape(3, 3, 1 << 15)
     wanted = np.zeros_like(found)
     for row, pieces in enumerate([(b"aa!", b"aa?"), (b"\xff\x00\xff",), (b"a",)]):
         for piece in pieces:

@@ -109,27 +109,38 @@ KEEP = optax.trace(decay=0.0)
 """Its state after a step is the step's gradient."""
 
 
-@pytest.mark.slow(days=28, group="models over a split axis")
+@functools.lru_cache(maxsize=1)
+def alone(name: str) -> Any:
+    """The train step of a model, the state behind it on one device, and its metrics."""
+    job, params = task(name)
+    step = make_train_step(job, KEEP)
+    return step, *jax.device_get(step(start(jax.tree.map(jnp.asarray, params), KEEP), batch()))
+
+
+MESHES = {
+    "blt": [(2, 2), (1, 4)],
+    "byte_hyena": [(2, 2), (1, 4)],
+    "blt_attention": [(1, 2), (1, 4)],
+    "blt_hyena": [(1, 2), (1, 4)],
+    "blt_learned": [(2, 2), (1, 4), (1, 8)],
+}
+"""Devices along `data` and `seq`."""
+
+
 @pytest.mark.parametrize(
     ("name", "data", "seq"),
     [
-        ("blt", 2, 2),
-        ("blt", 1, 4),
-        ("byte_hyena", 2, 2),
-        ("blt_attention", 1, 2),
-        ("blt_attention", 1, 4),
-        ("blt_hyena", 1, 2),
-        ("blt_hyena", 1, 4),
-        ("byte_hyena", 1, 4),
-        ("blt_learned", 2, 2),
-        ("blt_learned", 1, 4),
-        ("blt_learned", 1, 8),
+        pytest.param(
+            name,
+            *mesh,
+            marks=pytest.mark.slow(days=28, group="models over a split axis", turn=f"step of {name}"),
+        )
+        for name, meshes in MESHES.items()
+        for mesh in meshes
     ],
 )
 def test_a_train_step_equals_that_of_one_device(name: str, data: int, seq: int) -> None:
-    job, params = task(name)
-    step = make_train_step(job, KEEP)
-    expected, told = jax.device_get(step(start(jax.tree.map(jnp.asarray, params), KEEP), batch()))
+    (step, expected, told), (_, params) = alone(name), task(name)
     mesh, rows = make_mesh(data=data, seq=seq, devices=jax.devices()[: data * seq]), batch()
     with jax.set_mesh(mesh):
         state = jax.device_put(start(params, KEEP), NamedSharding(mesh, PartitionSpec()))

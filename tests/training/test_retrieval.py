@@ -201,6 +201,7 @@ def test_decoding_gives_the_logits_of_whole_rows(run):
     assert np.isfinite(whole).all()
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_retrieval")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

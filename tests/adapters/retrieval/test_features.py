@@ -67,8 +67,10 @@ def test_the_order_of_neighbours_does_not_matter():
 
 
 def test_one_place_for_one_query():
+    features = jax.jit(neighbour_features)
     for there in (True, False):
-        found = neighbour_features(jnp.full((1, 1), 0.5), jnp.ones((1, 1, 1)), jnp.full((1, 1), there))
+        given = np.full((1, 1), 0.5, np.float32), np.ones((1, 1, 1), np.float32), np.full((1, 1), there)
+        found = np.asarray(features(*given))
         assert found.shape == (1, 6)
         np.testing.assert_allclose(
             found[0], np.asarray([1, 0, 1, 1, 0.5, E(-0.5)]) * there, rtol=1e-6, atol=1e-7

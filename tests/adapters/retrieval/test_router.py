@@ -32,12 +32,10 @@ def made():
     """An index of 25 chunks of other text and those of the document of row 0 that has 26 tokens, whose key is last."""
     rng = np.random.default_rng(3)
     others = rng.standard_normal((1, 25 * CHUNK, WIDTH)).astype(np.float32)
-    rows = [
-        chunk_vectors(jnp.asarray(x), jnp.ones(x.shape[:2], jnp.int32), CHUNK)[0][0]
-        for x in (others, inputs())
-    ]
-    own = np.asarray(rows[1])[:5]
-    vectors = np.concatenate([np.asarray(rows[0]), own])
+    of = jax.jit(lambda x: chunk_vectors(x, jnp.ones(x.shape[:2], jnp.int32), CHUNK)[0][0])
+    rows = [np.asarray(of(x)) for x in (others, inputs())]
+    own = rows[1][:5]
+    vectors = np.concatenate([rows[0], own])
     owners = np.asarray([1] * 25 + [KEYS[0, 0]] * len(own))
     return make_index(vectors, owners, base="", stack="stack", chunk=CHUNK, neighbours=NEIGHBOURS)
 
@@ -47,7 +45,7 @@ def params(kept=30, config=CONFIG):
     """Of a router with the first chunks of that index."""
     arrays = made().params(CAPACITY)
     arrays["vectors"] = np.where(np.arange(CAPACITY)[:, None] < kept, arrays["vectors"], 0)
-    return params_of(config) | {"index": {name: jnp.asarray(x) for name, x in arrays.items()}}
+    return params_of(config) | {"index": jax.device_put(arrays)}
 
 
 @pytest.mark.slow(days=28, group="costly", turn="adapters/retrieval/test_router")

@@ -41,7 +41,7 @@ def ids(seed: int) -> np.ndarray:
     return (documents * kind).astype(np.int32)
 
 
-@pytest.mark.slow(days=21)
+@pytest.mark.slow(days=28, group="decoding")
 @pytest.mark.parametrize(
     ("window", "position", "dtype", "axes"),
     [
@@ -152,7 +152,7 @@ def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{room}.STRETCH", STRETCH)
 
 
-@pytest.mark.slow(days=2)
+@pytest.mark.slow(days=28, group="decoding")
 @pytest.mark.usefixtures("short_stretches")
 @pytest.mark.parametrize(
     ("use", "position", "dtype", "axes"),

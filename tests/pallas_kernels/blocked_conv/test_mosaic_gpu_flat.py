@@ -50,7 +50,7 @@ def test_streams_are_not_copied(length: int) -> None:
     assert not copies(traced(length), 64 * length)
 
 
-@pytest.mark.slow(days=28, group="simulated convolutions", every="the last chunk of all is cut")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize(
     ("length", "batch", "streams"),
     [

@@ -135,7 +135,7 @@ CASES = [
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(days=28, group="simulated convolutions", every="four rows in a tile")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize(("shape", "taps", "causal", "gates", "size"), CASES)
 def test_simulated(
     shape: tuple[int, int, int], taps: int, causal: bool, gates: tuple[str, ...], size: float

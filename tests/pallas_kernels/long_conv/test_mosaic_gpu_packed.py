@@ -124,7 +124,7 @@ def assert_the_same_bits_twice(case: OpCase) -> None:
 
 
 @pytest.mark.usefixtures("no_races", "no_remat")
-@pytest.mark.slow(days=28, group="simulated convolutions", every="holes in one document-reference")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize("case", cases(simulated), ids=str)
 def test_simulated(case: OpCase, check: str) -> None:

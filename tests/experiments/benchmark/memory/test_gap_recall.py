@@ -43,8 +43,9 @@ TINY = Settings(
 
 
 def test_rows_ask_for_the_values_of_their_keys() -> None:
-    gaps = jnp.asarray(np.random.default_rng(0).integers(1, 30, 64), jnp.int32)
-    inputs, targets, scored = (np.asarray(x) for x in draw_rows(TASK, jax.random.key(0), gaps, 40))
+    gaps = np.random.default_rng(0).integers(1, 30, 64).astype(np.int32)
+    drawn = jax.jit(draw_rows, static_argnums=(0, 3))(TASK, jax.random.key(0), gaps, 40)
+    inputs, targets, scored = map(np.asarray, drawn)
     for row, answers, asked, gap in zip(inputs - OFFSET, targets - OFFSET, scored, gaps, strict=True):
         pairs = dict(zip(row[0:6:2], row[1:6:2], strict=True))
         assert len(pairs) == len(set(pairs.values())) == TASK.pairs

@@ -19,9 +19,12 @@ TINY = Settings(
 )
 
 
+drawn = jax.jit(draw_rows, static_argnums=(0, 2, 3, 4, 5))
+
+
 def test_rows_are_symbols_and_their_copy() -> None:
     inputs, targets, scored = (
-        np.asarray(x) for x in draw_rows(replace(TINY, marked=False), jax.random.key(0), 64, 1, 5, 6)
+        np.asarray(x) for x in drawn(replace(TINY, marked=False), jax.random.key(0), 64, 1, 5, 6)
     )
     lengths = scored.sum(1)
     assert set(lengths) == {1, 2, 3, 4, 5}
@@ -36,7 +39,8 @@ def test_rows_are_symbols_and_their_copy() -> None:
 
 def test_marked_rows_begin_with_bos() -> None:
     plain, marked = (
-        draw_rows(replace(TINY, marked=marked), jax.random.key(0), 8, 1, 3, 3) for marked in (False, True)
+        jax.device_get(drawn(replace(TINY, marked=marked), jax.random.key(0), 8, 1, 3, 3))
+        for marked in (False, True)
     )
     assert (marked.inputs[:, 0] == BOS).all()
     assert not marked.scored[:, 0].any()
@@ -47,8 +51,9 @@ def test_marked_rows_begin_with_bos() -> None:
 
 def test_a_tape_is_sharp_addresses_in_the_place_of_no_biases() -> None:
     module = TINY.model().build(dtype=jnp.float32)
-    params = nn.meta.unbox(module.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32)))
-    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(as_tape(params, TINY.width)), strict=True)
+    params = nn.meta.unbox(jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3), jnp.int32)))
+    params, tape = jax.device_get((params, as_tape(params, TINY.width)))
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(tape), strict=True)
     ((before, after),) = ((a, b) for a, b in pairs if (a != b).any())
     assert not before.any()
     np.testing.assert_array_equal(np.unique(after), [0, SURE, STRONG])

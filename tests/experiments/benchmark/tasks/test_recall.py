@@ -17,10 +17,11 @@ from jaxblt.mixers import StateEngineConfig
 from jaxblt.training.flops import count_params
 
 TASK = MQAR(symbols=40, pairs=5, positions=32)
+drawn = jax.jit(draw_rows, static_argnums=(0, 2))
 
 
 def test_rows_ask_for_the_values_of_their_keys() -> None:
-    inputs, targets, scored = (np.asarray(x) for x in draw_rows(TASK, jax.random.key(0), 512))
+    inputs, targets, scored = map(np.asarray, drawn(TASK, jax.random.key(0), 512))
     shown = 2 * TASK.pairs
     assert inputs.shape == targets.shape == (512, TASK.positions)
     assert set(scored.sum(1)) == {TASK.pairs}
@@ -37,11 +38,11 @@ def test_rows_ask_for_the_values_of_their_keys() -> None:
 
 def test_gaps_are_drawn_as_the_task_draws_them() -> None:
     """By the mean place of a query over rows; the standard errors of both means are about 0.1."""
-    drawn = np.asarray(draw_rows(TASK, jax.random.key(1), 512).scored)
+    found = np.asarray(drawn(TASK, jax.random.key(1), 512).scored)
     examples = TASK.open("test")
     task = np.stack([examples.example(number).scored for number in range(200)])
     places = np.arange(TASK.positions)
-    means = [float((rows * places).sum() / rows.sum()) for rows in (drawn, task)]
+    means = [float((rows * places).sum() / rows.sum()) for rows in (found, task)]
     assert means[0] == pytest.approx(means[1], abs=0.6)
 
 

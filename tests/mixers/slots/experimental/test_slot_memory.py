@@ -156,7 +156,7 @@ def followed() -> tuple[np.ndarray, list[list[Bank]], SlotMemoryState]:
     y, banks = zip(*(by_the_rules(SLOTS, w, row) for row in subject.x.astype(np.float64)), strict=True)
     ids = jnp.ones(subject.x.shape[:2], jnp.int32)
     _, state = subject.step(subject.params, jnp.asarray(subject.x), ids, subject.start())
-    return np.stack(y), list(banks), state
+    return np.stack(y), list(banks), jax.device_get(state)
 
 
 @pytest.mark.slow(days=28, group="costly", turn="mixers/slots/experimental/test_slot_memory")
