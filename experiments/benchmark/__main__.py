@@ -10,14 +10,14 @@ from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
     "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books"),
-    "models": ("drafted_bytes", "scaling", "serving", "start_times", "step_kernels"),
+    "models": ("drafted_bytes", "scaling", "serving", "start_times"),
     "boundaries": ("boundary_books", "boundary_genome", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed", "level_pareto", "routed_lora"),
     "labels": ("contacts", "families", "fitness", "loci", "promoters", "reviews", "zero_shot"),
     "tasks": ("copies", "pixels", "recall", "state_counts", "tasks"),
     "splitting": ("compressed", "ring", "sequence_parallel", "split_step"),
-    "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode"),
+    "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode", "step_kernels"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
     "peers": ("evo2", "evo2_parity", "flex_blocks"),
     "trained_runs": ("baselines", "context", "record"),

@@ -248,12 +248,6 @@ def make_train_step(
       shardings: of the state, kept from step to step; None leaves them to the compiler.
     """
 
-    def sound(updates: Any, state: TrainState) -> Bool[Array, ""]:
-        # Spare a look at all updates where it can: every update would be written out before the first is applied
-        if isinstance(optimizer, Bounded) and schedule is not None:
-            return jnp.isfinite(schedule(state.step - state.skipped))
-        return _all_finite(updates)
-
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         ask, drop = jax.random.split(jax.random.fold_in(make_key(seed), state.step))
         batch = task.objective(ask, batch)
@@ -262,10 +256,8 @@ def make_train_step(
         loss = sums["loss"] / weight
         grad_norm = global_norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
-        # Keep the norm of parameters out of the update's pass, which XLA could not do in place then
-        params, finite = jax.lax.optimization_barrier((state.params, finite))
-        updates, opt_state = optimizer.update(grads, state.opt_state, params)
-        good = finite & sound(updates, state) & (state.skipped_in_a_row < max_skips)
+        params, updates, opt_state, sound = _updates(optimizer, schedule, grads, state, finite)
+        good = sound & (state.skipped_in_a_row < max_skips)
         updates = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), updates)
         bad = (~good).astype(jnp.int32)
         scaling, scaled = _next_scaling(task, state.scaling, observed, finite)
@@ -333,6 +325,25 @@ def compiler_options() -> dict[str, Any] | None:
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
     joined = {f"xla_gpu_{kind}_combine_threshold_bytes": COMBINED_BYTES for kind in kinds}
     return {"xla_gpu_enable_triton_gemm": False, **joined}
+
+
+def _updates(
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule | None,
+    grads: Any,
+    state: TrainState,
+    finite: Bool[Array, ""],
+) -> tuple[Any, Any, Any, Bool[Array, ""]]:
+    """Return the parameters to update, updates, the optimiser's state, and whether gradients and updates are finite.
+
+    Updates of a bounded optimiser are not looked at: they would be written out before the first is applied.
+    """
+    # Keep the norm of parameters out of the update's pass, which XLA could not do in place then
+    params, finite = jax.lax.optimization_barrier((state.params, finite))
+    updates, opt_state = optimizer.update(grads, state.opt_state, params)
+    if isinstance(optimizer, Bounded) and schedule is not None:
+        return params, updates, opt_state, finite & jnp.isfinite(schedule(state.step - state.skipped))
+    return params, updates, opt_state, finite & _all_finite(updates)
 
 
 def _all_finite(tree: Any) -> Bool[Array, ""]:
