@@ -43,13 +43,10 @@ class Packed:
 def pack_small(tree: Any) -> Packed:
     """Return the tree with its small arrays put together, those of one shape and dtype."""
     leaves, structure = jax.tree.flatten(tree)
-    places: dict[Any, tuple[int, ...]] = {}
+    places: dict[Any, list[int]] = {}
     for i, leaf in enumerate(leaves):
         is_small = leaf.size * leaf.dtype.itemsize <= SMALL
-        kind = (leaf.shape, leaf.dtype) if is_small else i
-        places[kind] = (*places.get(kind, ()), i)
-    groups = tuple(places.values())
-    arrays = [
-        jnp.stack([leaves[i] for i in group]) if len(group) > 1 else leaves[group[0]] for group in groups
-    ]
-    return Packed(tuple(arrays), groups, structure)
+        places.setdefault((leaf.shape, leaf.dtype) if is_small else i, []).append(i)
+    chosen = [[leaves[i] for i in group] for group in places.values()]
+    arrays = [jnp.stack(group) if len(group) > 1 else group[0] for group in chosen]
+    return Packed(tuple(arrays), tuple(map(tuple, places.values())), structure)
