@@ -127,7 +127,7 @@ def test_simulated_at_any_length(case: OpCase) -> None:
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(days=28, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="less than half a tile")
 @pytest.mark.parametrize(
     ("length", "reverse"),
     [
