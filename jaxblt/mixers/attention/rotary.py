@@ -43,7 +43,7 @@ def rotate(x: Float[Array, "B T H K"], angles: Float[Array, "#B T P"]) -> Float[
     axis: XLA fuses no sum or maximum over the result with a concatenation.
     """
     cos, sin = jnp.cos(angles)[:, :, None, None], jnp.sin(angles)[:, :, None]
-    halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
+    halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, x.shape[-1] // 2)
     turned = halves * cos + halves[..., ::-1, :] * jnp.stack([-sin, sin], -2)
     return turned.reshape(x.shape).astype(x.dtype)
 
