@@ -89,6 +89,7 @@ MODELS: dict[str, dict[str, tuple[Any, ...]]] = {
         "both_strands": (1,),
         "places": (-1, 2.5),
         "box": (-1, 2.5),
+        "gaps": (-1, 2.5),
     },
     "LabelHeadConfig": {
         "target": ("text",),
