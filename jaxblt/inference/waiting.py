@@ -63,11 +63,16 @@ class Waiting:
         return self.replace(byte=self.byte.only(where))  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def may_wait(decoder: Decoder, count: int) -> bool:
+    """Return whether some of `count` rows may stand still: not a row alone, nor rows without a latent stack."""
+    return count > 1 and isinstance(decoder.build(), StepsInParts)
+
+
 def none_waiting(decoder: Decoder, count: int) -> Waiting | None:
-    """Return that no row stands still, or None if none ever does: alone, or in a model without a latent stack."""
-    model = decoder.build()
-    if count == 1 or not isinstance(model, StepsInParts):
+    """Return that no row stands still, or None if none ever does."""
+    if not may_wait(decoder, count):
         return None
+    model: Any = decoder.build()
     return Waiting(model.init_open_byte(count), jnp.ones((count,), bool), jnp.zeros((count,), jnp.int32))
 
 

@@ -18,4 +18,5 @@ def change_if[S](due: Bool[Array, ""], change: Callable[[Any, S], S], module: nn
     def turn(module: nn.Module, carry: tuple[Array, S]) -> tuple[Array, S]:
         return jnp.zeros((), bool), change(module, carry[1])
 
-    return nn.while_loop(lambda _, carry: carry[0], turn, module, (due, state))[1]
+    goes_on: Any = lambda _, carry: carry[0]  # noqa: E731
+    return nn.while_loop(goes_on, turn, module, (due, state))[1]

@@ -25,8 +25,8 @@ NAMES = ("after 2 steps on it", "english, before", "order-5 byte model", "gzip",
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _compiled_once_and_quickly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with compiled_once_and_quickly(str(tmp_path_factory.mktemp("compiled"))):
+def _compiled_once_and_quickly(compiled: str) -> Iterator[None]:
+    with compiled_once_and_quickly(compiled):
         yield
 
 

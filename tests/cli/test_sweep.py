@@ -26,8 +26,8 @@ RATES = ("0.02", "0.001")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _compiled_once_and_quickly(tmp_path_factory):
-    with compiled_once_and_quickly(str(tmp_path_factory.mktemp("compiled"))):
+def _compiled_once_and_quickly(compiled):
+    with compiled_once_and_quickly(compiled):
         yield
 
 

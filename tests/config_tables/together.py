@@ -160,13 +160,13 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
             "WordsConfig.both_strands is of DNA, and letters = 'protein'",
         ),
         ({"letters": "phrases", "places": 9}, "WordsConfig.places = 9 are of aligned DNA or proteins"),
+        ({"letters": "phrases", "gaps": 2}, "WordsConfig.gaps = 2 are of DNA or proteins"),
         ({"box": 6}, "WordsConfig.box = 6 parts places, and places = 0"),
         ({"places": 9, "both_strands": True}, "places = 9 are of one strand, and both_strands is True"),
         (
             {"longest": 11},
             "longest = 11, places = 0, box = 0 and gaps = 0 make 5,592,404 features of dna, and 1,048,576 are",
         ),
-        ({"letters": "text", "gaps": 3}, "WordsConfig.gaps = 3 are of DNA or proteins, and letters = 'text'"),
         ({"letters": "protein", "longest": 3, "gaps": 4000}, "gaps = 4000 make"),
     ),
     "LabelHeadConfig": (

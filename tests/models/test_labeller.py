@@ -18,8 +18,8 @@ from tests.parameters import drawn
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _compiled_quickly(tmp_path_factory):
-    with compiled_once_and_quickly(str(tmp_path_factory.mktemp("compiled"))):
+def _compiled_quickly(compiled):
+    with compiled_once_and_quickly(compiled):
         yield
 
 

@@ -1,9 +1,12 @@
 """What tests of kernels share: a simulation of a GPU that is watched for races."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+
+from pallas_kernels import _hopper
 
 
 @pytest.fixture
@@ -24,6 +27,17 @@ def no_races(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     assert watched, "nothing was simulated"
     assert not any(kernel.races_found for kernel in watched)
+
+
+@pytest.fixture
+def one_watched_program(no_races: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of a convolution takes all rows of a channel, simulated and watched for races."""
+    from jax.experimental.pallas import mosaic_gpu
+
+    del no_races
+    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
+    watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
+    monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
 
 
 @pytest.fixture

@@ -89,6 +89,12 @@ def value_and_grads(
     return _jitted_gradients(run, optimised and jax.default_backend() == "cpu")(floats, others, cotangents)
 
 
+def reference_and_grads(case: OpCase, arrays: Mapping[str, Any], cotangents: Any = None) -> tuple[Any, Any]:
+    """Return `value_and_grads` of the case's reference for these arrays, optimised where it runs long."""
+    large = sum(x.size for x in arrays.values()) > LARGE
+    return value_and_grads(case.reference, arrays, cotangents, optimised=large)
+
+
 @lru_cache(maxsize=64)
 def _jitted_gradients(run: Run, optimised: bool) -> Callable[..., tuple[Any, Any]]:
     """Jitted once for each function, so that the checks of one case share it."""
@@ -123,8 +129,7 @@ def check_reference(case: OpCase) -> None:
     """Values and gradients, jitted, against the reference."""
     actual = value_and_grads(case.run, case.arrays)
     cotangents = jax.tree.map(lambda x: np.asarray(x, np.float32), random_cotangents(actual[0]))
-    large = sum(x.size for x in case.arrays.values()) > LARGE
-    expected = value_and_grads(case.reference, _in_fp32(case.arrays), cotangents, optimised=large)
+    expected = reference_and_grads(case, _in_fp32(case.arrays), cotangents)
     _compare(case, actual, expected)
 
 

@@ -91,8 +91,8 @@ def segment_ids() -> np.ndarray:
 def batch() -> Batch:
     draw, ids = np.random.default_rng(0), segment_ids()
     text = draw.choice(np.frombuffer(b"abc d e", np.uint8).astype(np.int32) + 4, (2, ROWS, LENGTH))
-    positions = document_positions(jnp.asarray(ids), jnp.asarray(ids))
-    return jax.device_get(Batch(*map(jnp.asarray, (*text, ids, positions, (ids > 0).astype(np.int32)))))
+    positions = np.asarray(jax.jit(document_positions)(ids, ids))
+    return Batch(*text, ids, positions, (ids > 0).astype(np.int32))  # pyright: ignore[reportArgumentType]
 
 
 @functools.cache
@@ -162,7 +162,7 @@ def test_patches_before_a_stretch_come_from_as_far_as_they_lie() -> None:
     ids = segment_ids()[:, : 16 * BLOCK]
     closed = np.random.default_rng(1).random(ids.shape) < 0.3
     closed[:, 4 * BLOCK : 13 * BLOCK] = False
-    patches = from_closed(jnp.asarray(closed), jnp.asarray(ids), block_size=BLOCK, capacity=6)
+    patches = jax.jit(functools.partial(from_closed, block_size=BLOCK, capacity=6))(closed, ids)
     z = np.random.default_rng(2).standard_normal((ROWS, 16, 6, 5)).astype(np.float32)
     dy = np.random.default_rng(3).standard_normal((ROWS, 16, 4 + 6, 5)).astype(np.float32)
 
@@ -184,13 +184,13 @@ def test_patches_before_a_stretch_come_from_as_far_as_they_lie() -> None:
 def test_positions_count_from_documents_on_other_devices() -> None:
     ids = segment_ids()[:, : 24 * BLOCK]
     found, compiled = along(lambda _, ids: document_positions(ids, ids), np.zeros(()), (ids,), seq=8)
-    np.testing.assert_array_equal(found, document_positions(jnp.asarray(ids), jnp.asarray(ids)))
+    np.testing.assert_array_equal(found, jax.jit(document_positions)(ids, ids))
     assert not spanning(collectives(compiled), BLOCK)
 
 
 def test_blocks_that_do_not_divide_are_named() -> None:
     job, params = task("blt")
-    rows = jax.tree.map(lambda x: jnp.asarray(x[:, : 21 * BLOCK]), batch())
+    rows = jax.tree.map(lambda x: x[:, : 21 * BLOCK], batch())
     with (
         jax.set_mesh(make_mesh(data=2, seq=4)),
         pytest.raises(ValueError, match=r"21 blocks of 11 bytes.*4 devices"),

@@ -150,14 +150,8 @@ def sizes(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(d for d in shape if d > 1))
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        pytest.param("byte_lm", "eight", marks=TURNS),
-        pytest.param("blt", "eight", marks=TURNS),
-        ("few", "seq"),
-    ],
-)
+@TURNS
+@pytest.mark.parametrize(("name", "layout"), [("byte_lm", "eight"), ("blt", "eight"), ("few", "seq")])
 def test_too_few_heads_stay_whole_over_tensor(name: str, layout: str) -> None:
     """Four of them over eight devices; two groups over two that exchange heads along the sequence besides."""
     expect_loss_and_gradients_of_one_device(name, layout)

@@ -18,7 +18,11 @@ CHUNK = 256
 
 
 @pytest.mark.parametrize(
-    "length", [2**11, pytest.param(2**20, marks=pytest.mark.slow(days=28, group="long"))]
+    "length",
+    [
+        pytest.param(2**11, marks=pytest.mark.slow(days=28, group="costly")),
+        pytest.param(2**20, marks=pytest.mark.slow(days=28, group="long")),
+    ],
 )
 def test_chunks_equal_one_pass(length):
     config = configs.get("demo_entropy").model

@@ -17,8 +17,9 @@ from tests.patching.rows import random_rows
 def test_words_are_ascii_letters_digits_and_bytes_of_longer_characters():
     """Every id, each in a block of its own: patches end behind what is in no word."""
     config = PatcherConfig(mode="space", block_size=2)
-    ids = jnp.stack([jnp.arange(260, dtype=jnp.int32), jnp.full((260,), encode(b"a", eos=False)[-1])], 1)
-    ended = np.asarray(closes(config, ids, None, jnp.ones(ids.shape, jnp.int32)))[:, 0]
+    ids = np.stack([np.arange(260), np.full(260, encode(b"a", eos=False)[-1])], 1).astype(np.int32)
+    cut = jax.jit(lambda ids: closes(config, ids, None, jnp.ones(ids.shape, jnp.int32)))
+    ended = np.asarray(cut(ids))[:, 0]
     inside = [False] * 4 + [byte >= 0x80 or chr(byte).isalnum() for byte in range(256)]
     assert ended.tolist() == [not word for word in inside]
 
@@ -161,9 +162,10 @@ def test_golden(name):
 def test_without_bos_and_eos():
     """Specials are bytes like others: without them the text's own first byte is the document's first."""
     ids = encode(GOLDEN_TEXT)[None]
-    config = PatcherConfig(threshold=2.0, block_size=16)
-    entropies = jnp.asarray([GOLDEN_ENTROPIES[1:-1]], jnp.float32)
-    closed = closes(config, jnp.asarray(ids), entropies, jnp.ones(ids.shape, jnp.int32))
+    cut = jax.jit(functools.partial(closes, PatcherConfig(threshold=2.0, block_size=16)))
+    closed = np.asarray(
+        cut(ids, np.array([GOLDEN_ENTROPIES[1:-1]], np.float32), np.ones(ids.shape, np.int32))
+    )
     assert "".join("01"[int(c)] for c in closed[0]) == "11001100010"
 
 

@@ -25,7 +25,6 @@ from jaxblt.training.start.frozen import load_frozen
 from jaxblt.training.state import BASE
 from jaxblt.training.stored.integrity import StateMismatch
 from jaxblt.training.stored.resolved import read_resolved
-from tests.compiled import compiled_once_and_quickly
 from tests.docs.documents import ROOT, blocks
 from tests.finetuning import records, write_base, write_records
 from tests.tolerances import assert_close
@@ -36,12 +35,6 @@ TASKS = re.compile("## Several tasks at once\n.*?(?=\n## )", re.DOTALL)
 """The section whose examples `test_finetune_tasks.py` runs."""
 OF_THE_RUN = pytest.mark.slow(days=28, group="costly", turn="training/test_finetune")
 FROZEN = ("embedding/*", "stack/*/block_0/*")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiled_quickly(tmp_path_factory):
-    with compiled_once_and_quickly(str(tmp_path_factory.mktemp("compiled"))):
-        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -281,6 +281,7 @@ def poisoned(*steps):
     return poisoned_step
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_burst_of_bad_steps_is_named_and_not_saved(tmp_path, monkeypatch, capsys):
     """Step 10 is not saved before step 12, and the last one without the count that would end the next run."""
     recipe = tiny_recipe(steps=14, eval_every=0, keep=9)

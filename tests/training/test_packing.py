@@ -140,10 +140,8 @@ def test_rows_are_filled_up_to_whole_tiles_of_the_kernels(slots, seq_len, block_
     assert fill_rows(slots, data, patcher, multiple=multiple) == filled
 
 
-@pytest.mark.parametrize(
-    ("alignment", "capacity"),
-    [(48, 24), pytest.param(144, 16, marks=pytest.mark.slow(days=28, group="costly"))],
-)
+@pytest.mark.slow(days=28, group="costly")
+@pytest.mark.parametrize(("alignment", "capacity"), [(48, 24), (144, 16)])
 def test_calibrated_slots_let_packed_documents_start_where_segments_do(alignment, capacity):
     """Blocks of 48 bytes have up to 12 patches, segments 24 slots, of which three blocks of 16 hold two."""
     recipe = latent_mac(24, PatcherConfig(mode="space", block_size=48), alignment=alignment)

@@ -54,8 +54,7 @@ def families(
     layers: int = 4,
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     kmer: int = 3,
-    dropout: float = 0.5,
-    average: float | None = None,
+    dropout: float = 0.3,
 ) -> dict[str, Any]:
     """Fine-tune a byte model to name a domain's superfamily, beside a CNN of equal size and models of short words.
 
@@ -83,22 +82,17 @@ def families(
       dtype: of the networks' computation.
       kmer: letters of the longest words.
       dropout: of the fine-tuned head.
-      average: decay of the average of the fine-tuned parameters.
     """
     from experiments.benchmark.figures.saved import save
 
     chosen, root = seeds_of(first_seed, seeds), new_folder(work)
     table = write_table(Path(file), root / "records.csv", level, members, longest)
-    settings = {
-        "level": level,
-        "members": members,
-        "longest": longest,
-        "base_steps": base_steps,
-        "steps": steps,
-    }
+    settings = {"level": level, "members": members, "longest": longest}
+    settings |= {"base_steps": base_steps, "steps": steps}
     settings |= {"batch_size": batch_size, "dim": dim, "layers": layers, "dtype": dtype, "kmer": kmer}
-    settings |= {"dropout": dropout, "average": average}
-    settings |= {"split": "groups", "group_share": SHARE} | ({"base_run": base_run} if base_run else {})
+    settings |= {"dropout": dropout, "split": "groups", "group_share": SHARE} | (
+        {"base_run": base_run} if base_run else {}
+    )
     figures: dict[str, Any] = {"settings": settings, "records": table}
     figures["runs"] = earlier_runs(out, figures, chosen)
 
@@ -107,8 +101,8 @@ def families(
             return {}
         model = byte_model(dim, layers)
         base = base_run or pretrain(data, Path(file), root / f"base_{seed}", model, base_steps, dtype)
-        found = networks(base, data, steps=steps, dropout=dropout, average=average)
-        return {name: made for name, made in found.items() if name in arms}
+        made = networks(base, data, steps=steps, dropout=dropout)
+        return {name: recipe for name, recipe in made.items() if name in arms}
 
     for seed in chosen:
         data = data_of(root / "records.csv", seed, batch_size, group_share=SHARE, buckets=BUCKETS)
@@ -196,33 +190,26 @@ def pretrain(
     return run_dir
 
 
-def tuned(
-    base: str | Path, data: "LabelledDataConfig", *, steps: int, dropout: float, average: float | None
-) -> "Recipe":
+def tuned(base: str | Path, data: "LabelledDataConfig", *, steps: int, dropout: float) -> "Recipe":
     """Return the recipe of the model that starts from a run."""
     from jaxblt.training.finetune import finetune_recipe
     from jaxblt.training.optimisers.adamw import AdamWConfig
     from jaxblt.training.stored.resolved import read_resolved
 
     optimizer = AdamWConfig(learning_rate=RATES["finetuned"], warmup_steps=steps // 10)
-    train = replace(train_config(steps, data.seed, read_resolved(base).recipe.train.dtype), ema=average)
+    train = train_config(steps, data.seed, read_resolved(base).recipe.train.dtype)
     return finetune_recipe(base, data, name="finetuned", dropout=dropout, train=train, optimizer=optimizer)
 
 
 def networks(
-    base: str | Path,
-    data: "LabelledDataConfig",
-    *,
-    steps: int,
-    dropout: float = 0.5,
-    average: float | None = None,
+    base: str | Path, data: "LabelledDataConfig", *, steps: int, dropout: float
 ) -> dict[str, "Recipe"]:
     """Return recipes of the model that starts from the base, of the same from nothing, and of a CNN of its size."""
     import jaxblt
     from experiments.benchmark.labels.cnn import equal_size
     from jaxblt.training.flops import count_params
 
-    found, run = tuned(base, data, steps=steps, dropout=dropout, average=average), jaxblt.load(base)
+    found, run = tuned(base, data, steps=steps, dropout=dropout), jaxblt.load(base)
     optimizer = replace(found.optimizer, learning_rate=RATES["bytes"])
     alone = replace(found, name="bytes", init_from=None, fresh=(), optimizer=optimizer)
     size = equal_size(count_params(run.params)[1] + word_parameters(found), len(data.classes))

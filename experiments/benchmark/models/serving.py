@@ -36,10 +36,10 @@ def serving(
     With `--patches entropy` an entropy model cuts, bytes are drawn at temperature 1, and rows close patches at unlike
     bytes. Then the bytes of weights and states that a byte reads are told, and the copy bandwidth of the device.
 
-    The arm `once` leaves the waves out. Further arms time delays. `first_byte` is behind prompts of 8 KB that come to
-    an idle engine, `prefix` behind 64 KB that were read before and that were not. `rounds` compares a round of the
-    engine with its decoding program alone. `long_document` compares a byte behind a megabyte of modal Hyena with one
-    behind 4 KB.
+    The arm `once` leaves the waves out, and compiles in its first call only what that needs. Further arms time delays.
+    `first_byte` is behind prompts of 8 KB that come to an idle engine, `prefix` behind 64 KB that were read before and
+    that were not. `rounds` compares a round of the engine with its decoding program alone. `long_document` compares a
+    byte behind a megabyte of modal Hyena with one behind 4 KB.
 
     Args:
       out: JSON file to write.
@@ -151,14 +151,17 @@ def _compare(
 
     begun = time.perf_counter()
     engine = Engine(run, config, as_trained=False)
-    engine.warm()
+    if "waves" in come:
+        engine.warm()
     figures: dict[str, Any] = {"rows": rows, "warm_seconds": time.perf_counter() - begun}
     with alone(), engine:
         for name in come:
             number = {"once": rows, "waves": count}[name]
             ways = {"engine": by_engine, "generate": by_generate}
-            rates = {way: _rate(lambda draw=draw, n=number: draw(n), trials) for way, draw in ways.items()}
-            figures[name] = rates
+            figures[name] = {}
+            for way, draw in ways.items():
+                figures[name][way] = _rate(partial(draw, number), trials)
+                print(name, way, figures[name][way], flush=True)
     return figures | {"closed_a_byte": float(sum(closed) / len(closed))}
 
 

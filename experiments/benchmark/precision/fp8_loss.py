@@ -49,6 +49,7 @@ def fp8_loss(
     whole("--seeds", seeds, least=1)
     base = without_entropies(recipes.get(recipe), paths, steps, rows)
     mesh, found = base.mesh.build(jax.devices()[:1]), list[dict[str, Any]]()
+    figures: dict[str, Any] = {}
     for seed in range(seeds):
         found.append({"seed": seed, **_trained(with_seed(base, seed), forms, mesh, seconds, every)})
         figures = {"recipe": recipe, "batch_bytes": base.data.batch_size * base.data.seq_len, "every": every}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from jax.sharding import Mesh
 
-    from jaxblt.profiling import KernelTotal
+    from jaxblt.profiling import KernelTotal, OpTotal
     from jaxblt.training.start.timed_step import Ready
 
 TRACED = 5
@@ -98,7 +98,7 @@ def _timed(ready: "Ready", trials: int, peak: float) -> dict[str, Any]:
     import jax
 
     from experiments.benchmark.figures.programs import time_on_devices
-    from jaxblt.profiling import kernel_totals, trace
+    from jaxblt.profiling import kernel_totals, op_totals, trace
     from jaxblt.training.flops import count_params
 
     lowered = cast(Any, ready.step()).lower(ready.state, ready.batch)
@@ -122,8 +122,8 @@ def _timed(ready: "Ready", trials: int, peak: float) -> dict[str, Any]:
         with trace(folder):
             for _ in range(TRACED):
                 jax.block_until_ready(run(single))
-        rows = kernel_totals(folder, single.as_text() or "")
-    return found | told(rows, TRACED)
+        rows, launched = kernel_totals(folder, single.as_text() or ""), op_totals(folder)
+    return found | told(rows, launched, TRACED)
 
 
 def work_of(ready: "Ready", bytes_per_patch: float) -> float:
@@ -137,8 +137,8 @@ def work_of(ready: "Ready", bytes_per_patch: float) -> float:
     return ready.num_bytes * (cost.byte + patches)
 
 
-def told(rows: "list[KernelTotal]", steps: int) -> dict[str, Any]:
-    """Return a step's device seconds in all, by kind, by pass, and by kernel."""
+def told(rows: "list[KernelTotal]", launched: "list[OpTotal]", steps: int) -> dict[str, Any]:
+    """Return a step's device seconds in all, by kind, by pass, by instruction, and by the kernels' own names."""
     total = sum(row.seconds for row in rows)
 
     def shares(of: "Callable[[KernelTotal], str]") -> dict[str, dict[str, float]]:
@@ -158,9 +158,15 @@ def told(rows: "list[KernelTotal]", steps: int) -> dict[str, Any]:
         }
         for row in large
     ]
+    names = [
+        {"name": one.name, "count": one.count / steps, "seconds": one.seconds / steps}
+        for one in launched
+        if one.seconds >= LEAST * total
+    ]
     return {
         "device_seconds": total / steps,
         "kinds": shares(lambda row: row.kind),
         "passes": shares(lambda row: row.during),
         "kernels": kernels,
+        "launched": names,
     }

@@ -83,7 +83,19 @@ def bytes_a_second(row: Row) -> dict[str, dict[str, float]]:
     return {
         load: {side: median(found["bytes_per_second"]) for side, found in row[load].items()}
         for load in ("once", "waves")
+        if load in row
     }
+
+
+def serving_floor(row: Row) -> dict[str, float]:
+    """Return the bytes a second that reading weights and states allows without waiting, and the engine's share of it.
+
+    The latent stack is read at a byte of all rows with which the patch of any row closes.
+    """
+    runs = 1 - (1 - row["closed_a_byte"]) ** row["rows"]
+    read = row["read_bytes"]["beside"] + runs * row["read_bytes"]["latent"]
+    most = row["rows"] * row["copy_bytes_per_second"] / read
+    return {"bytes_per_second": most, "share": bytes_a_second(row)["once"]["engine"] / most}
 
 
 def seconds_a_sequence(row: Row) -> dict[str, float]:

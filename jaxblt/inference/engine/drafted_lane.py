@@ -32,6 +32,7 @@ from jaxblt.inference.engine.config import TOP, Lane
 from jaxblt.inference.engine.draws import Drawn, Table, pack_draws, predictions
 from jaxblt.inference.engine.programs import LanePrograms, empty_rows, penalties_of
 from jaxblt.inference.in_place import Layout, keep_layout
+from jaxblt.inference.packed import Packed, pack_small
 from jaxblt.inference.prompts import Prefix
 from jaxblt.inference.requests import Requests, request_keys
 from jaxblt.inference.rows import put_rows
@@ -101,7 +102,7 @@ class DraftedLane(LanePrograms):
         """No bytes, as the one that is drawn may wait for the next round, and the most."""
         return 0, COLUMNS
 
-    def make_rows(self) -> DraftedRows:
+    def make_rows(self) -> Packed:
         """Return rows that are all done."""
         return _empty(self.decoder, self._lane)
 
@@ -128,13 +129,13 @@ def _room(lane: Lane, width: int) -> int:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _empty(decoder: Decoder, lane: Lane) -> DraftedRows:
+def _empty(decoder: Decoder, lane: Lane) -> Packed:
     rows = empty_rows(decoder, lane)
     zeros = jnp.zeros((lane.slots,), jnp.int32)
     history = jnp.full((lane.slots, _room(lane, window_bytes(decoder))), PAD, jnp.int32)
     # Give a row without a request one id: its window is looked at too
     place = DraftedPlace(rows.state, zeros, history, zeros + 1, rows.done)
-    return DraftedRows(
+    drafted = DraftedRows(
         place=place,
         sound=~rows.done,
         held=zeros,
@@ -144,6 +145,7 @@ def _empty(decoder: Decoder, lane: Lane) -> DraftedRows:
         penalties=rows.penalties,
         chosen=rows.chosen,
     )
+    return pack_small(drafted)
 
 
 def _nothing(rows: int, columns: int) -> Guessed:
@@ -157,7 +159,7 @@ def _nothing(rows: int, columns: int) -> Guessed:
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _enter(
     layout: Layout,
-    rows: DraftedRows,
+    packed: Packed,
     slots: Int[Array, "N"],
     prompts: Prefix,
     history: Int[Array, "N L"],
@@ -165,7 +167,7 @@ def _enter(
     asked: Requests,
     penalties: Float[Array, "N 2"],
     chosen: dict[str, Any],
-) -> DraftedRows:
+) -> Packed:
     (state, logits, sound), lengths = prompts, jnp.asarray(asked.lengths)
     part = DraftedRows(
         place=DraftedPlace(unroll_state(state), base, history, lengths, jnp.zeros(sound.shape, bool)),
@@ -177,7 +179,7 @@ def _enter(
         penalties=penalties,
         chosen=chosen,
     )
-    return keep_layout(put_rows(rows, slots, part), layout)
+    return keep_layout(pack_small(put_rows(packed.unpack(), slots, part)), layout)
 
 
 class _Round(NamedTuple):
@@ -194,11 +196,12 @@ def _decode(
     decoder: Decoder,
     layout: Layout,
     params: dict[str, Any],
-    rows: DraftedRows,
+    packed: Packed,
     live: Bool[Array, "S"],
     settings: DraftArrays,
-) -> tuple[DraftedRows, Table]:
+) -> tuple[Packed, Table]:
     """Call the model `CALLS` times for the rows that are live."""
+    rows: DraftedRows = packed.unpack()
     done = rows.place.done | ~live
     rows = rows.replace(place=rows.place.replace(done=done))  # pyright: ignore[reportAttributeAccessIssue]
     params = {**params, CHOSEN: rows.chosen}
@@ -212,7 +215,7 @@ def _decode(
     start = (rows, _Round(table, jnp.zeros((len(live), COLUMNS), bool), none, none))
     (rows, found), _ = jax.lax.scan(body, start, length=CALLS)
     rows, drawn = _hand_out(rows, found, begun, done)
-    return keep_layout(rows, layout), pack_draws(drawn)
+    return keep_layout(pack_small(rows), layout), pack_draws(drawn)
 
 
 def _call(

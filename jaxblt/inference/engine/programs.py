@@ -24,13 +24,14 @@ from jaxblt.inference.engine.memory import shrink_lane
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
 from jaxblt.inference.in_place import Layout, keep_layout, layout_over_devices
 from jaxblt.inference.narrow import narrow_params
+from jaxblt.inference.packed import Packed, pack_small
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import Prefix, begin_prompts, read_piece
 from jaxblt.inference.requests import Requests, request_keys
 from jaxblt.inference.rows import put_rows, take_rows
 from jaxblt.inference.sampling import alphabet_table, sample, sampling_arrays
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
-from jaxblt.inference.waiting import MOST_STEPS, Waiting, none_waiting, step_or_wait
+from jaxblt.inference.waiting import MOST_STEPS, Waiting, may_wait, none_waiting, step_or_wait
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.show import show
 
@@ -100,12 +101,13 @@ class LanePrograms:
         self.decoder, self._apart, self._lane = decoder, unrolled(decoder), lane
         self._piece_bytes = piece_bytes
         self.params = prepare_decoding(decoder, params, rows=lane.slots, num_bytes=lane.capacity)
-        self._rows: Any = self.make_rows()
+        self._rows = self.make_rows()
         self._layout = layout_over_devices(self._rows)
         self._prompt_layout = layout_over_devices(self.begin())
-        layers = {**unroll_params(self.params), CHOSEN: self._rows.chosen}
+        rows = self._rows.unpack()
+        layers = {**unroll_params(self.params), CHOSEN: rows.chosen}
         # Leave the codes to the rows: those here would be used up with them
-        self._narrow = narrow_params(self._apart, lane.slots, layers, self._rows.state) | {CHOSEN: {}}
+        self._narrow = narrow_params(self._apart, lane.slots, layers, rows.state) | {CHOSEN: {}}
 
     @property
     def lane(self) -> Lane:
@@ -115,7 +117,7 @@ class LanePrograms:
     @property
     def draws(self) -> tuple[int, int]:
         """The least and the most bytes that a round draws for a row that goes on."""
-        return STEPS if self._rows.waiting is None else STEPS // (1 + MOST_STEPS), STEPS
+        return STEPS // (1 + MOST_STEPS) if may_wait(self.decoder, self._lane.slots) else STEPS, STEPS
 
     def fit(self) -> None:
         """Decode once without requests, with half the rows as long as the device has not the memory for all.
@@ -134,10 +136,10 @@ class LanePrograms:
         """Halve the rows, or raise an error that more memory would not help."""
         self._lane = shrink_lane(self._lane, error)
         # Free the rows first: both would not fit
-        self._rows = None
+        del self._rows
         self._rows = self.make_rows()
 
-    def make_rows(self) -> Any:
+    def make_rows(self) -> Packed:
         """Return rows that are all done."""
         return _empty(self.decoder, self._lane)
 
@@ -302,7 +304,9 @@ def empty_rows(decoder: Decoder, lane: Lane) -> LaneRows:
     )
 
 
-_empty = jax.jit(empty_rows, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1))
+def _empty(decoder: Decoder, lane: Lane) -> Packed:
+    return pack_small(empty_rows(decoder, lane))
 
 
 # Donate states: the caches of a long row would be there twice
@@ -322,14 +326,14 @@ def _read(
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _enter(
     layout: Layout,
-    rows: LaneRows,
+    packed: Packed,
     slots: Int[Array, "N"],
     prompts: Prefix,
     asked: Requests,
     penalties: Float[Array, "N 2"],
     chosen: dict[str, Any],
-) -> LaneRows:
-    state, logits, sound = prompts
+) -> Packed:
+    rows, (state, logits, sound) = packed.unpack(), prompts
     part = LaneRows(
         state=unroll_state(state),
         logits=jnp.where(sound[:, None], logits, jnp.nan),
@@ -341,21 +345,23 @@ def _enter(
         chosen=chosen,
         waiting=jax.tree.map(lambda x: jnp.zeros((len(sound), *x.shape[1:]), x.dtype), rows.waiting),
     )
-    return keep_layout(put_rows(rows, slots, part), layout)
+    return keep_layout(pack_small(put_rows(rows, slots, part)), layout)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _decode(
-    decoder: Decoder, layout: Layout, params: dict[str, Any], rows: LaneRows, live: Bool[Array, "S"]
-) -> tuple[LaneRows, Table]:
+    decoder: Decoder, layout: Layout, params: dict[str, Any], packed: Packed, live: Bool[Array, "S"]
+) -> tuple[Packed, Table]:
     """Take `STEPS` steps of the rows that are live; the key of a byte comes from seed and position alone."""
+    rows: LaneRows = packed.unpack()
     rows, asked = rows.replace(done=rows.done | ~live), rows.requests  # pyright: ignore[reportAttributeAccessIssue]
     params, none, begun = {**params, CHOSEN: rows.chosen}, jnp.zeros(live.shape, jnp.int32), rows.drawn
     places = (asked.lengths + begun)[None] + jnp.arange(STEPS, dtype=jnp.int32)[:, None]
     keys = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(request_keys(asked), places)
     every = jnp.arange(len(live), dtype=jnp.int32)
 
-    def body(rows: LaneRows, _: None) -> tuple[LaneRows, tuple[Array, ...]]:
+    def body(packed: Packed, _: None) -> tuple[Packed, tuple[Array, ...]]:
+        rows: LaneRows = packed.unpack()
         penalty, step_keys = penalties_of(rows.counts, rows.penalties), keys[rows.drawn - begun, every]
         ids = sample(asked.sampling, step_keys, rows.logits - penalty, alphabet=asked.alphabet)
         draws = _draws(rows)
@@ -373,9 +379,9 @@ def _decode(
         )
         # Tell in two arrays: each is a kernel
         told = [x.astype(jnp.int32) for x in (ids, rows.done, ended, closed, draws)]
-        return moved, (rows.logits, jnp.stack(told, -1))
+        return pack_small(moved), (rows.logits, jnp.stack(told, -1))
 
-    rows, found = jax.lax.scan(body, rows, None, length=STEPS)
+    packed, found = jax.lax.scan(body, pack_small(rows), length=STEPS)
     # Tell of all steps at once: inside the loop, small kernels would run for each byte
     logits, told = (jnp.moveaxis(x, 0, 1) for x in found)
     at_last = told[:, -1, 2] != 0
@@ -387,7 +393,7 @@ def _decode(
     finite = jnp.all(jnp.isfinite(logits), -1) | were_done | ~draws
     kept = draws & ~ended
     drawn = Drawn(ids, kept, finite, closed, *predictions(logits, ids), at_last, none, none)
-    return keep_layout(rows, layout), pack_draws(drawn)
+    return keep_layout(packed, layout), pack_draws(drawn)
 
 
 def _draws(rows: LaneRows) -> Bool[Array, "S"]:

@@ -15,6 +15,7 @@ from jaxblt.models.blt_state import begin, check_rule, check_state
 from jaxblt.models.blt_stream import CLOSED, CUT, after_bytes, cut_bytes, lay_bytes
 from jaxblt.models.bridge import to_blocks, to_row
 from jaxblt.models.byte_lm import Head
+from jaxblt.models.change import change_if
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, check_vocab_size
 from jaxblt.models.positions import last_index
 from jaxblt.models.released_blt.bridge import BytesToVectors, ReadPatch, find_peaks
@@ -366,16 +367,12 @@ class ReleasedBLT(nn.Module):
         peaks = open_peak(begun, cut, h, size + 1)
         slots = jnp.where(real, segment_ids[:, :1], 0)
         laid = lay_bytes(begun, cut, keys)
-        z, latent = nn.cond(
-            jnp.any(real),
-            ReleasedBLT._close,
-            lambda model, state, *_: (jnp.zeros((*slots.shape, model.config.latent.dim), model.dtype), state),
-            self,
-            begun.latent,
-            peaks[:, :-1],
-            laid,
-            slots,
-        )
+
+        def close(model: "ReleasedBLT", before: tuple[Array, StackState]) -> tuple[Array, StackState]:
+            return model._close(before[1], peaks[:, :-1], laid, slots)
+
+        nothing = jnp.zeros((*slots.shape, self.config.latent.dim), self.dtype)
+        z, latent = change_if(jnp.any(real), close, self, (nothing, begun.latent))
         recent = jnp.where(begun.recent_valid[..., None], begun.recent, 0).astype(z.dtype)
         seen = (jnp.concatenate([recent, z], 1), jnp.concatenate([begun.recent_valid, real], 1))
         latest = jnp.where(cut.live, cut.visible, 0)

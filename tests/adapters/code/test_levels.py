@@ -103,6 +103,7 @@ def test_equal_tokens_have_equal_codes():
     assert np.abs(code[0, 0] - code[0, CHUNK]).max() > 1e-2
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_memory_whose_first_step_ends_a_call_is_kept():
     """The loop of a call of 6 tokens has room for a second step, which stands for nothing."""
     config = over(reads=(ChunkMean(), RecurrentMemory()))

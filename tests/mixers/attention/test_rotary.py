@@ -55,11 +55,6 @@ def test_rotation_is_a_complex_product() -> None:
     assert_close(got, np.concatenate([turned.real, turned.imag], -1), n=4)
 
 
-@pytest.mark.parametrize("shape", [(1, 0, 2, 8), (0, 3, 2, 8)])
-def test_no_tokens_and_no_rows_stay_none(shape: tuple[int, ...]) -> None:
-    assert rotate(jnp.zeros(shape), jnp.zeros((1, shape[1], 4))).shape == shape
-
-
 def test_scale_slows_positions_down() -> None:
     positions = jnp.arange(64, dtype=jnp.int32)[None]
     slow = rotary_angles(4 * positions, rotary_frequencies(16, scale=4.0))

@@ -150,7 +150,7 @@ def test_backward_makes_the_taps_of_a_group_again(monkeypatch: Any, limit: int, 
     """All of them would be as large as a row of the stream."""
     monkeypatch.setattr(finite_filter, "TAPS_BYTES", limit)
     module = ImplicitTaps(LONG, CHANNELS, 1)
-    params = module.init(jax.random.key(0), 1)
+    params = jax.eval_shape(lambda key: module.init(key, 1), jax.random.key(0))
 
     def run(params: Any, u: Any) -> Any:
         made_of = module.apply(params, LENGTH, method="parts")

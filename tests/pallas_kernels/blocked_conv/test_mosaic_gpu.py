@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu
 
 from pallas_kernels import _hopper
 from pallas_kernels._bench import check
@@ -79,19 +78,9 @@ def test_simulated(case: OpCase) -> None:
     [(TILE + 77, LONGEST, ALL_STREAMS), (2 * TILE, 66, ("x",)), (1500, 100, ("x", "post_gate"))],
     ids=str,
 )
-def test_simulated_packed(
-    length: int,
-    taps: int,
-    streams: tuple[str, ...],
-    check: str,
-    no_races: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A program takes all rows of a channel, watched for races; values and gradients."""
-    del no_races
-    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
-    watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
-    monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
+@pytest.mark.usefixtures("one_watched_program")
+def test_simulated_packed(length: int, taps: int, streams: tuple[str, ...], check: str) -> None:
+    """Values and gradients."""
     run = partial(blocked_conv_mosaic_gpu, interpret=True)
     op_suite.CHECKS[check](case("", length, taps, run, batch=2, streams=streams, ids=documents(length)))
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu
 
 from pallas_kernels import _hopper
 from pallas_kernels.blocked_conv import blocked_conv
@@ -66,14 +65,14 @@ def test_simulated(length: int, batch: int, streams: tuple[str, ...]) -> None:
     op_suite.check_reference(case("", length, LONGEST, simulated, batch=batch, streams=streams))
 
 
-@pytest.mark.usefixtures("no_races")
+@pytest.mark.usefixtures("one_watched_program")
 @pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("length", [1000, TILE + 1])
 @pytest.mark.parametrize("streams", [ALL_STREAMS, ("x",)], ids=len)
 def test_simulated_rows_of_one_program(
     length: int, streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program takes all rows of a channel, watched for races; values and gradients.
+    """Values and gradients.
 
     Names of one memory are not compared: the watch takes all stages for one place, which is written under one name
     while another place of it is read under another.
@@ -81,9 +80,6 @@ def test_simulated_rows_of_one_program(
     from jax._src.pallas.mosaic_gpu.interpret.race_detection_state import GPURaceDetectionState
 
     monkeypatch.setattr(GPURaceDetectionState, "_check_ref_union", lambda *_: None)
-    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
-    watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
-    monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
     op_suite.check_reference(case("", length, LONGEST, simulated, batch=3, streams=streams))
 
 

@@ -36,7 +36,7 @@ from tests.pallas_kernels.linear_state import (
     state_case,
     training_step,
 )
-from tests.pallas_kernels.op_suite import OpCase, random_cotangents, value_and_grads
+from tests.pallas_kernels.op_suite import OpCase, random_cotangents, reference_and_grads, value_and_grads
 from tests.tolerances import assert_close
 
 LENGTH = 21
@@ -77,7 +77,7 @@ def assert_is_the_reference(change: dict[str, Any]) -> None:
     """Values and gradients of the gated case with other arrays; its programs are compiled already."""
     arrays = {**GATED.arrays, **change}
     actual = value_and_grads(GATED.run, arrays)
-    expected = value_and_grads(GATED.reference, arrays, optimised=True)
+    expected = reference_and_grads(GATED, arrays)
     for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert_close(got, want, n=GATED.grad_terms)
 

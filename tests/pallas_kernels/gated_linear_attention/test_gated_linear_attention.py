@@ -36,7 +36,7 @@ from tests.pallas_kernels.linear_state import (
     state_case,
     training_step,
 )
-from tests.pallas_kernels.op_suite import OpCase, random_cotangents, value_and_grads
+from tests.pallas_kernels.op_suite import OpCase, random_cotangents, reference_and_grads, value_and_grads
 from tests.tolerances import assert_close
 
 LENGTH = 21
@@ -100,7 +100,7 @@ def test_strong_decay_is_exact_beside_weak_decay(gate: str, strong: float) -> No
     pattern = np.random.default_rng(9).uniform(size=given.arrays[gate].shape) < 0.4
     arrays = {**given.arrays, gate: jnp.where(pattern, strong, given.arrays[gate])}
     actual = value_and_grads(given.run, arrays)
-    expected = value_and_grads(given.reference, arrays, optimised=True)
+    expected = reference_and_grads(given, arrays)
     for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert_close(got, want, n=given.grad_terms)
 

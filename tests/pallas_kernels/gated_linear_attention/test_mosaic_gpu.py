@@ -105,7 +105,7 @@ def check_reference(case: OpCase) -> None:
     found, grads = op_suite.value_and_grads(case.run, case.arrays)
     cotangents = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), op_suite.random_cotangents(found))
     wide = op_suite._in_fp32(case.arrays)
-    expected, expected_grads = op_suite.value_and_grads(case.reference, wide, cotangents, optimised=True)
+    expected, expected_grads = op_suite.reference_and_grads(case, wide, cotangents)
     for got, want in zip(found, expected, strict=True):
         assert_close(got, want, jnp.bfloat16, case.terms)
         assert relative_rms(got, want) <= 0.005

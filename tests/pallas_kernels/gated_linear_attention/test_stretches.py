@@ -24,7 +24,7 @@ from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
 from tests.pallas_kernels import op_suite
 from tests.pallas_kernels.gated_linear_attention import test_gated_linear_attention, test_mosaic_gpu
 from tests.pallas_kernels.linear_state import KEYS, equations
-from tests.pallas_kernels.op_suite import OpCase, value_and_grads
+from tests.pallas_kernels.op_suite import OpCase, reference_and_grads, value_and_grads
 from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
@@ -89,7 +89,7 @@ def test_states_that_enter_are_of_the_stretch_s_document(gate: str, ids: tuple[A
     given = case(gate, 5)
     arrays = given.arrays | {"segment_ids": jnp.asarray(np.stack(ids))}
     found = value_and_grads(given.run, arrays)
-    expected = value_and_grads(given.reference, arrays, optimised=True)
+    expected = reference_and_grads(given, arrays)
     for name in found[1]:
         assert_close(found[1][name], expected[1][name], n=given.grad_terms)
     for got, want in zip(found[0], expected[0], strict=True):
@@ -103,7 +103,7 @@ def test_strong_decay_is_exact_beside_weak_decay(strong: float) -> None:
         pattern = np.random.default_rng(9).uniform(size=given.arrays[gate].shape) < 0.4
         arrays = {**given.arrays, gate: jnp.where(pattern, strong, given.arrays[gate])}
         found = value_and_grads(given.run, arrays)
-        expected = value_and_grads(given.reference, arrays, optimised=True)
+        expected = reference_and_grads(given, arrays)
         for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             assert_close(got, want, n=given.grad_terms)
 

@@ -127,7 +127,7 @@ def test_simulated_at_any_length(case: OpCase) -> None:
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(days=28, group="simulated convolutions")
+@pytest.mark.slow(days=28, group="simulated convolutions", every="less than half a tile")
 @pytest.mark.parametrize(
     ("length", "reverse"),
     [
@@ -161,7 +161,7 @@ def test_simulated_rows_masked_in_registers(
         assert_close(y, np.asarray(want[..., :length], np.float32), jnp.bfloat16, length)
 
 
-@pytest.mark.usefixtures("no_races")
+@pytest.mark.usefixtures("one_watched_program")
 @pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("check", ["reference", "poison"])
 @pytest.mark.parametrize(
@@ -169,13 +169,7 @@ def test_simulated_rows_masked_in_registers(
     [(TILE + 512, ALL_STREAMS, True), (2 * TILE, ("x",), False), (TILE + 77, ("x", "post_gate"), False)],
     ids=str,
 )
-def test_simulated_packed(
-    length: int, streams: tuple[str, ...], state: bool, check: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program takes all rows of a channel, watched for races."""
-    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
-    watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
-    monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
+def test_simulated_packed(length: int, streams: tuple[str, ...], state: bool, check: str) -> None:
     run = partial(modal_conv_mosaic_gpu, interpret=True)
     ids = documents(length)
     op_suite.CHECKS[check](case("", length, 3, run, batch=2, streams=streams, state=state, ids=ids))
@@ -203,12 +197,8 @@ def shared_cases(run: Any) -> list[OpCase]:
 
 @pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("case", shared_cases(partial(modal_conv_mosaic_gpu, interpret=True)), ids=str)
-def test_simulated_shared_tiles(case: OpCase, no_races: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program takes all rows of a channel, watched for races."""
-    del no_races
-    monkeypatch.setattr(_hopper, "PROGRAMS", 1)
-    watched = partial(mosaic_gpu.InterpretGPUParams, detect_races=True)
-    monkeypatch.setattr(mosaic_gpu, "InterpretGPUParams", watched)
+@pytest.mark.usefixtures("one_watched_program")
+def test_simulated_shared_tiles(case: OpCase) -> None:
     op_suite.check_reference(case)
 
 

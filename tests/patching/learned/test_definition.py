@@ -80,7 +80,8 @@ def test_motifs_respond_where_they_end() -> None:
     table = motif_table(config.given, length=config.longest, vocab_size=VOCAB_SIZE)
     ids = encode(b"TATGtatatTATATGC")[None]
     segments = np.array([[1] * 11 + [2] * 5], np.int32)
-    found, _ = Responses(jnp.asarray(table)).run(jnp.asarray(ids + 1), mark(jnp.asarray(segments)), None)
+    run = jax.jit(lambda ids, segments: Responses(jnp.asarray(table)).run(ids, mark(segments), None)[0])
+    found = np.asarray(run(ids + 1, segments))
     assert np.flatnonzero(np.isclose(found[0, :, 0], 1)).tolist() == [3, 7, 14]
     np.testing.assert_allclose(found[0, :, 1], [{"C": 1, "T": 0.5}.get(x, 0) for x in "TATGTATATTATATGC"])
 

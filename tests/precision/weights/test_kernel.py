@@ -109,26 +109,24 @@ LAYOUTS = [
 def test_products_are_those_of_the_rounded_kernel(equation, sizes, shape):
     """Of every order of axes; with activations in 8 bits too within the rounding of 127 steps."""
     rng = np.random.default_rng(1)
-    x = jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    x = jax.device_put(rng.standard_normal(shape).astype(np.float32))
     letters = equation.partition(",")[2].partition("->")[0]
     layer = Linear(equation, sizes, (None,) * len(letters))
     products, made = find_products(jnp.float32, lambda: jax.eval_shape(layer.init, jax.random.key(0), x))
     given = made["params"]["kernel"].value
-    params = {"kernel": jnp.asarray(rng.standard_normal(given.shape) / 14, jnp.float32)}
+    params = {"kernel": jax.device_put((rng.standard_normal(given.shape) / 14).astype(np.float32))}
+    apply = jax.jit(lambda own, x: layer.apply({"params": own}, x))
+    slope = jax.jit(jax.grad(lambda x, own: layer.apply({"params": own}, x).sum()))
     for scheme in SCHEMES:
         stored = quantize(params, products, scheme)
         assert stored["kernel"].shape == given.shape
         assert sum(leaf.nbytes for leaf in jax.tree.leaves(stored)) == quantized_bytes(products[()], scheme)
-        found = layer.apply({"params": stored}, x)
-        wanted = layer.apply({"params": dense_params(stored, products)}, x)
+        dense = dense_params(stored, products)
+        found, wanted = apply(stored, x), apply(dense, x)
         assert found.dtype == wanted.dtype
         if scheme == "w8a8":
             assert 0 < typical(found, wanted) < 0.01
-            slopes = [
-                jax.grad(lambda x, own=own: layer.apply({"params": own}, x).sum())(x)
-                for own in (stored, dense_params(stored, products))
-            ]
-            assert worst(*slopes) <= bound(jnp.float32, 192)
+            assert worst(slope(x, stored), slope(x, dense)) <= bound(jnp.float32, 192)
         else:
             assert worst(found, wanted) <= bound(jnp.float32, 192)
 

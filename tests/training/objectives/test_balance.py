@@ -87,7 +87,7 @@ def test_gradients_of_heads_hold_losses_and_weighed_slopes(balance):
         return sums_of(params, x)["loss"] / objective.weight(batch)
 
     grads, by_state = jax.jit(jax.grad(loss_of, (0, 1)))(params, x)
-    figures = objective.figures(jax.jit(sums_of)(params, x))
+    figures = jax.device_get(jax.jit(lambda *of: objective.figures(sums_of(*of)))(params, x))
     np.testing.assert_allclose(grads[TASK_WEIGHTS], [figures["kind/loss"], figures["size/loss"]], rtol=1e-5)
     np.testing.assert_allclose([figures["kind/weight"], figures["size/weight"]], [0.5, 2.0], rtol=1e-6)
     np.testing.assert_allclose(
@@ -95,5 +95,8 @@ def test_gradients_of_heads_hold_losses_and_weighed_slopes(balance):
     )
     if balance == "gradnorm":  # ∂/∂e of all tasks together is what scaling the shared states does
         np.testing.assert_allclose(
-            grads[PROBES].sum(0), np.sum(np.asarray(by_state) * np.asarray(x), (0, 1)), rtol=1e-4, atol=1e-6
+            np.asarray(grads[PROBES]).sum(0),
+            np.sum(np.asarray(by_state) * np.asarray(x), (0, 1)),
+            rtol=1e-4,
+            atol=1e-6,
         )

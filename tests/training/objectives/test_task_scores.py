@@ -96,14 +96,15 @@ def test_smooth_labels_of_one_task():
     (kind, size), _ = by_hand(answers)
     x = np.asarray(answers.outputs["kind"], np.float64)[HELD["kind"]]
     evenly = np.mean(np.logaddexp.reduce(x, 1) - x.mean(1))
-    np.testing.assert_allclose(loss_of(smooth, answers, batch), 0.9 * kind + 0.1 * evenly + size, rtol=1e-6)
+    found = jax.jit(lambda a: loss_of(smooth, a, batch))(answers)
+    np.testing.assert_allclose(found, 0.9 * kind + 0.1 * evenly + size, rtol=1e-6)
 
 
 def test_uncertainty_weighs_by_learned_variances():
     s = {"kind": 0.7, "size": -1.2}
     objective, answers = tasks_of("uncertainty"), answers_of(s)
     (kind, size), slopes = by_hand(answers)
-    loss, gradient = jax.value_and_grad(lambda a: loss_of(objective, a, batch_of()))(answers)
+    loss, gradient = jax.jit(jax.value_and_grad(lambda a: loss_of(objective, a, batch_of())))(answers)
     weights = {"kind": np.exp(-0.7), "size": np.exp(1.2) / 2}
     expected = weights["kind"] * kind + 0.35 + weights["size"] * size - 0.6
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
@@ -112,7 +113,7 @@ def test_uncertainty_weighs_by_learned_variances():
         np.testing.assert_allclose(found, weights[name] * slopes[name], rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(gradient.log_variances[name], 0.5 - weights[name] * alone, rtol=1e-5)
     batch = objective(KEY, batch_of())
-    found = objective.figures(objective.sums(answers, batch))
+    found = jax.device_get(jax.jit(lambda a: objective.figures(objective.sums(a, batch)))(answers))
     np.testing.assert_allclose(found["loss"], expected, rtol=1e-6)
     np.testing.assert_allclose([found[f"{n}/weight"] for n in weights], list(weights.values()), rtol=1e-6)
 

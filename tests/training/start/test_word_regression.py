@@ -117,6 +117,7 @@ def test_validation_chooses_how_words_of_two_classes_are_weighed():
     np.testing.assert_array_equal(fit_words(numbers, numbers, WORDS, 1)[0], find_rarity(train.x))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_texts_are_answered_by_their_phrases(tmp_path):
     """Which of two words comes first tells the class."""
     rows = [f"a{i} {'not good' if i % 2 else 'good not'} b{i},{i % 2}" for i in range(60)]

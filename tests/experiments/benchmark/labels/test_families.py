@@ -90,7 +90,8 @@ def test_networks_go_the_way_of_their_base(tmp_path: Path) -> None:
     """A base that predicts the next residue is causal, and so is the objective of all models beside it."""
     write_table(write_domains(tmp_path), tmp_path / "t.csv", "superfamily", 5, 30)
     write_base(tmp_path / "base")
-    made = networks(tmp_path / "base", data_of(tmp_path / "t.csv", 0, 8, group_share=SHARE), steps=10)
+    data = data_of(tmp_path / "t.csv", 0, 8, group_share=SHARE)
+    made = networks(tmp_path / "base", data, steps=10, dropout=0.3)
     assert list(made) == ["finetuned", "bytes", "cnn"]
     assert [recipe.model.causal for recipe in made.values()] == [True] * 3
     words = [

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.benchmark.precision.step_kernels import told
-from jaxblt.profiling import KernelTotal
+from jaxblt.profiling import KernelTotal, OpTotal
 
 
 def test_kernels_are_told_a_step_and_small_ones_by_kind_only():
@@ -12,7 +12,9 @@ def test_kernels_are_told_a_step_and_small_ones_by_kind_only():
         KernelTotal("matrix products", "backward", "cublas", "mlp/up/dot_general", 20, 0.3995),
         KernelTotal("copies", "update", "copy", "", 10, 0.0005),
     ]
-    found = told(rows, 10)
+    launched = [OpTotal("gemm", 40, 0.9995), OpTotal("memcpy", 10, 0.0005)]
+    found = told(rows, launched, 10)
+    assert found["launched"] == [{"name": "gemm", "count": 4, "seconds": pytest.approx(0.09995)}]
     assert found["device_seconds"] == pytest.approx(0.1)
     assert found["kinds"]["matrix products"] == pytest.approx({"seconds": 0.09995, "share": 0.9995})
     assert found["passes"]["update"]["seconds"] == pytest.approx(0.00005)
