@@ -38,7 +38,7 @@ class HeadOptions:
     Attributes:
       pool: how states of bytes become one of the record: the one that has seen all of it (cls), their mean, their
         maximum, or a learned weighted mean (attention).
-      dropout: share of the pooled channels that are dropped in training.
+      dropout: share of the pooled channels, and of the records of classes whose words do not answer, in training.
       crf: for classes of positions, learn which class comes behind which (a linear-chain CRF).
       words: letters of the longest words whose counts answer beside the states, or words of the longest phrases of
         text; 0 for states alone. By default 6 for DNA, 3 for proteins and text, and 0 for classes of positions.

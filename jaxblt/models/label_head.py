@@ -24,7 +24,8 @@ class LabelHeadConfig:
       outputs: classes; 1 for a number.
       pool: of a row's states: "mean" or "max" over its bytes, a learned weighted mean ("attention"), or "cls": the one
         state that has seen the whole record, that of BOS in bidirectional models and of the last byte in causal ones.
-      dropout: share of the pooled states' channels, and of the records whose words say nothing of classes, in training.
+      dropout: in training, share of the pooled states' channels that are dropped; for classes, and of records whose words
+        do not answer.
       crf: for "positions", learn scores of a class behind another, which make a row a linear-chain CRF.
       words: of the record, whose logits are added to those of its states; None for states alone. With words the states
         say nothing before the first step, so that the model starts as a regression on words.
