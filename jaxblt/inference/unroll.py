@@ -7,10 +7,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxblt.adapters.update.attach import stacks_of
 from jaxblt.inference.decode import Decoder, DecoderState
 from jaxblt.inference.narrow import narrow_params
-from jaxblt.models import ModelConfig, StackState, unstack_periods, unstack_state
+from jaxblt.models import StackConfig, StackState, unstack_periods, unstack_state
 from jaxblt.models.adapter import CHOSEN
 
 PERIODS = "periods"
@@ -41,9 +40,13 @@ def unrolled(decoder: Decoder) -> Decoder:
     return dataclasses.replace(decoder, model=_unrolled(decoder.model), entropy=entropy)
 
 
-def _unrolled(config: ModelConfig) -> Any:
-    stacks: Any = {name: dataclasses.replace(stack, scan=False) for name, stack in stacks_of(config).items()}
-    return dataclasses.replace(config, **stacks)  # pyright: ignore[reportArgumentType]
+def _unrolled(config: Any) -> Any:
+    """Return a config whose stacks, and those of its parts, such as a level, run their layers one by one."""
+    if isinstance(config, StackConfig):
+        return dataclasses.replace(config, scan=False)
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    parts = {name: _unrolled(part) for name, part in fields.items() if dataclasses.is_dataclass(part)}
+    return dataclasses.replace(config, **parts)
 
 
 @jax.jit

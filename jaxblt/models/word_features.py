@@ -91,8 +91,9 @@ class WordsConfig:
             )
         if self.size > MOST_WORDS:
             raise ValueError(
-                f"WordsConfig.longest = {self.longest}, places = {self.places} and box = {self.box} make "
-                f"{self.size:,} features of {self.letters}, and {MOST_WORDS:,} are the most: lower them"
+                f"WordsConfig.longest = {self.longest}, places = {self.places}, box = {self.box} and gaps = "
+                f"{self.gaps} make {self.size:,} features of {self.letters}, and {MOST_WORDS:,} are the most: "
+                "lower longest, places or gaps, or raise box"
             )
 
     @property

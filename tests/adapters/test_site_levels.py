@@ -87,6 +87,7 @@ def test_a_site_has_the_code_of_its_level(params, level, sites, off):
     assert not np.allclose(found, logits_of(BASE, base), atol=1e-2)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_it_is_merged_and_distilled_at_a_code_for_each_level(params, passed, tmp_path):
     codes = mean_codes(passed[1])["stack"]
     assert codes.shape == (4,)

@@ -165,8 +165,9 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"places": 9, "both_strands": True}, "places = 9 are of one strand, and both_strands is True"),
         (
             {"longest": 11},
-            "longest = 11, places = 0 and box = 0 make 5,592,404 features of dna, and 1,048,576 are",
+            "longest = 11, places = 0, box = 0 and gaps = 0 make 5,592,404 features of dna, and 1,048,576 are",
         ),
+        ({"letters": "protein", "longest": 3, "gaps": 4000}, "gaps = 4000 make"),
     ),
     "LabelHeadConfig": (
         ({"target": "positions", "pool": "max"}, "LabelHeadConfig.pool = 'max' is read with target="),

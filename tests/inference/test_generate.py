@@ -258,6 +258,7 @@ def test_a_request_is_drawn_alike_in_any_company(byte_model):
     assert len(set(one_seed)) == 3
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_parameters_in_boxes_and_an_alphabet_for_each_are_taken(byte_model):
     decoder, params = byte_model
     shapes = jax.eval_shape(decoder.build().init, make_key(0), jnp.ones((1, 8), jnp.int32))["params"]

@@ -29,7 +29,7 @@ def look(decoder, params, state, ids, seen, keep):
     return call_keeping(call, ids, state, seen, keep)
 
 
-@pytest.mark.slow(days=28, group="decoding", every="bytes")
+@pytest.mark.slow(days=28, group="decoding")
 @pytest.mark.parametrize("name", ["bytes", "patches"])
 def test_what_is_kept_is_the_state_of_these_bytes(name):
     """Rows keep 0 to 8 bytes a call, up to the edges of their blocks, and see others behind them."""

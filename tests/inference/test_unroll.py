@@ -14,8 +14,11 @@ import pytest
 from jaxblt.inference import Decoder, decode_step, init_decoder
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
-from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
+from jaxblt.mixers import StateEngineConfig
+from jaxblt.models import BLTConfig, ByteLMConfig, LevelConfig, StackConfig
+from jaxblt.models.experimental.coded_turns import CodedTurnsConfig
 from jaxblt.patching import PatcherConfig
+from jaxblt.patching.learned import BoundaryConfig
 from tests.pallas_kernels.linear_state import equations
 from tests.parameters import drawn
 
@@ -80,6 +83,19 @@ def test_steps_copy_no_cache() -> None:
         held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         sizes.append(compiled.memory_analysis().temp_size_in_bytes / held)
     assert sizes[1] < 0.5 < 1 < sizes[0], sizes
+
+
+def test_stacks_of_parts_are_taken_apart_too() -> None:
+    """Their states are: a step refused them while a model's own stacks alone were unrolled."""
+    small = CONFIG.stack
+    level = LevelConfig(encoder=small, decoder=small)
+    options = {"features_enter": "output", "router": BoundaryConfig(), "level": level}
+    patched = BLTConfig(small, small, small, **options)
+    apart: Any = unrolled(Decoder(patched, PatcherConfig(mode="learned", target=3.0))).model
+    engine = dataclasses.replace(small, pattern=("E",), mixers={"E": StateEngineConfig(dim=16)})
+    turns: Any = unrolled(Decoder(CodedTurnsConfig(ByteLMConfig(engine)))).model
+    stacks = (apart.encoder, apart.latent, apart.decoder, apart.level.encoder, apart.level.decoder)
+    assert not any(stack.scan for stack in (*stacks, turns.base.stack))
 
 
 def test_a_step_puts_no_cache_under_a_condition() -> None:

@@ -123,7 +123,10 @@ def test_capacity_is_a_multiple_and_at_most_the_block():
 
 @pytest.mark.parametrize(
     ("count", "options"),
-    [(200, {}), (5000, {}), (200, {"monotonic": True}), (200, {"mode": "greedy"}), (200, {"max_length": 12})],
+    [
+        *((200, {}), (5000, {}), (200, {"monotonic": True}), (200, {"max_length": 12})),
+        pytest.param(200, {"mode": "greedy"}, marks=pytest.mark.slow(days=28, group="costly")),
+    ],
 )
 def test_the_threshold_keeps_its_distance_from_the_sample(count, options):
     """Every decision of the sample stands when all entropies are off by what rounding makes of them."""

@@ -174,6 +174,7 @@ def test_what_cannot_be_drawn_is_refused(params):
         plot_memory(MODEL, TEXT, params=params, labels=("a", "b"))
 
 
+@pytest.mark.slow(days=28, group="costly", every="B-*")
 @pytest.mark.parametrize(
     ("pattern", "name", "first"),
     [("J", "memory_1", "surprise"), ("C", "memory_1", "surprise"), ("B", "sink", "reads")],

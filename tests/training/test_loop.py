@@ -248,6 +248,7 @@ def test_a_run_begins_where_process_0_says(run):
         assert begin(recipe, run[1], data, mesh, checkpoints)[2] == 24
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_init_from_takes_parameters_alone(run, tmp_path):
     recipe = tiny_recipe(
         init_from=str(run[1]), steps=6, eval_every=0, optimizer=AdamWConfig(1e-3, warmup_steps=1)
@@ -309,6 +310,7 @@ def test_a_burst_of_bad_steps_is_named_and_not_saved(tmp_path, monkeypatch, caps
         assert (step, int(state.skipped), int(state.skipped_in_a_row)) == (16, 4, 0)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_too_few_slots_end_the_run(tmp_path):
     patcher = PatcherConfig(mode="static", patch_size=2, block_size=16, capacity=4)
     with pytest.raises(TrainingFailed, match="found no slot"):

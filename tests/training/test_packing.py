@@ -167,6 +167,7 @@ def test_a_run_s_capacity_fills_rows(wanted, capacity, monkeypatch):
     assert recipe.patcher.capacity == capacity
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_what_is_said_of_slots_off_the_grid_helps():
     patcher = PatcherConfig(mode="static", patch_size=2, block_size=48, capacity=20)
     recipe = latent_mac(8, patcher)

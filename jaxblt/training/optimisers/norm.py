@@ -21,7 +21,7 @@ def global_norm(tree: Any) -> Float[Array, ""]:
         return optax.tree.norm(tree)
     squares = [jnp.square(leaf) for leaf in leaves]
     parts = [
-        jnp.sum(square.reshape(len(square), -1), 1) if square.ndim > 1 else square.reshape(-1)
+        jnp.sum(square, range(1, square.ndim)) if square.ndim > 1 else square.reshape(-1)
         for square in squares
     ]
     # XLA would sum each part by itself, and then the sums

@@ -114,6 +114,7 @@ def test_numbers_that_do_not_sum_to_one_are_shares_of_their_sum(params):
     assert wanted.min() < -0.1
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_gradients_of_the_code_are_straight_through(params):
     weights = jnp.asarray(np.random.default_rng(1).standard_normal((*DOCUMENTS.shape, EXPERTS)), jnp.float32)
 

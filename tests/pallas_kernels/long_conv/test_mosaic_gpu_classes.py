@@ -155,7 +155,7 @@ def cases(run: Any) -> list[OpCase]:
 
 
 @pytest.mark.usefixtures("no_races", "by_classes")
-@pytest.mark.slow(days=28, group="simulated convolutions", every="two classes, both ways")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("case", cases(simulated), ids=str)
 def test_simulated_values_and_gradients(case: OpCase) -> None:
     op_suite.check_reference(case)

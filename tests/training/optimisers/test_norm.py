@@ -11,7 +11,7 @@ from tests.tolerances import assert_close
 
 
 def test_norm_and_clipping_are_those_of_optax() -> None:
-    shapes = {"scalar": (), "scale": (5,), "matrix": (7, 3), "heads": (4, 2, 6)}
+    shapes = {"scalar": (), "scale": (5,), "matrix": (7, 3), "heads": (4, 2, 6), "none": (0, 3)}
     tree = {name: jax.random.normal(make_key(i), shape) for i, (name, shape) in enumerate(shapes.items())}
     wanted = optax.tree.norm(tree)
     assert_close(global_norm(tree), wanted, n=200)

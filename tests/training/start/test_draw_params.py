@@ -37,7 +37,8 @@ def placed(init):
     return jax.tree.map(lambda _: everywhere, jax.eval_shape(init))
 
 
-@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow(days=28, group="costly")), True])
+@pytest.mark.slow(days=28, group="costly")
+@pytest.mark.parametrize("scan", [False, True])
 def test_values_are_those_of_one_program(scan):
     init = init_of(2, scan=scan)
     expected, found = jax.jit(init)(), draw(init, placed(init))

@@ -86,6 +86,7 @@ def test_fewer_rows_are_spread_over_the_split():
     assert script.spread(3, 9) == [0, 1, 2]
 
 
+@pytest.mark.slow(days=28, group="scripts leave their figures")
 @pytest.mark.parametrize(
     ("contexts", "targets", "says"),
     [

@@ -187,6 +187,7 @@ def test_a_stored_state_goes_on_as_the_same_program() -> None:
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_metrics_tell_of_slots() -> None:
     subject = subject_of("slots")
     ids = jnp.asarray(subject.documents())
