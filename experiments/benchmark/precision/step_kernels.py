@@ -9,6 +9,7 @@ from experiments.benchmark.boundaries.boundary_step import SINGLY, begun
 from experiments.benchmark.figures.saved import save
 from experiments.benchmark.precision.fp8_step import PEAK, Form, with_form
 from experiments.benchmark.splitting.split_step import Model, read_mesh, step_recipe
+from jaxblt.validation import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,9 +57,14 @@ def step_kernels(
       scan: loop over blocks, or unroll them.
       trials: of the timing, at least 20.
       peak: FLOP/s that MFU is a share of.
+
+    Raises:
+      ValueError: `rows` or `length` is below 1, or there are fewer than 20 trials.
     """
     import jax
 
+    for name, value in (("--rows", rows), ("--length", length)):
+        whole(name, value, least=1)
     mesh = read_mesh("data=1").build(jax.devices()[:1])
     with jax.set_mesh(mesh):
         if model == "books":
