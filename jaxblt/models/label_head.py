@@ -24,8 +24,8 @@ class LabelHeadConfig:
       outputs: classes; 1 for a number.
       pool: of a row's states: "mean" or "max" over its bytes, a learned weighted mean ("attention"), or "cls": the one
         state that has seen the whole record, that of BOS in bidirectional models and of the last byte in causal ones.
-      dropout: in training, share of the pooled states' channels that are dropped; for classes also share of the records
-        whose words do not answer.
+      dropout: in training, share of the pooled channels that are dropped; for classes, also of the records whose words
+        do not answer.
       crf: for "positions", learn scores of a class behind another, which make a row a linear-chain CRF.
       words: of the record, whose logits are added to those of its states; None for states alone. With words the states
         say nothing before the first step, so that the model starts as a regression on words.

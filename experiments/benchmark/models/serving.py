@@ -34,7 +34,8 @@ def serving(
     rows that become free, and `generate` waits for the longest row of each batch.
 
     With `--patches entropy` an entropy model cuts, bytes are drawn at temperature 1, and rows close patches at unlike
-    bytes. Then the bytes of weights and states that a byte reads are told, and the copy bandwidth of the device.
+    bytes. Then the bytes of weights and states that a byte reads are told, the copy bandwidth of the device, and the
+    bytes a second that it allows if no row waits: the latent stack is read where the patch of any row closes.
 
     The arm `once` leaves the waves out, and compiles in its first call only what that needs. Further arms time delays.
     `first_byte` is behind prompts of 8 KB that come to an idle engine, `prefix` behind 64 KB that were read before and
@@ -81,7 +82,9 @@ def serving(
         figures = _compare(decoder, params, count, *given)
         if patches == "entropy":
             read = count_read_bytes(decoder, params, count, prompt_bytes + new_bytes // 2)
-            figures |= {"read_bytes": read, "copy_bytes_per_second": measure_ceilings().bytes_per_second}
+            bandwidth, runs = measure_ceilings().bytes_per_second, 1 - (1 - figures["closed_a_byte"]) ** count
+            figures |= {"read_bytes": read, "copy_bytes_per_second": bandwidth}
+            figures["floor_bytes_per_second"] = count * bandwidth / (read["beside"] + runs * read["latent"])
         found["rows"].append(figures)
         save("serving", out, found)
     return found

@@ -87,17 +87,6 @@ def bytes_a_second(row: Row) -> dict[str, dict[str, float]]:
     }
 
 
-def serving_floor(row: Row) -> dict[str, float]:
-    """Return the bytes a second that reading weights and states allows without waiting, and the engine's share of it.
-
-    The latent stack is read at a byte of all rows with which the patch of any row closes.
-    """
-    runs = 1 - (1 - row["closed_a_byte"]) ** row["rows"]
-    read = row["read_bytes"]["beside"] + runs * row["read_bytes"]["latent"]
-    most = row["rows"] * row["copy_bytes_per_second"] / read
-    return {"bytes_per_second": most, "share": bytes_a_second(row)["once"]["engine"] / most}
-
-
 def seconds_a_sequence(row: Row) -> dict[str, float]:
     """Return seconds of Evo 2 for a row of a whole pass, on each side, and for a mutant behind a shared prefix."""
     parts, rows = row["parts"], row["setting"]["forward"][0]
