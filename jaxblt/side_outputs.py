@@ -52,7 +52,7 @@ def sow_loss(module: nn.Module, name: str, value: Float[Array, ""]) -> None:
 
 
 def sow_price(module: nn.Module, name: str, rows: Float[Array, "B"]) -> None:
-    """Add a loss of each row, its weight applied, which a row pays by its share of right answers: see `sown_losses`."""
+    """Add a loss of each row, its weight applied, which a row pays by the probability of its targets: `sown_losses`."""
     if not module.is_initializing():
         module.sow("losses", name, Price(rows.astype(jnp.float32)))
 

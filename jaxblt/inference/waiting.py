@@ -69,7 +69,7 @@ def may_wait(decoder: Decoder, count: int) -> bool:
 
 
 def none_waiting(decoder: Decoder, count: int) -> Waiting | None:
-    """Return that no row stands still, or None if none ever does."""
+    """Return a `Waiting` of no rows, or None if rows never wait."""
     if not may_wait(decoder, count):
         return None
     model: Any = decoder.build()

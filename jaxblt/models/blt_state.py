@@ -259,7 +259,7 @@ def name_holes(state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array
 
 
 def advance(state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]) -> BLTState:
-    """Count a byte."""
+    """Return the state behind a byte of each row: its position, its offset in the patch, and the slots in use."""
     live = segment_ids != 0
     ends, edge = live & closed, _at_edge(state, segment_ids)
     one = live.astype(jnp.int32)

@@ -34,7 +34,7 @@ MOST_WORDS = 1 << 20
 GAPS = 5
 """Letters between the letters of pairs in proteins of any length; chosen on superfamilies."""
 BOXED, BOX = 4, 6
-"""Letters of the longest words that count in boxes, and places of a box; chosen on promoters of E. coli."""
+"""Letters of the longest words that count in boxes, and places of a box; chosen on promoters of two bacteria."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,7 @@ def seeds_of(first: int, count: int) -> range:
 
 
 def earlier_runs(out: str, figures: dict[str, Any], seeds: range) -> list[dict[str, Any]]:
-    """Run of other seeds that the file holds already, so that a few seeds can be measured at a time.
+    """Return runs of other seeds that the file holds already, so that a few seeds can be measured at a time.
 
     Raises:
       ValueError: they were measured with other settings, on other records, or with one of these seeds.
@@ -151,9 +151,9 @@ def train(recipe: "Recipe", run_dir: Path, figures: Collection[str]) -> dict[str
 
 
 def count_wins(runs: Iterable[dict[str, Any]], ours: str, models: Collection[str], figure: str) -> int:
-    """Count the seeds of which all `models` were scored and `ours` has the largest figure of all."""
+    """Count the seeds of which all `models` were scored and `ours` has the largest figure of these."""
     by_seed: dict[int, dict[str, float]] = {}
     for run in runs:
         by_seed.setdefault(run["seed"], {})[run["model"]] = run[figure]
-    scored = [found for found in by_seed.values() if found.keys() == set(models)]
-    return sum(all(found[ours] > found[name] for name in found if name != ours) for found in scored)
+    scored = [found for found in by_seed.values() if found.keys() >= set(models)]
+    return sum(all(found[ours] > found[name] for name in models if name != ours) for found in scored)

@@ -15,7 +15,6 @@ from experiments.benchmark.figures.saved import save
 from jaxblt.validation import whole
 
 LINE = re.compile(r"first step after ([\d.]+) s: (.*)")
-PART = re.compile(r"(.+) ([\d.]+)")
 BOOK = (
     *("--data.sample", "book", "--data.paths", "--data.split", "position"),
     *("--data.validation-names", "--data.test-names"),
@@ -108,8 +107,8 @@ def started(name: str, run: Path, cache: Path, options: Sequence[str]) -> dict[s
 
 def _parts(told: str) -> dict[str, Any]:
     """Return the parts of "data 1.2, tracing 3.0"."""
-    pairs = [PART.fullmatch(part) for part in told.strip().split(", ")]
-    return {"parts": {pair[1]: float(pair[2]) for pair in pairs if pair is not None}}
+    pairs = [part.rsplit(" ", 1) for part in told.strip().split(", ")]
+    return {"parts": {name: float(seconds) for name, seconds in pairs}}
 
 
 def summed(starts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def fp8_loss(
     from jaxblt import recipes
 
     whole("--seeds", seeds, least=1)
+    if rows is not None:
+        whole("--rows", rows, least=1)
     base = without_entropies(recipes.get(recipe), paths, steps, rows)
     mesh, found = base.mesh.build(jax.devices()[:1]), list[dict[str, Any]]()
     figures: dict[str, Any] = {}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 TEST_ROWS = 1024
 Paid = Literal["answered", "full"]
-"""Whether a row pays the price of slots as far as it is answered, or all of it."""
+"""What a row pays of the price of its slots: a share as large as the probability of its targets, or all."""
 
 
 @dataclass(frozen=True, kw_only=True)

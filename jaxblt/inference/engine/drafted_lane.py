@@ -99,7 +99,7 @@ class DraftedLane(LanePrograms):
 
     @property
     def draws(self) -> tuple[int, int]:
-        """No bytes, as the one that is drawn may wait for the next round, and the most."""
+        """The least and the most bytes of a round: none, as the one that is drawn may wait for the next round."""
         return 0, COLUMNS
 
     def make_rows(self) -> Packed:

@@ -79,8 +79,8 @@ class StateEngineConfig:
         such closing. Its importances lie in the parameters, so that a run is resumed with them.
       balance_weight: of the loss S sum_s f_s P_s (Switch Transformer, 2101.03961, sec. 2.2), with f_s the share of
         tokens that choose slot s and P_s its mean route.
-      count_weight: of the loss mean c of each row, which a row pays as far as it is answered: with a price in full, all
-        documents give up slots alike (`jaxblt.training.metrics.answered`).
+      count_weight: of the loss mean c of each row, which a row pays by the probability of its targets
+        (`jaxblt.training.metrics.answered`).
       short_taps: taps of the short convolutions of q, k and v.
       causal: True; the engine has no bidirectional form.
       packed: whether rows may hold several documents. False promises one a row, at its start.

@@ -47,6 +47,7 @@ def test_a_win_is_over_all_others() -> None:
 
     found = [*runs(0, 0.7), *runs(1, 0.55), *runs(2, 0.9)[:5]]
     assert count_wins(found, "finetuned", MODELS, "mcc") == 1
+    assert count_wins([*found, {"seed": 0, "model": "dropout", "mcc": 0.8}], "finetuned", MODELS, "mcc") == 1
 
 
 def test_no_word_of_a_genome_lies_in_two_parts(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.benchmark.operations import sparse_attention as benchmark
 from experiments.benchmark.operations.sparse_attention import draw_blocks, every_nth, sparse_attention
 
 
@@ -19,6 +20,13 @@ def test_it_leaves_its_figures(tmp_path: Path) -> None:
     assert 0.3 < call["blocks"] < 0.8
     assert call["error"] < 0.01
     assert call["forward"]["ms"].keys() == call["both"]["ms"].keys() == {"dense", "sparse"}
+
+
+def test_an_output_that_errs_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(benchmark, "WITHIN", 1e-6)
+    sizes = {"tokens": 64, "heads": 1, "head_dim": 8, "block": 16}
+    with pytest.raises(RuntimeError, match="xla is off the reference by"):
+        sparse_attention(str(tmp_path / "none.json"), **sizes, densities=(0.5,), dense="xla")
 
 
 @pytest.mark.parametrize("density", [0.5, 0.25, 0.1])

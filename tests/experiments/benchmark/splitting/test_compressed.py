@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from experiments.benchmark.splitting import compressed
+from jaxblt.parallel import experimental
 
 
 @pytest.mark.slow(days=28, group="scripts leave their figures")
@@ -23,6 +24,15 @@ def test_means_and_updates_are_checked_and_timed(tmp_path):
         for taken in part.values():
             ratio, low, high = taken["speed"]
             assert low <= ratio <= high
+
+
+def test_a_mean_that_errs_is_not_timed(monkeypatch, tmp_path):
+    def doubled(gradients, error, axis):
+        return jax.tree.map(lambda x: 2 * jax.lax.pmean(x, axis), gradients), error
+
+    monkeypatch.setattr(experimental, "compressed_mean", doubled)
+    with pytest.raises(RuntimeError, match="the mean in 8 bits errs by"):
+        compressed.compressed(out=str(tmp_path / "none.json"), side=24, arrays=1)
 
 
 def test_a_mean_takes_two_devices(monkeypatch, tmp_path):

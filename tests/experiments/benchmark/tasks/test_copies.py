@@ -76,5 +76,6 @@ def test_it_leaves_its_figures(tmp_path: Path) -> None:
     assert [len(tested["whole"]) for tested in found["lengths"]] == [2, 2]
     assert [tested["symbols"] for tested in found["lengths"]] == [2, 3]
     assert len(found["accuracy_by_chunk"]) == 1
+    assert all(1 <= longest <= TINY.trained for longest in found["longest_of_training"])
     with pytest.raises(ValueError, match="--seeds must be at least 1, got 0"):
         copies(str(out), 0, settings=TINY)
