@@ -358,6 +358,7 @@ class ReleasedBLT(nn.Module):
         rule, size = check_rule(self._rule(), state), ids.shape[1]
         _, begun = begin(state, segment_ids[:, 0])
         assert isinstance(begun, ReleasedState)
+        assert isinstance(begun.latent, StackState)
         x, embedding = self.embedding(ids, segment_ids=segment_ids, state=begun.embedding)
         h, encoder = self.encoder(x, segment_ids=segment_ids, state=begun.encoder)
         rated = read_entropies(rule, ids, entropies)
