@@ -95,6 +95,14 @@ def test_a_value_of_a_config_replaced(stored, data):
     read_or_refuse(folder, json.dumps(tree).encode())
 
 
+@pytest.mark.parametrize("filter", [None, "modal", {"class": "attention", "dim": 8}])
+def test_a_filter_that_is_none_of_them_is_refused(stored, filter):
+    folder, texts = stored
+    tree = json.loads(texts[0])
+    tree["recipe"]["model"]["latent"]["mixers"]["H"]["filter"] = filter
+    assert read_or_refuse(folder, json.dumps(tree).encode()) is None
+
+
 @few
 @given(st.data())
 def test_bytes_of_a_config_replaced(stored, data):

@@ -12,7 +12,7 @@ from jaxblt.layers import Linear, multiply, named
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import ShortHistory
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
-from jaxblt.mixers.hyena.filters import ExplicitFilter, Filter, ModalFilter
+from jaxblt.mixers.hyena.filters import ExplicitFilter, Filter, ImplicitFilter, ModalFilter
 from jaxblt.mixers.hyena.finite_filter import (
     FilterState,
     FiniteConv,
@@ -87,7 +87,8 @@ class HyenaConfig:
     def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
         """Convert old fields: `long_conv` had a kernel without gradients of its own."""
         filter = stored.get("filter", cls.filter)
-        is_long = not isinstance(filter, ModalFilter) and finite_op(filter)[0] == "long_conv"
+        is_finite = isinstance(filter, (ExplicitFilter, ImplicitFilter))
+        is_long = is_finite and finite_op(filter)[0] == "long_conv"
         if is_long and stored.get("implementation") == "mosaic_gpu":
             return stored | {"implementation": "mosaic_gpu_vjp"}
         return stored
