@@ -486,7 +486,7 @@ class BLT(nn.Module):
         """Return logits of the byte after each row's next byte, reusing every cache.
 
         They equal those of the parallel pass. The latent stack runs only if some row's patch closed, and moves only the
-        rows whose patch did.
+        rows whose patch did. There is no reverse-mode gradient: `change_if` says why.
 
         Args:
           ids: the next byte of each row.
