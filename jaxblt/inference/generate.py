@@ -24,9 +24,10 @@ from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
 from jaxblt.inference.reports import refuse_nonfinite, warn_of_rows
 from jaxblt.inference.requests import Requests, bucket, each_of, lay_out, request_keys
-from jaxblt.inference.sampling import SamplingConfig, sample
+from jaxblt.inference.sampling import SamplingConfig, draw_noise, sample_by
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.models.adapter import CHOSEN
+from jaxblt.models.packed import Packed, pack_small
 from jaxblt.show import show
 
 PIECE = 32
@@ -233,18 +234,22 @@ def _advance(
     start: Int[Array, ""],
 ) -> tuple[Place, Piece]:
     """Add `steps` bytes to each row, of which the first is number `start` behind its prompt."""
-    keys = request_keys(requests)
+    every = start + jnp.arange(steps, dtype=jnp.int32)
+    places = requests.lengths[None] + every[:, None]
+    keys = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(request_keys(requests), places)
+    noise = draw_noise(keys, place.logits.shape[-1])
 
-    def body(place: Place, step: Array) -> tuple[Place, tuple[Array, ...]]:
-        step_keys = jax.vmap(jax.random.fold_in)(keys, requests.lengths + step)
-        ids = sample(requests.sampling, step_keys, place.logits, alphabet=requests.alphabet)
+    def body(packed: Packed, given: tuple[Array, Array]) -> tuple[Packed, tuple[Array, ...]]:
+        place, (step, noise) = packed.unpack(), given
+        ids = sample_by(requests.sampling, noise, place.logits, alphabet=requests.alphabet)
         finite = jnp.all(jnp.isfinite(place.logits), -1) | place.done
         ended = place.done | (ids == EOS)
         done = ended | (step + 1 >= requests.limits)
         logits, _, state = decode_step(decoder, params, ids, place.state, jnp.where(done, 0, 1))
-        return Place(state, logits, done), (ids, ~ended, finite)
+        return pack_small(Place(state, logits, done)), (ids, ~ended, finite)
 
-    place, (ids, kept, finite) = jax.lax.scan(body, place, start + jnp.arange(steps, dtype=jnp.int32))
+    packed, (ids, kept, finite) = jax.lax.scan(body, pack_small(place), (every, noise))
+    place = packed.unpack()
     count = partial(jnp.sum, dtype=jnp.int32)
     refused = jax.tree.map(count, decoder.build().boundaries(place.state.model))
     return place, Piece(ids.T, kept.T, finite.T, refused, count_replaced(place.state.model))
