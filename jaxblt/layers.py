@@ -7,7 +7,7 @@ low-rank adapters have one place to go. This room holds nothing that mixes along
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -169,10 +169,10 @@ def multiply_token(equation: str, x: Float[Array, "..."], kernel: Float[Array, "
     given, summed, new, result = (letters.replace("...", "") for letters in read_equation(equation))
     inner = prod(kernel.shape[: len(summed)])
     token, matrix = (a.reshape(PARTS, inner // PARTS, -1).astype(jnp.float32) for a in (x, kernel))
-    first, *others = jnp.sum(token * matrix, 1)
+    y = reduce(jnp.add, jnp.sum(token * matrix, 1))
     sizes = dict(zip(new, kernel.shape[len(summed) :], strict=True))
     shape = [1] * (x.ndim - len(given)) + [sizes.get(c, 1) for c in result]
-    return sum(others, first).reshape(shape)
+    return y.reshape(shape)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 3, 4))
