@@ -27,7 +27,7 @@ def first_byte(
 
     from pallas_kernels.runtime import alone
 
-    engine = make_engine(decoder, params, 1, prompt_bytes + 64, prefix_bytes)
+    engine = _make_engine(decoder, params, 1, prompt_bytes + 64, prefix_bytes)
     drawn = np.random.default_rng(0).integers(0, 256, (trials, prompt_bytes), np.uint8)
     unknown, known = [], []
     with alone(), engine:
@@ -59,7 +59,7 @@ def rounds(decoder: Any, params: Any, *, rows: int, capacity: int, count: int, t
     from jaxblt.inference.engine.programs import STEPS
     from pallas_kernels.runtime import alone
 
-    engine = make_engine(decoder, params, rows, capacity, 0)
+    engine = _make_engine(decoder, params, rows, capacity, 0)
     # Draw the first byte again and again: a row that draws EOS would end
     request = Request(b"", STEPS * count, Sampling(temperature=0, presence_penalty=-100.0))
     with alone():
@@ -148,8 +148,7 @@ def _read(decoder: Any, params: Any, count: int, new_bytes: int) -> Any:
     return read(params, ids, jnp.ones_like(ids))[1]
 
 
-def make_engine(decoder: Any, params: Any, rows: int, capacity: int, prefix_bytes: int) -> Any:
-    """Return an engine of one lane whose programs are compiled."""
+def _make_engine(decoder: Any, params: Any, rows: int, capacity: int, prefix_bytes: int) -> Any:
     from jaxblt.inference.engine import Engine, EngineConfig, Lane
 
     run: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
