@@ -157,14 +157,15 @@ def _compare(
     if "waves" in come:
         engine.warm()
     figures: dict[str, Any] = {"rows": rows, "warm_seconds": time.perf_counter() - begun}
-    with alone(), engine:
+    with engine:
         for name in come:
             number = {"once": rows, "waves": count}[name]
-            ways = {"engine": by_engine, "generate": by_generate}
-            figures[name] = {}
-            for way, draw in ways.items():
-                figures[name][way] = _rate(partial(draw, number), trials)
-                print(name, way, figures[name][way], flush=True)
+            draws = {"engine": partial(by_engine, number), "generate": partial(by_generate, number)}
+            # Compile before the device is taken: others may compile beside
+            first = {way: _timed(draw) for way, draw in draws.items()}
+            with alone():
+                figures[name] = {way: _rate(draw, *first[way], trials) for way, draw in draws.items()}
+            print(name, figures[name], flush=True)
     return figures | {"closed_a_byte": float(sum(closed) / len(closed))}
 
 
@@ -191,12 +192,14 @@ def _time_delay(
     return first_byte(decoder, params, prompt_bytes=length // scale, prefix_bytes=kept, trials=trials)
 
 
-def _rate(draw: Any, trials: int) -> dict[str, Any]:
-    """Return the bytes of a call, the seconds of the first call, and bytes a second of the later ones."""
-    seconds, drawn = [], 0
-    for _ in range(trials + 1):
-        begun = time.perf_counter()
-        drawn = draw()
-        seconds.append(time.perf_counter() - begun)
-    rates = [drawn / taken for taken in seconds[1:]]
-    return {"bytes": drawn, "first_call_seconds": seconds[0], "bytes_per_second": rates}
+def _timed(draw: Any) -> tuple[int, float]:
+    """Return the bytes of a call and its seconds."""
+    begun = time.perf_counter()
+    drawn = draw()
+    return drawn, time.perf_counter() - begun
+
+
+def _rate(draw: Any, drawn: int, first: float, trials: int) -> dict[str, Any]:
+    """Return the bytes of a call, the seconds of the first call, and bytes a second of later ones."""
+    rates = [drawn / _timed(draw)[1] for _ in range(trials)]
+    return {"bytes": drawn, "first_call_seconds": first, "bytes_per_second": rates}
