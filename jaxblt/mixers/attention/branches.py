@@ -198,7 +198,7 @@ def _imitate(
 
 
 def _asking(stream: Stream) -> Int[Array, "B asked"]:
-    """Return the indices of tokens from which a predictor learns: `SAMPLED` even ones and the same number of sharp ones.
+    """Return the indices of tokens from which a predictor learns: `SAMPLED` even ones, and as many sharp ones.
 
     The longest queries attend most sharply. Few tokens of a long row may look for anything, and an even sample would
     miss them.
