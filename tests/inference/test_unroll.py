@@ -105,7 +105,7 @@ def test_a_step_puts_no_cache_under_a_condition() -> None:
     decoder = unrolled(Decoder(config, PatcherConfig(mode="static", block_size=64)))
     ids = jnp.zeros((2, 64), jnp.int32)
     params = nn.meta.unbox(jax.eval_shape(decoder.build().init, jax.random.key(0), ids))["params"]
-    state = jax.eval_shape(partial(init_decoder, decoder, 2, num_bytes=64))
+    state = jax.eval_shape(partial(init_decoder, decoder, 2, num_bytes=1024))
     step = jax.make_jaxpr(partial(decode_step, decoder))
     found = list(equations(step({"model": params}, ids[:, 0], state, ids[:, 0]).jaxpr))
     cache = max((leaf.shape for leaf in jax.tree.leaves(state.model.latent)), key=math.prod)
