@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -128,13 +129,18 @@ def fit(
 def accuracy(module: Any, params: Any, images: Shown) -> float:
     """Return the share of images whose likeliest class is theirs."""
     right, count = 0, len(images.labels)
-    score = jax.jit(lambda params, pixels: jnp.argmax(module.apply(params, _rows(pixels))[0], -1))
     for first in range(0, count, SCORED):
         # Score the last image again where the last call has too few: all calls are one program.
         chosen = np.minimum(np.arange(first, first + SCORED), count - 1)
-        found = score(params, images.pixels[chosen]) == images.labels[chosen]
+        found = _likeliest(module, params, images.pixels[chosen]) == images.labels[chosen]
         right += int(found[: count - first].sum())
     return right / count
+
+
+@partial(jax.jit, static_argnums=0)
+def _likeliest(module: Any, params: Any, pixels: UInt8[Array, "B S S"]) -> Int[Array, "B"]:
+    """Return the likeliest class of each image; a model's splits share one program."""
+    return jnp.argmax(module.apply(params, _rows(pixels))[0], -1)
 
 
 def change(
