@@ -17,7 +17,6 @@ from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
-import openai
 import pytest
 from jax._src.core import EvalTrace
 
@@ -468,6 +467,8 @@ async def ask_deployed(replica):
 @pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_serving_md_runs(run, monkeypatch, capsys):
     """With the tiny run, its own lane, and a client that asks nobody."""
+    import openai  # takes 1.5 s of CPU, which other processes need not spend
+
     create = inspect.signature(openai.resources.Completions.create)
     part = SimpleNamespace(choices=[SimpleNamespace(text=" upon")])
 

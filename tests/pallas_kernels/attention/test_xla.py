@@ -35,9 +35,7 @@ def test_values_and_gradients(call):
     op_suite.check_reference(call.case("xla"))
 
 
-@pytest.mark.slow(
-    days=28, group="properties of kernels", every=("segments_window-poison", "segments_window-shard_map")
-)
+@pytest.mark.slow(days=28, group="properties of kernels", every="segments_window-poison")
 @pytest.mark.parametrize("check", sorted(set(op_suite.CHECKS) - {"reference"}))
 @pytest.mark.parametrize("name", SUITE)
 def test_properties(name, check):

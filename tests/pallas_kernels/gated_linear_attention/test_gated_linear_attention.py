@@ -85,7 +85,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.slow(days=28, group="properties of kernels", every=("*-float32-reference", "*-shard_map"))
+@pytest.mark.slow(days=28, group="properties of kernels", every="log_*-float32-reference")
 @pytest.mark.parametrize(("case", "check"), PAIRS, ids=lambda x: str(x).replace(", ", "-"))
 def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
