@@ -32,7 +32,7 @@ from tests.parameters import drawn
 from tests.tolerances import tol
 
 HEADS = AttentionConfig(dim=16, num_heads=2)
-LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=24, mixers=table(attention=HEADS, window=8))
+LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=0, mixers=table(attention=HEADS, window=8))
 ENTROPY = ByteLMConfig(stack=LOCAL)
 MODEL = BLTConfig(
     encoder=LOCAL,

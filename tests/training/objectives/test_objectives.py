@@ -125,6 +125,7 @@ def test_order_agnostic_hides_any_number_and_any_set():
         within(scored[:, position].sum(), 6000, (allowed + 1) / 2 / allowed)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_row_of_padding_asks_for_nothing():
     batch = random_batch(0, rows=2)
     empty = batch.replace(

@@ -101,6 +101,7 @@ def two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("run") / "checkpoints", 10, 20)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_round_trip_through_three_meshes(tmp_path: Path) -> None:
     meshes = [
         make_mesh(data=1, fsdp=8),
