@@ -15,10 +15,13 @@ STREAMED_AND_DIFFERENTIATED = (
     *("chunked", "documents_streamed", "holes_streamed", "rows_advance_alone", "keep", "state"),
     *("holes", "finite_gradients", "every_parameter"),
 )
-"""What runs two programs more: each run of the mixers of `FULL` and of those of the driver, of others once a week."""
+"""What runs two programs more: each run of those in `STREAMED`, of others once a week."""
+
+STREAMED = ("attention", "hyena_modal", "naive_steps", "naive_both")
+"""Mixers that stream by code of their own. All others leave it to the driver, as "naive" does."""
 
 IN_TURNS = ("sharded", "gradients")
-"""Of the mixers of `FULL` once a week too. Mixers of the driver always: theirs is the same code."""
+"""Once a week of all mixers but "naive", which has every property each run: others of the driver run the same code."""
 
 
 def further(name: str) -> pytest.MarkDecorator:
@@ -62,8 +65,8 @@ def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
         return (of_variant(name),)
     if name in RELATIVES:
         return (in_turns(name),)
-    each_run = EVERY_DAY + (STREAMED_AND_DIFFERENTIATED if name in FULL else ())
-    return () if name in OF_DRIVER or prop.name in each_run else (in_turns(name),)
+    each_run = EVERY_DAY + (STREAMED_AND_DIFFERENTIATED if name in STREAMED else ())
+    return () if name == "naive" or prop.name in each_run else (in_turns(name),)
 
 
 def cases() -> list:
