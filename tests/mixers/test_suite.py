@@ -20,6 +20,9 @@ STREAMED_AND_DIFFERENTIATED = (
 STREAMED = ("attention", "hyena_modal", "naive_steps", "naive_both")
 """Mixers that stream by code of their own. All others leave it to the driver, as "naive" does."""
 
+OWN = {"naive_steps": ("gathers",), "naive_both": ("long",)}
+"""Properties that run code which those of "naive" do not."""
+
 IN_TURNS = ("sharded", "gradients")
 """Once a week of all mixers but "naive", which has every property each run: others of the driver run the same code."""
 
@@ -52,7 +55,8 @@ def test_sharded_over_fewer_devices(name: str, count: int) -> None:
 
 RELATIVES = (
     *("sparse_attention", "minlstm", "ntm", "state_engine"),
-    *("attention_both", "hyena_modal_both", "lstm", "gated_delta_net", "mamba2"),
+    *("attention_both", "hyena_modal_both", "hyena_explicit", "hyena_implicit"),
+    *("lstm", "gated_delta_net", "mamba2"),
 )
 """Mixers whose loops are compared each run by a test of their own, and those that share the code of one that runs."""
 
@@ -65,7 +69,7 @@ def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
         return (of_variant(name),)
     if name in RELATIVES:
         return (in_turns(name),)
-    each_run = EVERY_DAY + (STREAMED_AND_DIFFERENTIATED if name in STREAMED else ())
+    each_run = EVERY_DAY + OWN.get(name, ()) + (STREAMED_AND_DIFFERENTIATED if name in STREAMED else ())
     return () if name == "naive" or prop.name in each_run else (in_turns(name),)
 
 
