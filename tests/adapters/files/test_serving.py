@@ -80,6 +80,7 @@ def test_an_overriding_code_meets_its_token_wherever_padding_lies(params):
     assert_close(found, expected, n=12 * 8)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/files/test_serving")
 def test_an_overriding_code_takes_the_routers_place(params, serve):
     @jax.jit
     def run(params, x, code):
@@ -343,6 +344,7 @@ def test_violations_are_those_of_governed_sites():
     assert mean_violations({}) is None
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/files/test_serving")
 def test_what_is_watched_costs_under_a_twentieth_of_the_work():
     """By the operations of both programs as they are lowered: time would depend on the machine."""
     wide = dataclasses.replace(
