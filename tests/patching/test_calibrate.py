@@ -98,6 +98,7 @@ def test_errors(sample):
         calibrate_capacity(np.ones(3), block_size=64, quantile=1.5)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_capacity(sample):
     entropies, segments = sample
     config = PatcherConfig(block_size=BLOCK, threshold=2.0)

@@ -69,6 +69,7 @@ def by_hand(params, ids):
     return found
 
 
+@pytest.mark.slow(days=28, group="costly", turn="patching/test_contexts")
 def test_a_stream_in_any_chunks_is_what_the_definition_says(model):
     params, ids = model
     expected = by_hand(params, ids)
@@ -79,6 +80,7 @@ def test_a_stream_in_any_chunks_is_what_the_definition_says(model):
     assert np.abs(expected - unbounded)[:, CONTEXT:].max() > 1e-3, "the bound should matter to this model"
 
 
+@pytest.mark.slow(days=28, group="costly", turn="patching/test_contexts")
 def test_rows_advance_on_their_own_byte_by_byte(model):
     params, ids = model
     expected = stream(params, ids)

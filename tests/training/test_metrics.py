@@ -21,6 +21,7 @@ from jaxblt.training.metrics import (
 from tests.tolerances import tol
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_metrics")
 def test_cross_entropy_is_that_of_a_softmax_in_fp32():
     logits = jax.random.normal(jax.random.key(0), (2, 5, 11)) * 4
     targets = jax.random.randint(jax.random.key(1), (2, 5), 0, 11, jnp.int32)

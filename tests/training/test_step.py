@@ -343,6 +343,7 @@ def test_trained_parameters_lie_over_the_base():
     assert whole_params(trained, {}) is trained
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_step")
 def test_evaluation_sums_losses_and_those_of_chosen_targets():
     task, adamw, params = build(TinyConfig())
     state = start(params, adamw)
