@@ -1,6 +1,7 @@
 """A record's hidden states are its own, and are what the model's logits are made of."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +59,8 @@ def test_packed_with_others_is_equal(runs):
         write_span(row, stream_ids(source, i, 0, span.stop), span, segment)
     batch = Batch(**{name: jnp.asarray(array) for name, array in arrays.items()})
     layer = find_layer(run.model, "final")
-    states, _, _ = _row_states(Task(run.model), layer, "per_byte", run.params, run.frozen, batch)
+    read = jax.jit(partial(_row_states, Task(run.model), layer, "per_byte"))
+    states, _, _ = read(run.params, run.frozen, batch)
     apart = embed(run, SHORT, pool="per_byte").arrays
     for i, offset in ((0, 0), (1, 2 * BLOCK)):
         found = np.asarray(states)[0, offset + 1 : offset + 1 + len(SHORT[i])]

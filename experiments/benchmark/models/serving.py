@@ -123,6 +123,7 @@ def _compare(
     from jaxblt.data import load_sample
     from jaxblt.inference import Drafts, SamplingConfig, generate
     from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling
+    from pallas_kernels.runtime import alone
 
     text, count = load_sample("book"), 3 * rows
     # The most probable bytes of a drawn model repeat, and its entropies with them
@@ -159,8 +160,11 @@ def _compare(
     with engine:
         for name in come:
             number = {"once": rows, "waves": count}[name]
-            ways = {"engine": by_engine, "generate": by_generate}
-            figures[name] = {way: _rate(partial(draw, number), trials) for way, draw in ways.items()}
+            draws = {"engine": partial(by_engine, number), "generate": partial(by_generate, number)}
+            # Compile before the device is taken: others may compile beside
+            first = {way: _timed(draw) for way, draw in draws.items()}
+            with alone():
+                figures[name] = {way: _rate(draw, *first[way], trials) for way, draw in draws.items()}
             print(name, figures[name], flush=True)
     return figures | {"closed_a_byte": float(sum(closed) / len(closed))}
 
@@ -193,24 +197,14 @@ def _time_delay(
     return first_byte(decoder, params, prompt_bytes=length // scale, prefix_bytes=kept, trials=trials)
 
 
-def _rate(draw: Any, trials: int) -> dict[str, Any]:
-    """Return the bytes of a call, the seconds of the first call, and bytes a second of the later ones.
-
-    Those are timed while no other benchmark times, and the first one, which compiles, beside others.
-    """
-    from pallas_kernels.runtime import alone
-
-    seconds, drawn = [_seconds(draw)[0]], 0
-    with alone():
-        for _ in range(trials):
-            taken, drawn = _seconds(draw)
-            seconds.append(taken)
-    rates = [drawn / taken for taken in seconds[1:]]
-    return {"bytes": drawn, "first_call_seconds": seconds[0], "bytes_per_second": rates}
-
-
-def _seconds(draw: Any) -> tuple[float, int]:
-    """Return the seconds of a call, and its bytes."""
+def _timed(draw: Any) -> tuple[int, float]:
+    """Return the bytes of a call and its seconds."""
     begun = time.perf_counter()
     drawn = draw()
-    return time.perf_counter() - begun, drawn
+    return drawn, time.perf_counter() - begun
+
+
+def _rate(draw: Any, drawn: int, first: float, trials: int) -> dict[str, Any]:
+    """Return the bytes of a call, the seconds of the first call, and bytes a second of later ones."""
+    rates = [drawn / _timed(draw)[1] for _ in range(trials)]
+    return {"bytes": drawn, "first_call_seconds": first, "bytes_per_second": rates}

@@ -106,6 +106,7 @@ def _timed(ready: "Ready", trials: int, peak: float) -> dict[str, Any]:
     from experiments.benchmark.figures.programs import time_on_devices
     from jaxblt.profiling import kernel_totals, op_totals, trace
     from jaxblt.training.flops import count_params
+    from pallas_kernels.runtime import alone
 
     lowered = cast(Any, ready.step()).lower(ready.state, ready.batch)
     with ThreadPoolExecutor(2) as pool:
@@ -125,7 +126,7 @@ def _timed(ready: "Ready", trials: int, peak: float) -> dict[str, Any]:
     found["bytes_per_second"] = ready.num_bytes / seconds
     jax.block_until_ready(run(single))
     with tempfile.TemporaryDirectory() as folder:
-        with trace(folder):
+        with alone(), trace(folder):
             for _ in range(TRACED):
                 jax.block_until_ready(run(single))
         rows, launched = kernel_totals(folder, single.as_text() or ""), op_totals(folder)

@@ -224,7 +224,8 @@ def test_a_row_is_the_same_bit_for_bit_however_long_others_are(tokens: int) -> N
     assert call._cache_size() == 1
 
 
-@pytest.mark.parametrize("tokens", [1, pytest.param(3, marks=COSTLY)])
+@COSTLY
+@pytest.mark.parametrize("tokens", [1, 3])
 def test_a_few_tokens_copy_no_cache_and_read_what_is_filled(tokens: int) -> None:
     """Calls in a loop, the state given away; slots beyond the filled ones are never read."""
     config = AttentionConfig(dim=16, num_heads=2)
