@@ -555,8 +555,7 @@ class BLT(nn.Module):
         # Skip holes inside this loop, not behind it: each looks at its condition on the host
         def close(model: "BLT", before: dict[str, Any]) -> dict[str, Any]:
             after = model._close(state.replace(**before), byte)
-            skipped = model._skip(after["latent"], byte.segment_ids, unused, state.capacity)
-            return after | {"latent": skipped}
+            return after | {"latent": model._skip(after["latent"], byte.segment_ids, unused, state.capacity)}
 
         of_patches = {name: getattr(state, name) for name in ("latent", "smoothed", "recent", "recent_valid")}
         due = jnp.any(byte.stands | (unused > 0))
@@ -589,17 +588,11 @@ class BLT(nn.Module):
         recent, valid = state.see(z, ends)
         return {"latent": latent, "smoothed": smoothed, "recent": recent, "recent_valid": valid}
 
-    def _skip(
-        self,
-        latent: StackState | LevelState,
-        segment_ids: Int[Array, "B"],
-        unused: Int[Array, "B"],
-        slots: int,
-    ) -> StackState | LevelState:
+    def _skip(self, latent: Any, segment_ids: Int[Array, "B"], unused: Int[Array, "B"], slots: int) -> Any:
         """Move the latent stack over those of a block's slots that are unused at its end, if there are any."""
 
         # Name holes inside the loop: at each byte the array of all slots would be made for it
-        def skip(model: "BLT", latent: StackState | LevelState) -> Any:
+        def skip(model: "BLT", latent: Any) -> Any:
             holes = name_holes(segment_ids, unused, slots)
             nothing = jnp.zeros((*holes.shape, model.config.slot_dim), model.dtype)
             return model._over_slots(nothing, holes, jnp.zeros(holes.shape, bool), slots, latent)[1]

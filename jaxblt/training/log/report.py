@@ -1,6 +1,5 @@
 """What a run says of itself before step 0: size, cost, devices, shardings, and which implementation each op gets."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from jaxblt.training.flops import count_params, countable_device, matmul_flops, 
 from jaxblt.training.log.meter import Cost
 from jaxblt.training.start.setup import Setup, make_task
 from jaxblt.training.step import Task
-from pallas_kernels.runtime import record_choices
 
 
 def model_cost(task: Task, params: Any, length: int) -> Cost:
@@ -78,13 +76,6 @@ def _forward_flops(task: Task, params: Any, length: int, slots: int | None) -> f
     # outside the mesh one row is enough
     with off_mesh(), jax.default_device(countable_device()):
         return matmul_flops(forward, params, jax.ShapeDtypeStruct((1, length), jnp.int32))
-
-
-def op_choices(step: Callable[..., Any], *args: Any) -> list[str]:
-    """Tell which implementation each op of a jitted `step` gets for such arguments, and why not a faster one."""
-    with record_choices() as lines:
-        step.trace(*args)  # pyright: ignore[reportFunctionMemberAccess]
-    return lines
 
 
 def patcher_line(patcher: PatcherConfig) -> str:

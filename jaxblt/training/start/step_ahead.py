@@ -7,11 +7,18 @@ from typing import Any
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
-from jaxblt.training.log.report import op_choices
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.start.setup import Setup, entropy_history, recipe_step, to_devices
 from jaxblt.training.start.startup import Startup
 from jaxblt.training.state import TrainState
+from pallas_kernels.runtime import record_choices
+
+
+def op_choices(step: Callable[..., Any], *args: Any) -> list[str]:
+    """Tell which implementation each op of a jitted `step` gets for such arguments, and why not a faster one."""
+    with record_choices() as lines:
+        step.trace(*args)  # pyright: ignore[reportFunctionMemberAccess]
+    return lines
 
 
 class StepAhead:

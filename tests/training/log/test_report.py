@@ -9,7 +9,8 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.patching import PatcherConfig, make_patches
 from jaxblt.training.log.meter import Cost, Meter, peak_memory
-from jaxblt.training.log.report import model_cost, op_choices
+from jaxblt.training.log.report import model_cost
+from jaxblt.training.start.step_ahead import op_choices
 from jaxblt.training.step import Task
 from tests.mixer_table import table
 from tests.training.tiny import TinyConfig
