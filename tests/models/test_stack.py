@@ -136,7 +136,7 @@ class SowingConfig:
         return None
 
 
-@pytest.mark.slow(days=28, group="stacks and labels", every="full")
+@pytest.mark.slow(days=28, group="stacks and labels")
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_side_outputs_arrive_through_scan_and_remat(policy):
     cfg = config(pattern="XA", mixers=table(attention=ATTENTION, X=SowingConfig()), remat=policy)
