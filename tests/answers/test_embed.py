@@ -49,6 +49,7 @@ def test_alone_batched_and_shuffled_are_equal(runs, kind, pool):
         np.testing.assert_allclose(shuffled.arrays[place], alone, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_embed")
 def test_packed_with_others_is_equal(runs):
     """By the model that takes any segment ids."""
     run, source = runs["bytes"], BytesSource(SHORT)
@@ -82,6 +83,7 @@ def test_logits_are_read_off_the_final_states(runs):
         np.testing.assert_allclose(log_p[np.arange(len(h)), targets], expected[1:], atol=1e-4)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_embed")
 def test_pools_are_made_of_the_bytes(runs, tmp_path):
     run = runs["bytes"]
     records = [*SHORT, *LONG]

@@ -18,8 +18,6 @@ BLOCK = 128
 """Tokens in a block of static rules."""
 CHOSEN = 64
 """Tokens in a block that a token chooses."""
-PREDICTOR = 32
-"""Hidden width of a predictor of blocks."""
 WINDOW = 512
 """Tokens before it that a token sees beside its chosen blocks, and in layers of a window alone."""
 HEADS, KEY_HEADS = 8, 2
@@ -171,7 +169,7 @@ def stack_of(stack: "StackConfig", arm: str, length: int) -> "StackConfig":
         if named[1] != "rule":
             pooled = length // CHOSEN / 2
             blocks = math.floor((density * length / 2 - pooled - WINDOW) / CHOSEN)
-            width = PREDICTOR if named[1] == "learned" else None
+            width = chosen.predictor if named[1] == "learned" else None
             table = {"sparse_attention": replace(chosen, top_k=max(blocks, 1), predictor=width)}
     elif arm != "dense":
         raise ValueError(

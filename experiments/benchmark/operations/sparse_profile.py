@@ -36,6 +36,7 @@ def sparse_profile(
     sparse: Name = "triton",
     dense: Name = "cudnn",
     layer: int = 65_536,
+    predictor: int | None = None,
 ) -> dict[str, Any]:
     """Profile attention to random blocks, dense attention, and a whole layer that chooses blocks, in bf16.
 
@@ -46,6 +47,7 @@ def sparse_profile(
       densities: of visible blocks, as shares of those of a causal mask.
       sparse, dense: implementations of `attention` with the rule and without.
       layer: tokens of the layer's row, which has four key heads and the defaults of `dynamic_layer`; 0 for none.
+      predictor: hidden width of the networks by which the layer chooses blocks; None for pooled keys.
 
     Raises:
       ValueError: a size or a density means nothing.
@@ -64,7 +66,7 @@ def sparse_profile(
         figures["calls"].append({"block": block, "density": density, **call})
         save("sparse_profile", out, figures)
     if layer:
-        figures["layer"] = {"tokens": layer} | _layer(layer, heads, head_dim)
+        figures["layer"] = {"tokens": layer} | _layer(layer, heads, head_dim, predictor)
         save("sparse_profile", out, figures)
     return figures
 
@@ -145,7 +147,7 @@ def count_tiles(tokens: int, heads: int, head_dim: int, mask: Any) -> dict[str, 
     return found
 
 
-def _layer(tokens: int, heads: int, head_dim: int) -> dict[str, Any]:
+def _layer(tokens: int, heads: int, head_dim: int, predictor: int | None) -> dict[str, Any]:
     """Return a layer's seconds by kernel, of the forward pass and of both."""
     import jax
     import jax.numpy as jnp
@@ -155,7 +157,11 @@ def _layer(tokens: int, heads: int, head_dim: int) -> dict[str, Any]:
     from pallas_kernels.runtime import reference_ops
 
     config = SparseAttentionConfig(
-        heads * head_dim, num_heads=heads, num_kv_heads=max(heads // 8, 1), head_dim=head_dim
+        heads * head_dim,
+        num_heads=heads,
+        num_kv_heads=max(heads // 8, 1),
+        head_dim=head_dim,
+        predictor=predictor,
     )
     module = config.build(dtype=jnp.bfloat16)
     x = jax.random.normal(jax.random.key(0), (1, tokens, config.dim), jnp.bfloat16)
