@@ -12,7 +12,6 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "english_entropy": boxed.english_entropy,
     "english": boxed.english,
     "english_hyena": boxed.english_hyena,
-    "english_transformer": boxed.english_transformer,
     "english_book": boxed.english_book,
     "genes": boxed.genes,
     "proteins": boxed.proteins,

@@ -118,13 +118,6 @@ def english_hyena() -> Recipe:
     )
 
 
-def english_transformer() -> Recipe:
-    """Return the byte Transformer of the size of `english_hyena`."""
-    base, stack = english_hyena(), _bytes()
-    attention = replace(stack, pattern=("attention",), mixers={"attention": stack.mixers["attention"]})
-    return replace(base, name="english_transformer", model=ByteLMConfig(stack=attention))
-
-
 def _letters(name: str, scored: str, seq_len: int, batch_size: int, steps: int) -> Recipe:
     """Return a byte Hyena of 7.2 million parameters over records whose names begin with their part."""
     return Recipe(

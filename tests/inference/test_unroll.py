@@ -42,6 +42,7 @@ def test_layers_apart_and_narrow_weights_change_no_logit() -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_unroll")
 def test_kernels_alone_become_narrow() -> None:
     decoder = unrolled(Decoder(CONFIG, dtype=jnp.bfloat16))
     params = nn.meta.unbox(
@@ -98,6 +99,7 @@ def test_stacks_of_parts_are_taken_apart_too() -> None:
     assert not any(stack.scan for stack in (*stacks, turns.base.stack))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_unroll")
 def test_a_step_puts_no_cache_under_a_condition() -> None:
     """XLA copies what a condition leaves as it is; here the latent stack's caches, at each byte of all rows."""
     small = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16)

@@ -116,7 +116,7 @@ NAIVE: dict[str, MixerConfig] = {
     "naive_both": NaiveConfig(causal=False),
     "naive_steps": NaiveConfig(joins=False),
 }
-"""Mixers of the tests: every property holds of them by the driver, and is checked each run."""
+"""Mixers of the tests: every property holds of them by the driver."""
 
 OF_DRIVER: dict[str, MixerConfig] = NAIVE | {"retention": written()["RetentionConfig"](dim=8)}
 """And the guide's."""

@@ -104,6 +104,7 @@ def test_other_settings_are_refused_by_name_and_change_nothing(run):
     assert contents(run[1]) == before
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_report_before_step_0_and_checkpoints_by_the_clock(tmp_path, capsys):
     recipe = tiny_recipe(steps=5, eval_every=0, checkpoint_every=100, checkpoint_every_s=1e-9, keep=9)
     fit(recipe, tmp_path, source=Letters())
@@ -160,6 +161,7 @@ def test_sigterm_saves_and_the_next_fit_goes_on(run, tmp_path):
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_two_steps_at_most_are_in_flight_and_a_signal_waits_for_no_others(nameless, tmp_path, monkeypatch):
     """Nothing is logged, so nothing else waits for them.
 
@@ -233,6 +235,7 @@ def test_checkpoints_without_their_config_are_refused(run, tmp_path):
     assert list_steps(tmp_path / "checkpoints") == [20, 24]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_a_run_begins_where_process_0_says(run):
     """Not where this process sees its checkpoints: another may have looked before they had their names."""
     recipe, mesh = tiny_recipe(), make_mesh()
