@@ -44,10 +44,17 @@ def test_arms_differ_in_their_mixers() -> None:
         "chosen_90": ("sparse_attention",),
         "stack": ("window", "sparse_attention", "hyena"),
     }
-    chosen = arms["chosen_90"].mixers["sparse_attention"]
-    assert isinstance(chosen, SparseAttentionConfig)
-    assert 0.08 < (shown(chosen, 32_768) or 0) <= 0.1
     assert shown(arms["stack"].mixers["hyena"], 32_768) is None
+
+
+@pytest.mark.parametrize("hidden", [50, 75, 90])
+def test_chosen_blocks_show_no_more_than_their_share(hidden: int) -> None:
+    """By pooled keys or by a predictor."""
+    for kind, predicted in (("chosen", False), ("learned", True)):
+        chosen = stack_of(STACK, f"{kind}_{hidden}", 32_768).mixers["sparse_attention"]
+        assert isinstance(chosen, SparseAttentionConfig)
+        assert (chosen.predictor is not None) == predicted
+        assert 0.8 < (shown(chosen, 32_768) or 0) / (1 - hidden / 100) <= 1
 
 
 @pytest.mark.parametrize(
