@@ -129,6 +129,7 @@ def test_safetensors_shards_and_torch_give_one_run(run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
 def test_an_import_holds_at_most_twice_its_largest_tensor(tmp_path):
     """Arrays of numpy and bytes are counted; those of the writer are bounded by what it is given at a time."""
     shapes = {name: entry.shape for name, entry in entries(striped_hyena(WIDE)).items()}

@@ -54,7 +54,8 @@ def check_cuts(expected: dict[str, np.ndarray], patches) -> None:
 IN_TURNS = pytest.mark.slow(days=28, group="costly", turn="interchange/test_hf_blt")
 
 
-@pytest.mark.parametrize("name", ["once", pytest.param("each", marks=IN_TURNS)])
+@pytest.mark.slow(days=7, group="files of others")
+@pytest.mark.parametrize("name", ["once", "each"])
 def test_a_whole_model_answers_as_transformers_does(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["import", str(FIXTURES / name), "--out", "run"])

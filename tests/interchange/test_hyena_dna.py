@@ -77,6 +77,7 @@ NEAR = bound(np.float32, weights.TAPS)
 """For all lengths: an FFT sums over the whole row, however short the document in it is."""
 
 
+@pytest.mark.slow(days=7, group="files of others")
 def test_states_logits_and_likelihoods_are_the_definitions(answers):
     with np.load(EXPECTED) as expected:
         for length in weights.LENGTHS:

@@ -48,7 +48,7 @@ def as_tree(params: dict[str, Any]) -> Any:
     return unflatten_dict({tuple(name.split(".")): jnp.asarray(x) for name, x in params.items()})
 
 
-@pytest.mark.slow(days=28, group="costly", every="mixed")
+@pytest.mark.slow(days=7, group="files of others")
 @pytest.mark.parametrize("case", weights.CASES)
 def test_states_logits_and_likelihoods_are_the_references(case):
     config, tensors = draw(case)
