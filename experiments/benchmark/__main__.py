@@ -13,7 +13,7 @@ ROOMS = {
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
     "boundaries": ("boundary_books", "boundary_genome", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_context"),
-    "adapters": ("adapter_speed", "level_pareto", "routed_lora"),
+    "adapters": ("adapter_speed", "routed_lora"),
     "labels": ("contacts", "families", "fitness", "loci", "promoters", "reviews", "zero_shot"),
     "tasks": ("copies", "pixels", "recall", "state_counts", "tasks"),
     "splitting": ("compressed", "ring", "sequence_parallel", "split_step"),

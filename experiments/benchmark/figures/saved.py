@@ -18,7 +18,6 @@ ON_CPU = (
     "baselines",
     "contacts",
     "copies",
-    "level_pareto",
     "loci",
     "memory_context",
     "planted_boundaries",
