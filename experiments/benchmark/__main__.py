@@ -11,7 +11,6 @@ from jaxblt.profiling.provenance import git_commit
 ROOMS = {
     "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books"),
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
-    "boundaries": ("boundary_books", "boundary_genome", "boundary_step", "planted_boundaries"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed", "routed_lora"),
     "labels": ("contacts", "families", "fitness", "loci", "promoters", "reviews", "zero_shot"),

@@ -20,7 +20,6 @@ ON_CPU = (
     "copies",
     "loci",
     "memory_context",
-    "planted_boundaries",
     "promoter_baselines",
     "review_baselines",
     "scaling_on_cpu",

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from experiments.benchmark.boundaries.boundary_step import SINGLY, begun
 from experiments.benchmark.figures.saved import save
 from experiments.benchmark.precision.fp8_step import PEAK, Form, with_form
 from experiments.benchmark.splitting.split_step import Model, read_mesh, step_recipe
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from jaxblt.profiling import KernelTotal, OpTotal
     from jaxblt.training.start.timed_step import Ready
 
+SINGLY = {"xla_gpu_enable_command_buffer": ""}
+"""Options of the compiler that launch kernels one by one: a trace does not tell the kernels of a command buffer."""
 TRACED = 5
 """Steps in a trace."""
 LEAST = 0.002
@@ -45,9 +46,9 @@ def step_kernels(
 
     Args:
       out: JSON file to write.
-      model: as for `split_step`; or the recipe `books` on the embedded book, with a drawn entropy model and as many
-        slots for patches as a mean length of 4.5 bytes takes. Of the options behind it only `rows`, `length`, `trials`
-        and `peak` count then.
+      model: as for `split_step`; or the recipe `books` on the embedded book, without dropout in its encoder, with a
+        head of its own, a drawn entropy model and as many slots for patches as a mean length of 4.5 bytes takes. Of
+        the options behind it only `rows`, `length`, `trials` and `peak` count then.
       form: as for `fp8_step`.
       rows: of a batch.
       length: bytes of a row.
@@ -90,14 +91,31 @@ def step_kernels(
 
 
 def _books(rows: int, length: int, mesh: "Mesh") -> "Ready":
+    import flax.linen as nn
+    import jax
+
     from jaxblt import recipes
     from jaxblt.training.start.compile_ahead import settle
+    from jaxblt.training.start.setup import init_params, make_task
+    from jaxblt.training.start.timed_step import prepare
+    from jaxblt.training.state import freeze_entropy
 
-    base = recipes.get("books")
+    base, entropy = recipes.get("books"), recipes.get("books_entropy")
     # Settle the capacity first: entropies of a drawn model would calibrate it to twice the slots
-    settled, _ = settle(replace(base, data=replace(base.data, batch_size=rows, seq_len=length)))
-    assert settled.patcher is not None
-    return begun(replace(settled, patcher=replace(settled.patcher, threshold=None)), "entropy", mesh)
+    base, _ = settle(replace(base, data=replace(base.data, batch_size=rows, seq_len=length)))
+    assert base.patcher is not None
+    book = {"paths": (), "sample": "book", "split": "position", "validation_names": (), "test_names": ()}
+    data, task = replace(base.data, **book), make_task(entropy)
+    draw = jax.jit(lambda: nn.meta.unbox(init_params(task, data, 0)))
+    recipe = replace(
+        base,
+        data=data,
+        model=replace(base.model, encoder=replace(base.model.encoder, dropout=0.0), tie_head=False),
+        patcher=replace(base.patcher, threshold=None),
+        entropy_run=None,
+        entropy_model=entropy.model,
+    )
+    return prepare(recipe, mesh, frozen=freeze_entropy(draw()))
 
 
 def _timed(ready: "Ready", trials: int, peak: float) -> dict[str, Any]:
