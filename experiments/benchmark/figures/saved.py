@@ -16,8 +16,6 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 
 ON_CPU = (
     "baselines",
-    "contacts",
-    "copies",
     "loci",
     "memory_context",
     "promoter_baselines",
