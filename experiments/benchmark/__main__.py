@@ -12,7 +12,7 @@ ROOMS = {
     "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books"),
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
     "memory": ("babilong", "gap_recall", "memory_context"),
-    "adapters": ("adapter_speed", "routed_lora"),
+    "adapters": ("adapter_speed",),
     "labels": ("families", "fitness", "loci", "promoters", "reviews", "zero_shot"),
     "tasks": ("pixels", "recall", "state_counts", "tasks"),
     "splitting": ("compressed", "ring", "sequence_parallel", "split_step"),
