@@ -13,7 +13,7 @@ ROOMS = {
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed",),
-    "labels": ("families", "fitness", "loci", "promoters", "reviews", "zero_shot"),
+    "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
     "tasks": ("recall", "state_counts", "tasks"),
     "splitting": ("compressed", "ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode", "step_kernels"),

@@ -16,7 +16,6 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 
 ON_CPU = (
     "baselines",
-    "loci",
     "memory_context",
     "promoter_baselines",
     "review_baselines",
