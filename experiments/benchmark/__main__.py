@@ -15,7 +15,7 @@ ROOMS = {
     "adapters": ("adapter_speed",),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
     "tasks": ("recall", "state_counts", "tasks"),
-    "splitting": ("compressed", "ring", "sequence_parallel", "split_step"),
+    "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode", "step_kernels"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
     "peers": ("evo2", "evo2_parity", "flex_blocks"),
