@@ -14,7 +14,7 @@ ROOMS = {
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed",),
     "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
-    "tasks": ("recall", "state_counts", "tasks"),
+    "tasks": ("pixels", "recall", "state_counts", "tasks"),
     "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode", "step_kernels"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
