@@ -7,7 +7,7 @@ low-rank adapters have one place to go. This room holds nothing that mixes along
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -70,8 +70,11 @@ def multiply(
     """Multiply x by a kernel: `jnp.einsum`, or for channel-major arrays on GPUs a GEMM a row.
 
     XLA makes one GEMM of an einsum with several rows, and transposes channel-major arrays in a pass of its own. On a
-    CPU it keeps the sums of such a product in 16 bits if x has them, so both are widened there.
+    CPU it keeps the sums of such a product in 16 bits if x has them, so both are widened there. One token on a GPU is
+    multiplied in parts.
     """
+    if is_one_token(equation, x, kernel):
+        return multiply_token(equation, x, kernel).astype(preferred_element_type or x.dtype)
     if is_by_row(equation, x, kernel):
         y: Any = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
         return checkpoint_name(y, PRODUCT)
@@ -140,6 +143,36 @@ def rounds_sums(equation: str, x: Float[Array, "..."]) -> bool:
     """Return whether XLA would keep the sums of this product in 16 bits: of channel-major arrays on a CPU."""
     narrow = jnp.finfo(x.dtype).bits < 32 and current_device().platform == "cpu"
     return narrow and not all(read_equation(equation).channels_last)
+
+
+PARTS = 8
+"""Parts of the sums of a product of one token."""
+
+
+def is_one_token(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
+    """Return whether `multiply` sums in parts: one token of 16 bits on one GPU.
+
+    XLA would write each weight times its channel to memory, and read that again to add it up.
+    """
+    given, summed, new, result = read_equation(equation)
+    inner = prod(kernel.shape[: len(summed)])
+    ordered = all("".join(c for c in a if c in b) == b for a, b in ((given, summed), (result, new)))
+    alone = x.size == inner and inner % PARTS == 0 and ordered and not open_axes()
+    return alone and jnp.finfo(x.dtype).bits == 16 and current_device().platform == "gpu"
+
+
+def multiply_token(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return x W of one token in fp32: one pass over the kernel, as the parts of a sum fill the device.
+
+    The parts are added up one after another, which XLA fuses with what reads y.
+    """
+    given, summed, new, result = (letters.replace("...", "") for letters in read_equation(equation))
+    inner = prod(kernel.shape[: len(summed)])
+    token, matrix = (a.reshape(PARTS, inner // PARTS, -1).astype(jnp.float32) for a in (x, kernel))
+    y = reduce(jnp.add, jnp.sum(token * matrix, 1))
+    sizes = dict(zip(new, kernel.shape[len(summed) :], strict=True))
+    shape = [1] * (x.ndim - len(given)) + [sizes.get(c, 1) for c in result]
+    return y.reshape(shape)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 3, 4))

@@ -143,6 +143,31 @@ def test_frozen_kernel_adds_no_product():
 
 @pytest.mark.parametrize(
     ("equation", "x", "kernel"),
+    [
+        ("...d,de->...e", (1, 1, 256), (256, 24)),
+        ("btd,dhk->bthk", (1, 1, 256), (256, 4, 8)),
+        ("bthk,hkd->btd", (1, 1, 4, 64), (4, 64, 24)),
+        ("btd,de->bet", (1, 1, 256), (256, 24)),
+        ("bct,cd->btd", (1, 256, 1), (256, 24)),
+    ],
+)
+def test_one_token_is_multiplied_in_parts(equation, x, kernel):
+    x, kernel = (
+        jnp.asarray(np.random.default_rng(i).standard_normal(shape), jnp.bfloat16)
+        for i, shape in enumerate((x, kernel))
+    )
+    with compiling_for(H200):
+        assert products(functools.partial(multiply, equation), x, kernel) == []
+        found = multiply(equation, x, kernel)
+        exact = multiply(equation, x, kernel, preferred_element_type=jnp.float32)
+        assert products(functools.partial(multiply, equation), *(a.astype(jnp.float32) for a in (x, kernel)))
+    wide = [np.asarray(a, np.float64) for a in (x, kernel)]
+    assert_close(exact, np.einsum(equation, *wide).astype(np.float32), n=256)
+    np.testing.assert_array_equal(found, exact.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("equation", "x", "kernel"),
     [("btd,de->bet", (1, 40, 256), (256, 8)), ("bct,cd->btd", (1, 256, 40), (256, 8))],
 )
 def test_a_cpu_adds_up_channel_major_products_in_fp32(equation, x, kernel):

@@ -9,7 +9,7 @@ from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
 
 ROOMS = {
-    "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books"),
+    "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books", "sparse_profile"),
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed",),

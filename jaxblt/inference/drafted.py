@@ -34,6 +34,7 @@ from jaxblt.inference.reports import refuse_nonfinite, warn_of_rows
 from jaxblt.inference.requests import Requests, bucket, request_keys
 from jaxblt.inference.sampling import sample
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
+from jaxblt.models.change import change_if
 from jaxblt.show import show
 
 WINDOW = 32
@@ -214,7 +215,7 @@ def take_windows(decoder: Decoder, params: dict[str, Any], place: DraftedPlace) 
     def take(state: DecoderState) -> DecoderState:
         return decode_bytes(decoder, params, place.window(width), state, segments)[1]
 
-    state = jax.lax.cond(jnp.any(full), take, lambda state: state, place.state)
+    state = change_if(jnp.any(full), take, place.state)
     return place.replace(state=state, base=place.base + jnp.where(full, width, 0))
 
 

@@ -24,9 +24,10 @@ from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import prefill
 from jaxblt.inference.reports import refuse_nonfinite, warn_of_rows
 from jaxblt.inference.requests import Requests, bucket, each_of, lay_out, request_keys
-from jaxblt.inference.sampling import SamplingConfig, sample
+from jaxblt.inference.sampling import SamplingConfig, draw_noise, sample_by
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.models.adapter import CHOSEN
+from jaxblt.models.packed import Packed, pack_small
 from jaxblt.show import show
 
 PIECE = 32
@@ -145,11 +146,11 @@ def _pieces(
     prepared = prepare_decoding(decoder, params, rows=len(table), num_bytes=num_bytes)
     place = _begin(decoder, num_bytes, prepared, table, requests.lengths)
     apart = unrolled(decoder)
-    prepared = narrow_params(apart, len(table), unroll_params(prepared), place.state)
+    prepared = narrow_params(apart, len(table), unroll_params(prepared), _unpack(place).state)
     refused = replaced = None
     for start in range(0, most, steps):
         place, piece = advancing(_advance, place)(apart, steps, prepared, requests, place, np.int32(start))
-        (drawn, kept, finite, refused, replaced), done = jax.device_get((piece, place.done))
+        drawn, kept, finite, done, refused, replaced = jax.device_get(piece)
         _check_finite(finite, lengths, start, params)
         yield [decode(row[here]) for row, here in zip(drawn, kept, strict=True)]
         if done.all():
@@ -198,13 +199,14 @@ class Place:
 class Piece(NamedTuple):
     """The draws of some steps, whether a draw belongs to its row, and whether its logits were finite.
 
-    `refused` counts patch boundaries refused and asked for, of all rows so far. `replaced` counts the tokens of each
-    row so far whose code was not finite, if there is a router.
+    `done` tells which rows have ended. `refused` counts patch boundaries refused and asked for, of all rows so far.
+    `replaced` counts the tokens of each row so far whose code was not finite, if there is a router.
     """
 
     drawn: Int[Array, "B T"]
     kept: Bool[Array, "B T"]
     finite: Bool[Array, "B T"]
+    done: Bool[Array, "B"]
     refused: tuple[Array, Array] | None
     replaced: Int[Array, "B"] | None
 
@@ -218,10 +220,15 @@ def _begin(
     params: dict[str, Any],
     prompts: Int[Array, "B L"],
     lengths: Int[Array, "B"],
-) -> Place:
+) -> Packed:
     segments = (jnp.arange(prompts.shape[1], dtype=jnp.int32)[None] < lengths[:, None]).astype(jnp.int32)
     logits, state = prefill(decoder, params, prompts, segments, num_bytes=num_bytes)
-    return Place(unroll_state(state), logits, jnp.zeros(lengths.shape, bool))
+    return pack_small(Place(unroll_state(state), logits, jnp.zeros(lengths.shape, bool)))
+
+
+@jax.jit
+def _unpack(packed: Packed) -> Place:
+    return packed.unpack()
 
 
 def _advance(
@@ -229,22 +236,26 @@ def _advance(
     steps: int,
     params: dict[str, Any],
     requests: Requests,
-    place: Place,
+    packed: Packed,
     start: Int[Array, ""],
-) -> tuple[Place, Piece]:
+) -> tuple[Packed, Piece]:
     """Add `steps` bytes to each row, of which the first is number `start` behind its prompt."""
-    keys = request_keys(requests)
+    every = start + jnp.arange(steps, dtype=jnp.int32)
+    places = requests.lengths[None] + every[:, None]
+    keys = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(request_keys(requests), places)
+    noise = draw_noise(keys, decoder.model.vocab_size)
 
-    def body(place: Place, step: Array) -> tuple[Place, tuple[Array, ...]]:
-        step_keys = jax.vmap(jax.random.fold_in)(keys, requests.lengths + step)
-        ids = sample(requests.sampling, step_keys, place.logits, alphabet=requests.alphabet)
+    def body(packed: Packed, given: tuple[Array, Array]) -> tuple[Packed, tuple[Array, ...]]:
+        place, (step, noise) = packed.unpack(), given
+        ids = sample_by(requests.sampling, noise, place.logits, alphabet=requests.alphabet)
         finite = jnp.all(jnp.isfinite(place.logits), -1) | place.done
         ended = place.done | (ids == EOS)
         done = ended | (step + 1 >= requests.limits)
         logits, _, state = decode_step(decoder, params, ids, place.state, jnp.where(done, 0, 1))
-        return Place(state, logits, done), (ids, ~ended, finite)
+        return pack_small(Place(state, logits, done)), (ids, ~ended, finite)
 
-    place, (ids, kept, finite) = jax.lax.scan(body, place, start + jnp.arange(steps, dtype=jnp.int32))
+    packed, (ids, kept, finite) = jax.lax.scan(body, packed, (every, noise))
+    place: Place = packed.unpack()
     count = partial(jnp.sum, dtype=jnp.int32)
     refused = jax.tree.map(count, decoder.build().boundaries(place.state.model))
-    return place, Piece(ids.T, kept.T, finite.T, refused, count_replaced(place.state.model))
+    return packed, Piece(ids.T, kept.T, finite.T, place.done, refused, count_replaced(place.state.model))

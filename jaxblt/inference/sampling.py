@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 
 import flax.struct
 import jax
@@ -82,16 +83,46 @@ def sample(
     Raises:
       ValueError: the keys' generator draws the rows of a batch from one key.
     """
+    return sample_by(sampling, draw_noise(keys, logits.shape[-1]), logits, alphabet=alphabet)
+
+
+def draw_noise(keys: Key[Array, "*N"], num_ids: int) -> Float[Array, "*N I"]:
+    """Return what each key adds to the logits of the drawable ones of so many ids, for `sample_by`.
+
+    A loop over bytes draws it for all of them ahead.
+
+    Raises:
+      ValueError: the keys' generator draws the rows of a batch from one key.
+    """
     check_keys(keys)
+    draw = partial(jax.random.gumbel, shape=_drawable(num_ids).shape, dtype=jnp.float32)
+    return jax.vmap(draw)(keys.reshape(-1)).reshape(*keys.shape, len(_drawable(num_ids)))
+
+
+def sample_by(
+    sampling: SamplingConfig | SamplingArrays,
+    noise: Float[Array, "B I"],
+    logits: Float[Array, "B V"],
+    *,
+    alphabet: Bool[Array | np.ndarray, "B N"] | None = None,
+) -> Int[Array, "B"]:
+    """Draw as `sample` does, by the noise of the rows' keys."""
     if isinstance(sampling, SamplingConfig):
         sampling = sampling_arrays([sampling] * len(logits))
-    # Draw among the other ids only: a logit of -inf would still be drawn where all logits are -inf or NaN.
-    ids = np.arange(min(logits.shape[-1], VOCAB_SIZE), dtype=np.int32)
-    drawable = np.setdiff1d(ids, (BOE, BOS, PAD))
+    drawable = _drawable(logits.shape[-1])
     logits = logits[:, drawable]
     if alphabet is not None:
         logits = jnp.where(alphabet[:, drawable], logits, -jnp.inf)
-    return jnp.asarray(drawable)[_draw(sampling, keys, logits)]
+    return jnp.asarray(drawable)[_draw(sampling, noise, logits)]
+
+
+def _drawable(num_ids: int) -> Int[np.ndarray, "I"]:
+    """Return the ids that may be drawn, of so many.
+
+    A logit of -inf for the others would not do: they would still be drawn where all logits are -inf or NaN.
+    """
+    ids = np.arange(min(num_ids, VOCAB_SIZE), dtype=np.int32)
+    return np.setdiff1d(ids, (BOE, BOS, PAD))
 
 
 def alphabet_table(alphabets: Sequence[bytes | None]) -> Bool[np.ndarray, "B N"]:
@@ -103,13 +134,15 @@ def alphabet_table(alphabets: Sequence[bytes | None]) -> Bool[np.ndarray, "B N"]
     return table
 
 
-def _draw(sampling: SamplingArrays, keys: Key[Array, "B"], logits: Float[Array, "B V"]) -> Int[Array, "B"]:
+def _draw(
+    sampling: SamplingArrays, noise: Float[Array, "B V"], logits: Float[Array, "B V"]
+) -> Int[Array, "B"]:
     best, greedy = jnp.argmax(logits, -1), sampling.temperature == 0
     # Subtract the maximum first: dividing by a small temperature could overflow to inf.
     scale = jnp.where(greedy, 1, sampling.temperature)[:, None]
     scaled = (logits - jnp.max(logits, -1, keepdims=True)) / scale
     kept = jnp.where(_are_kept(sampling, scaled), scaled, -jnp.inf)
-    return jnp.where(greedy, best, jax.vmap(jax.random.categorical)(keys, kept))
+    return jnp.where(greedy, best, jnp.argmax(noise + kept, -1))
 
 
 def _are_kept(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Bool[Array, "B V"]:

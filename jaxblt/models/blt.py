@@ -26,6 +26,7 @@ from jaxblt.models.blt_state import (
     begin,
     check_rule,
     check_state,
+    count_unused,
     init_blt_state,
     init_open_byte,
     name_holes,
@@ -43,7 +44,7 @@ from jaxblt.models.bridge_patterns import patches_around
 from jaxblt.models.bridge_turns import in_turns
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.byte_patched import BytePatched
-from jaxblt.models.change import change_if
+from jaxblt.models.change import change_in
 from jaxblt.models.embeddings import ByteEmbedding
 from jaxblt.models.level import Level, LevelState, last_slots
 from jaxblt.models.positions import Places, SegmentAwarePosition, document_positions, places
@@ -414,8 +415,9 @@ class BLT(BytePatched):
         x, own["decoder"] = self.decoder(x, segment_ids=segment_ids, state=state.decoder)
         beyond = state.in_block + cut.num_bytes > state.block_size
         logits = jnp.where(beyond[:, None, None], jnp.nan, self.head(x, self.embedding))
-        state, holes = after_bytes(state.replace(patcher=patcher, **own), segment_ids, cut, keys, seen)
-        return logits, state.replace(latent=self._skip(state.latent, holes))
+        state, unused = after_bytes(state.replace(patcher=patcher, **own), segment_ids, cut, keys, seen)
+        skipped = self._skip(state.latent, segment_ids[:, 0], unused, state.capacity)
+        return logits, state.replace(latent=skipped)
 
     def step(
         self,
@@ -429,7 +431,7 @@ class BLT(BytePatched):
         """Return logits of the byte after each row's next byte, reusing every cache.
 
         They equal those of the parallel pass. The latent stack runs only if some row's patch closed, and moves only the
-        rows whose patch did. There is no reverse-mode gradient: `change_if` says why.
+        rows whose patch did. There is no reverse-mode gradient: `jaxblt/models/change.py` says why.
 
         Args:
           ids: the next byte of each row.
@@ -491,16 +493,17 @@ class BLT(BytePatched):
 
         Other rows keep every bit.
         """
-        holes = name_holes(state, byte.segment_ids, byte.closed)
+        unused = count_unused(state, byte.segment_ids, byte.closed)
 
         # Skip holes inside this loop, not behind it: each looks at its condition on the host
         def close(model: "BLT", before: dict[str, Any]) -> dict[str, Any]:
             after = model._close(state.replace(**before), byte)
-            return after | {"latent": model._skip(after["latent"], holes)}
+            skipped = model._skip(after["latent"], byte.segment_ids, unused, state.capacity)
+            return after | {"latent": skipped}
 
         of_patches = {name: getattr(state, name) for name in ("latent", "smoothed", "recent", "recent_valid")}
-        due = jnp.any(byte.stands) | jnp.any(holes != 0)
-        return state.replace(**change_if(due, close, self, of_patches))
+        due = jnp.any(byte.stands | (unused > 0))
+        return state.replace(**change_in(self, due, close, of_patches))
 
     def finish_byte(self, byte: OpenByte, state: BLTState) -> tuple[Float[Array, "B V"], BLTState]:
         """Return logits behind each row's byte, and the state after it: the last part of `step`.
@@ -529,12 +532,19 @@ class BLT(BytePatched):
         recent, valid = state.see(z, ends)
         return {"latent": latent, "smoothed": smoothed, "recent": recent, "recent_valid": valid}
 
-    def _skip(self, latent: StackState | LevelState, holes: Int[Array, "B P"]) -> StackState | LevelState:
-        """Move the latent stack over the unused slots at a block's end, if there are any."""
+    def _skip(
+        self,
+        latent: StackState | LevelState,
+        segment_ids: Int[Array, "B"],
+        unused: Int[Array, "B"],
+        slots: int,
+    ) -> StackState | LevelState:
+        """Move the latent stack over those of a block's slots that are unused at its end, if there are any."""
 
+        # Name holes inside the loop: at each byte the array of all slots would be made for it
         def skip(model: "BLT", latent: StackState | LevelState) -> Any:
+            holes = name_holes(segment_ids, unused, slots)
             nothing = jnp.zeros((*holes.shape, model.config.slot_dim), model.dtype)
-            nowhere = jnp.zeros(holes.shape, bool)
-            return model._over_slots(nothing, holes, nowhere, holes.shape[1], latent)[1]
+            return model._over_slots(nothing, holes, jnp.zeros(holes.shape, bool), slots, latent)[1]
 
-        return change_if(jnp.any(holes != 0), skip, self, latent)
+        return change_in(self, jnp.any(unused > 0), skip, latent)

@@ -250,12 +250,16 @@ def begin(state: BLTState, segment_ids: Int[Array, "B"] | None) -> tuple[Int[Arr
     )
 
 
-def name_holes(state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]) -> Int[Array, "B P"]:
-    """Return -s in the unused slots of a block that the coming byte completes, and 0 elsewhere."""
+def count_unused(state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]) -> Int[Array, "B"]:
+    """Return how many slots of a block stay unused behind the coming byte; 0 where it does not complete the block."""
     used = state.used + (closed & (segment_ids != 0)).astype(jnp.int32)
-    slot = jnp.arange(state.capacity, dtype=jnp.int32)[None]
-    unused = _at_edge(state, segment_ids)[:, None] & (slot < (state.capacity - used)[:, None])
-    return jnp.where(unused, -segment_ids[:, None], 0)
+    return jnp.where(_at_edge(state, segment_ids), state.capacity - used, 0)
+
+
+def name_holes(segment_ids: Int[Array, "B"], unused: Int[Array, "B"], capacity: int) -> Int[Array, "B P"]:
+    """Return -s in the first slots of each row, as many as are unused, and 0 in the others."""
+    slot = jnp.arange(capacity, dtype=jnp.int32)[None]
+    return jnp.where(slot < unused[:, None], -segment_ids[:, None], 0)
 
 
 def advance(state: BLTState, segment_ids: Int[Array, "B"], closed: Bool[Array, "B"]) -> BLTState:

@@ -103,8 +103,8 @@ def after_bytes(
     cut: Cut,
     keys: tuple[Float[Array, "B T C"], Float[Array, "B T C"]],
     seen: tuple[Float[Array, "B N D"], Bool[Array, "B N"]],
-) -> tuple[BLTState, Int[Array, "B P"]]:
-    """Return where each row stands behind a call, and the holes behind it as `name_holes` does.
+) -> tuple[BLTState, Int[Array, "B"]]:
+    """Return where each row stands behind a call, and how many slots of a block that it completes stay unused.
 
     Args:
       state: before the call, from `begin`.
@@ -121,9 +121,6 @@ def after_bytes(
     k, v = (x.astype(state.keys.dtype) for x in keys)
     used, edge = state.used + total, (count > 0) & (state.in_block + count == state.block_size)
     latest = total[:, None] + jnp.arange(state.recent.shape[1], dtype=jnp.int32)[None]
-    unused = edge[:, None] & (
-        jnp.arange(state.capacity, dtype=jnp.int32)[None] < (state.capacity - used)[:, None]
-    )
     after = state.replace(
         position=state.position + count,
         last_segment=jnp.where(count > 0, segment_ids[rows, last], state.last_segment),
@@ -136,4 +133,4 @@ def after_bytes(
         recent=jnp.take_along_axis(seen[0], latest[..., None], 1).astype(state.recent.dtype),
         recent_valid=jnp.take_along_axis(seen[1], latest, 1),
     )
-    return after, jnp.where(unused, -segment_ids[:, :1], 0)
+    return after, jnp.where(edge, state.capacity - used, 0)

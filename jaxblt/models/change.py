@@ -1,22 +1,43 @@
-"""Parts of a state that change under a condition, where they lie."""
+"""Parts of a state that change under a condition, where they lie.
+
+A loop of at most one turn: XLA changes what a loop carries in place, and a condition copies it in both branches. Small
+arrays are carried together, as each would be cut out and copied by a kernel of its own. There is no reverse-mode
+gradient.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from jaxblt.models.packed import pack_small
 
-def change_if[S](due: Bool[Array, ""], change: Callable[[Any, S], S], module: nn.Module, state: S) -> S:
-    """Return `change(module, state)` if it is due, else the state.
 
-    A loop of at most one turn: XLA changes what a loop carries in place, and a condition copies it in both branches.
-    There is no reverse-mode gradient.
-    """
+def change_if[S](due: Bool[Array, ""], change: Callable[[S], S], state: S) -> S:
+    """Return `change(state)` if it is due, else the state."""
 
-    def turn(module: nn.Module, carry: tuple[Array, S]) -> tuple[Array, S]:
-        return jnp.zeros((), bool), change(module, carry[1])
+    def turn(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+        return _done(change(carry[1].unpack()))
 
-    goes_on: Any = lambda _, carry: carry[0]  # noqa: E731
-    return nn.while_loop(goes_on, turn, module, (due, state))[1]
+    return jax.lax.while_loop(_is_due, turn, (due, pack_small(state)))[1].unpack()
+
+
+def change_in[S](module: nn.Module, due: Bool[Array, ""], change: Callable[[Any, S], S], state: S) -> S:
+    """Return `change(module, state)` if it is due, else the state; `change` may call the module's parts."""
+
+    def turn(module: nn.Module, carry: tuple[Array, Any]) -> tuple[Array, Any]:
+        return _done(change(module, carry[1].unpack()))
+
+    goes_on: Any = lambda _, carry: _is_due(carry)  # noqa: E731
+    return nn.while_loop(goes_on, turn, module, (due, pack_small(state)))[1].unpack()
+
+
+def _is_due(carry: tuple[Array, Any]) -> Array:
+    return carry[0]
+
+
+def _done(state: Any) -> tuple[Array, Any]:
+    return jnp.zeros((), bool), pack_small(state)

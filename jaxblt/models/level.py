@@ -15,6 +15,7 @@ from jaxblt.mixers.driver.base import rows
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.bridge import last_bytes, to_blocks, to_row, visible_patches
+from jaxblt.models.change import change_in
 from jaxblt.models.stack import Stack, StackConfig, StackState, init_stack_state
 from jaxblt.models.unmerge import LatestPatch, keep_bytes, smooth
 from jaxblt.parallel.layout import CONTIGUOUS
@@ -274,7 +275,8 @@ class Level(nn.Module):
         closed = live & (last | (wanted & (state.used + 1 < room)))
         kept = lambda new, old: jnp.where(rows(live, new), new, old)  # noqa: E731
         state = state.replace(encoder=encoder, router=jax.tree.map(kept, router, state.router))
-        state = nn.cond(jnp.any(closed), Level._end, lambda _, state, *__: state, self, state, h, p, closed)
+        ends = lambda level, state: level._end(state, h, p, closed)  # noqa: E731
+        state = change_in(self, jnp.any(closed), ends, state)
         nowhere = jnp.zeros((len(x), 1, 1), jnp.int32)
         seen = state.smoothed[:, None, None].astype(self.dtype)
         read = self.down(h[:, None], seen, nowhere, jnp.ones(seen.shape[:-1], bool))[:, 0]
@@ -283,8 +285,7 @@ class Level(nn.Module):
         )
         in_block = state.in_block + here.astype(jnp.int32)
         used, full = state.used + closed.astype(jnp.int32), here & (in_block == state.slots)
-        unused = full[:, None] & (jnp.arange(room, dtype=jnp.int32)[None] < (room - used)[:, None])
-        holes = jnp.where(unused, -state.document[:, None], 0)
+        unused = jnp.where(full, room - used, 0)
         length = None if state.open is None else jnp.where(closed | full, 0, state.open)
         state = state.replace(
             decoder=decoder,
@@ -292,8 +293,8 @@ class Level(nn.Module):
             used=jnp.where(full, 0, used),
             open=length,
         )
-        state = nn.cond(jnp.any(unused), Level._skip, lambda _, state, *__: state, self, state, holes)
-        return state, y[:, 0]
+        skips = lambda level, state: level._skip(state, unused)  # noqa: E731
+        return change_in(self, jnp.any(unused > 0), skips, state), y[:, 0]
 
     def _within(self, wanted: Bool[Array, "B"], length: Int[Array, "B"]) -> Bool[Array, "B"]:
         """Mark the rows whose group is to end at its `length`, within the limits."""
@@ -307,8 +308,10 @@ class Level(nn.Module):
         z, latent = self.latent(self.up(h), segment_ids=ids, state=state.latent)
         return state.replace(latent=latent, smoothed=smooth(z, p, ids, state.smoothed)[1])
 
-    def _skip(self, state: LevelState, holes: Int[Array, "B G"]) -> LevelState:
+    def _skip(self, state: LevelState, unused: Int[Array, "B"]) -> LevelState:
         """Move the latent stack over the groups that a block left unused."""
+        group = jnp.arange(self.config.groups(state.slots), dtype=jnp.int32)[None]
+        holes = jnp.where(group < unused[:, None], -state.document[:, None], 0)
         nothing = jnp.zeros((*holes.shape, self.latent.config.dim), self.dtype)
         return state.replace(latent=self.latent(nothing, segment_ids=holes, state=state.latent)[1])
 

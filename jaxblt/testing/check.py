@@ -32,6 +32,10 @@ def _causal(config: MixerConfig) -> bool:
     return config.causal
 
 
+def _splits(config: MixerConfig) -> bool:
+    return not getattr(config, "gathers_keys", False)
+
+
 PROPERTIES: tuple[Property, ...] = (
     Property("output", parallel.check_output),
     Property("causal", parallel.check_causal, _causal),
@@ -42,7 +46,7 @@ PROPERTIES: tuple[Property, ...] = (
     Property("batch", parallel.check_batch),
     Property("positions", parallel.check_positions),
     Property("sequence", parallel.check_sequence, devices=2),
-    Property("gathers", split.check_gathers, devices=split.GATHERED_OVER),
+    Property("gathers", split.check_gathers, _splits, devices=split.GATHERED_OVER),
     Property("long", long_rows.check_long),
     Property("chunked", streaming.check_chunked, _causal),
     Property("continued", streaming.check_continued, _causal),
@@ -68,7 +72,8 @@ def check_mixer(
     """Run the property suite on a mixer of your own, and name the properties checked.
 
     The config is a frozen dataclass as `jaxblt.mixers.MixerConfig` describes. Two optional fields say what it asks of
-    its input: `packed=False` for one document a row, `segment_alignment` for where documents may start. Keep it tiny
+    its input: `packed=False` for one document a row, `segment_alignment` for where documents may start. One that has
+    `gathers_keys` says that devices which split a row gather its keys, and "gathers" is left out. Keep it tiny
     (dim 8 to 16): the suite compares many passes. The property "long" uses rows of 300 tokens.
 
     Args:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from jaxblt.training.log.trackers import Tracker
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.begin import begin, check_same_data, write_folder
-from jaxblt.training.start.setup import entropy_history, open_data, recipe_step, to_devices
+from jaxblt.training.start.setup import entropy_history, open_data
 from jaxblt.training.start.startup import Startup, keep_compiled
+from jaxblt.training.start.step_ahead import StepAhead
 from jaxblt.training.stored.checkpoint import Checkpointer
 from jaxblt.training.stored.folder import claimed
 from jaxblt.training.stored.remote_run import trained_in
@@ -91,7 +93,9 @@ def _fit(
     ):
         data = open_data(recipe, mesh, source=source)
         startup.done("data")
-        setup, state, first, meta = begin(recipe, run_dir, data, mesh, checkpoints, resume_with=resume_with)
+        train_step = StepAhead(data, closed_last.enter_context(ThreadPoolExecutor(1)), startup)
+        options = {"resume_with": resume_with, "prepare": train_step.prepare}
+        setup, state, first, meta = begin(recipe, run_dir, data, mesh, checkpoints, **options)
         standing = standing_of(setup.recipe, meta)
         if first >= setup.recipe.train.steps or standing.exhausted:
             return already_finished(setup, state, first, called)
@@ -99,15 +103,14 @@ def _fit(
             check_same_data(meta, data, called)
         checkpoints.best = lambda: standing.steps if setup.recipe.train.keep_best else ()
         data = replace(data, history=entropy_history(setup.recipe))
-        startup.done("calibration and parameters")
+        train_step.prepare(setup, first)
+        startup.done("parameters")
 
-        train_step = recipe_step(setup)
-        example = to_devices(data.batch(first), mesh, recipe.data.batch_size, setup.layout)
-        validation, call = Validation(setup, source), (train_step, state, example)
+        validation = Validation(setup, source)
         options = {"first": first, "seconds": meta["seconds"], "trackers": trackers}
         # Up to here a start may fail, and while the journal is opened: nothing before this block writes to the folder.
-        with open_journal(run_dir, setup, data, call, **options) as journal:
-            startup.done("tracing")
+        with open_journal(run_dir, setup, data, train_step.choices, **options) as journal:
+            startup.done("report")
             stop = closed_last.enter_context(StopRequest())
             write_folder(run_dir, setup.recipe, state, first, is_main=is_main)
             journal.begin(first)

@@ -204,6 +204,7 @@ def test_codes_from_elsewhere_go_to_all_blocks(whole_model, tmp_path):
     assert set(routers(trained)["stack"]) == {"periods", "rest"}
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_block_routers")
 @pytest.mark.parametrize("scan", [True, False])
 def test_blocks_are_merged_at_their_own_codes(whole_model, tmp_path, scan):
     """A scanned period of two blocks and one behind it, each by hand; and distilled at the mean codes of a pass."""

@@ -29,6 +29,7 @@ def shapes_of(config):
     return nn.meta.unbox(jax.eval_shape(config.build().init, jax.random.key(0), IDS))["params"]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_depth")
 def test_parameters_of_each_layer_and_names_of_the_base():
     config = attach(ByteLMConfig(stack=STACK), DEPTH)
     base, trained = split_params(shapes_of(config))
@@ -51,6 +52,7 @@ def test_it_starts_as_the_base_is_its_weight_update_and_learns():
     assert check_adapter(ADAPTED, only=only, length=14) == list(only)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_depth")
 def test_ranks_within_a_period_are_scanned():
     """The pattern repeats, so that every period has the ranks of the first; the partial period has its own."""
     adapter = AdapterConfig(sites=(("mlp/down", (1, 4, 1, 4, 2)),))
@@ -61,6 +63,7 @@ def test_ranks_within_a_period_are_scanned():
     assert trained["rest"]["block_0"]["mlp"]["down"]["adapter"]["u"].shape == (2, 8)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_depth")
 def test_peft_files_hold_the_rank_of_each_layer(tmp_path):
     config = attach(ByteLMConfig(stack=STACK), DEPTH)
     params = drawn(config.build(), IDS, seed=0)["params"]

@@ -106,6 +106,7 @@ def test_the_names_of_the_base_stay_and_gates_are_described() -> None:
     assert "levels          stack, token: mlp/down" in found
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_rows_have_the_logits_of_their_merged_gates() -> None:
     config = attach(MODEL, GATES)
     params = drawn(config.build(), IDS)["params"]

@@ -33,6 +33,7 @@ STACK = StackConfig(
 )
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_softmax_has_the_bias_of_each_key() -> None:
     rng = np.random.default_rng(0)
     x, code, dy = jax.device_put([rng.standard_normal((2, 6, n)).astype(np.float32) for n in (8, 2, 8)])

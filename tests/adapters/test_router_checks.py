@@ -21,6 +21,7 @@ ADAPTER = AdapterConfig(rank=3, router=ROUTER)
 ROW = np.ones((1, 30), np.int32)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_router_checks")
 def test_levels_in_one_program_are_those_of_a_program_each():
     several = dataclasses.replace(ADAPTER, levels=(("a", "token"), ("b", "prefix")))
     alone = {
@@ -59,6 +60,7 @@ def test_a_router_under_remat_has_the_same_gradients_and_keeps_less():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), again, plain)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_router_checks")
 @pytest.mark.parametrize("lag", [1, 2])
 def test_a_code_is_known_lag_chunks_before_it_begins(lag):
     """With lag 2 the code of a chunk does not wait for the chunk before it, and nothing has to be speculated."""

@@ -179,6 +179,7 @@ def test_values_and_gradients_are_those_of_all_blocks(changes: Any, calls: int, 
     assert_same(found, expected)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_sparse_codes")
 @pytest.mark.parametrize("theta", [0.1, 0.5])
 def test_what_sparse_leaves_out_is_bounded_by_its_threshold(theta: float) -> None:
     """Each number that is cut was below theta: |y - y_sparse| <= theta (alpha/r) |x V| |U|, and 0 where none is cut."""
@@ -198,6 +199,7 @@ def test_what_sparse_leaves_out_is_bounded_by_its_threshold(theta: float) -> Non
         assert error[1:].max() > 0.01
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_sparse_codes")
 def test_devices_count_tiles_from_their_own_rows(told: Any) -> None:
     module, x, code = Sites(with_code(TopK(1))), numbers(ROWS, LENGTH, DIM), row_codes()
     given, found = (drawn(module, x, code), x, code), []

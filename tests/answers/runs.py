@@ -92,8 +92,11 @@ def drawn(model: Any) -> Any:
     def draw(path: Any, shape: Any) -> jax.Array:
         noise = rng.normal(size=shape.shape).astype(np.float32)
         if path[-1].key == "scale":
-            return jnp.asarray(1 + 0.1 * noise)
-        return jnp.asarray(noise / np.float32(shape.shape[-2] ** 0.5) if path[-1].key == "kernel" else noise)
+            noise = 1 + 0.1 * noise
+        if path[-1].key == "kernel":
+            noise /= np.float32(shape.shape[-2] ** 0.5)
+        # Put on the device: jnp.asarray compiles a program for each shape
+        return jax.device_put(noise.astype(np.float32))
 
     return jax.tree_util.tree_map_with_path(draw, nn.meta.unbox(shapes)["params"])
 

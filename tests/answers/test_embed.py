@@ -1,6 +1,7 @@
 """A record's hidden states are its own, and are what the model's logits are made of."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,7 @@ def test_alone_batched_and_shuffled_are_equal(runs, kind, pool):
         np.testing.assert_allclose(shuffled.arrays[place], alone, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_embed")
 def test_packed_with_others_is_equal(runs):
     """By the model that takes any segment ids."""
     run, source = runs["bytes"], BytesSource(SHORT)
@@ -58,7 +60,8 @@ def test_packed_with_others_is_equal(runs):
         write_span(row, stream_ids(source, i, 0, span.stop), span, segment)
     batch = Batch(**{name: jnp.asarray(array) for name, array in arrays.items()})
     layer = find_layer(run.model, "final")
-    states, _, _ = _row_states(Task(run.model), layer, "per_byte", run.params, run.frozen, batch)
+    read = jax.jit(partial(_row_states, Task(run.model), layer, "per_byte"))
+    states, _, _ = read(run.params, run.frozen, batch)
     apart = embed(run, SHORT, pool="per_byte").arrays
     for i, offset in ((0, 0), (1, 2 * BLOCK)):
         found = np.asarray(states)[0, offset + 1 : offset + 1 + len(SHORT[i])]
@@ -80,6 +83,7 @@ def test_logits_are_read_off_the_final_states(runs):
         np.testing.assert_allclose(log_p[np.arange(len(h)), targets], expected[1:], atol=1e-4)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_embed")
 def test_pools_are_made_of_the_bytes(runs, tmp_path):
     run = runs["bytes"]
     records = [*SHORT, *LONG]

@@ -30,6 +30,7 @@ def nats_of_all(decoder, params):
     return found
 
 
+@pytest.mark.slow(days=7, group="weekly")
 def test_enough_beams_find_everything_and_few_the_best_of_their_own():
     decoder, params = decoding("attention")
     expected = nats_of_all(decoder, params)

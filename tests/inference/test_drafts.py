@@ -91,6 +91,7 @@ def test_drafts_change_no_byte(name):
     assert str(some).startswith(f"{sum(some.drawn)} bytes in {some.calls} calls; ")
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_drafts")
 def test_accepted_drafts_save_calls():
     """A greedy row of one letter: all drafts are right, and the windows alone bound them."""
     told = []
@@ -102,6 +103,7 @@ def test_accepted_drafts_save_calls():
     assert told[1].calls < told[0].calls / 2
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_drafts")
 def test_pieces_come_as_they_are_drawn():
     pieces = list(zip(*continued("attention", drafts=Drafts(), stream=True), strict=True))
     assert [b"".join(parts) for parts in pieces] == continued("attention", drafts=Drafts())

@@ -32,7 +32,7 @@ from tests.parameters import drawn
 from tests.tolerances import tol
 
 HEADS = AttentionConfig(dim=16, num_heads=2)
-LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=24, mixers=table(attention=HEADS, window=8))
+LOCAL = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=0, mixers=table(attention=HEADS, window=8))
 ENTROPY = ByteLMConfig(stack=LOCAL)
 MODEL = BLTConfig(
     encoder=LOCAL,
@@ -174,6 +174,7 @@ def test_sampling_keeps_to_top_k_and_top_p():
         assert set(np.asarray(draw(config, keys, logits)).tolist()) == kept
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_generate")
 def test_equal_logits_leave_exactly_k_and_the_fewest():
     logits = jnp.zeros((300, 260)).at[:, 100:103].set(1.0)
     keys = jax.random.split(make_key(0), 300)
@@ -226,6 +227,7 @@ def test_boe_bos_and_pad_are_never_drawn(config):
     assert (drawn[-30:] != 5).all()
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_generate")
 def test_ids_beyond_the_bytes_are_never_drawn():
     """A vocabulary may be larger, as SimplePulse's is: a document of bytes holds none of its further ids."""
     logits = jnp.zeros((30, 10_000)).at[:, 300].set(1e30)
@@ -286,6 +288,7 @@ def with_nan(params, *path, row=None):
     return params
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_generate")
 def test_logits_that_are_not_finite_name_prompt_byte_and_parameters(byte_model):
     decoder, params = byte_model
     where = ("model", "embedding", "bytes")

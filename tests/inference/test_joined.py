@@ -129,6 +129,7 @@ def _paths(given: Any) -> list[set[tuple[str, ...]]]:
     ]
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_products_in_fp32_stay_apart() -> None:
     decoder, params, state = shapes(attach(ByteLMConfig(stack=STACK), ADAPTER), dtype=jnp.float32)
     assert jax.eval_shape(partial(narrow_params, decoder, 1), params, state) == params

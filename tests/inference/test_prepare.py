@@ -95,6 +95,7 @@ def test_models_without_such_arrays_keep_their_parameters() -> None:
     assert prepare_decoding(Decoder(attention), params, rows=1, num_bytes=9) is params
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_generation_prepares(monkeypatch: Any) -> None:
     """Once for all of its programs, for the documents that their state holds."""
 

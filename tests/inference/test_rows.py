@@ -62,6 +62,7 @@ def filled(state, seed):
     return jax.tree.map(draw, state)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_rows_that_were_put_are_taken_and_others_stay():
     """Of a state in which layers stand before rows, and an entropy model reads each row twice."""
     shapes = jax.eval_shape(lambda: (STARTS["contexts"](4), STARTS["contexts"](2)))

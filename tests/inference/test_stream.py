@@ -94,6 +94,7 @@ def test_pieces_over_several_devices_share_a_program(write, axes):
     assert sum("_advance" in name for name in compiled) == 1
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_row_keeps_its_settings_in_any_company(write):
     options = {"sampling": [GREEDY, WARM], "max_new_bytes": [33, 40], "seed": [7, 8]}
     first, second = write(PROMPTS, **options)

@@ -42,6 +42,7 @@ def test_layers_apart_and_narrow_weights_change_no_logit() -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_unroll")
 def test_kernels_alone_become_narrow() -> None:
     decoder = unrolled(Decoder(CONFIG, dtype=jnp.bfloat16))
     params = nn.meta.unbox(
@@ -98,6 +99,7 @@ def test_stacks_of_parts_are_taken_apart_too() -> None:
     assert not any(stack.scan for stack in (*stacks, turns.base.stack))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_unroll")
 def test_a_step_puts_no_cache_under_a_condition() -> None:
     """XLA copies what a condition leaves as it is; here the latent stack's caches, at each byte of all rows."""
     small = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16)
@@ -105,7 +107,7 @@ def test_a_step_puts_no_cache_under_a_condition() -> None:
     decoder = unrolled(Decoder(config, PatcherConfig(mode="static", block_size=64)))
     ids = jnp.zeros((2, 64), jnp.int32)
     params = nn.meta.unbox(jax.eval_shape(decoder.build().init, jax.random.key(0), ids))["params"]
-    state = jax.eval_shape(partial(init_decoder, decoder, 2, num_bytes=64))
+    state = jax.eval_shape(partial(init_decoder, decoder, 2, num_bytes=1024))
     step = jax.make_jaxpr(partial(decode_step, decoder))
     found = list(equations(step({"model": params}, ids[:, 0], state, ids[:, 0]).jaxpr))
     cache = max((leaf.shape for leaf in jax.tree.leaves(state.model.latent)), key=math.prod)

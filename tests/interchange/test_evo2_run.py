@@ -173,7 +173,7 @@ def test_an_imported_run_embeds_compares_variants_and_is_finetuned(tmp_path, mon
     assert jaxblt.load("tuned").recipe.model.base == evo2("one")
 
 
-@pytest.mark.slow(days=28, group="costly", turn="interchange/test_evo2_run")
+@pytest.mark.slow(days=28, group="long")
 def test_the_tutorial_runs_on_a_tiny_model(tmp_path, monkeypatch):
     """Its sizes are replaced, and the GPUs that it plans for are this machine's devices."""
     monkeypatch.chdir(tmp_path)

@@ -51,13 +51,21 @@ REST: dict[str, MixerConfig] = {
         dim=16, num_heads=4, causal=False, rule=local_global(every=8, after=3)
     ),
     "sparse_attention": SparseAttentionConfig(
-        dim=16, num_heads=4, num_kv_heads=2, head_dim=4, block=4, top_k=2, window=5
+        dim=16, num_heads=4, num_kv_heads=2, head_dim=4, block=4, top_k=2, window=5, predictor=None
     ),
     "sparse_attention_learned": SparseAttentionConfig(
         dim=16, num_heads=4, num_kv_heads=2, head_dim=4, block=6, top_k=2, window=7, predictor=3
     ),
     "sparse_attention_both": SparseAttentionConfig(
-        dim=16, num_heads=2, num_kv_heads=1, head_dim=4, block=8, top_k=2, window=9, causal=False
+        dim=16,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        block=8,
+        top_k=2,
+        window=9,
+        causal=False,
+        predictor=None,
     ),
     "attention_both": AttentionConfig(dim=16, num_heads=4, causal=False, packed=False),
     "attention_both_window": AttentionConfig(dim=16, num_heads=4, causal=False, window=4),
@@ -108,7 +116,7 @@ NAIVE: dict[str, MixerConfig] = {
     "naive_both": NaiveConfig(causal=False),
     "naive_steps": NaiveConfig(joins=False),
 }
-"""Mixers of the tests: every property holds of them by the driver, and is checked each run."""
+"""Mixers of the tests: every property holds of them by the driver."""
 
 OF_DRIVER: dict[str, MixerConfig] = NAIVE | {"retention": written()["RetentionConfig"](dim=8)}
 """And the guide's."""

@@ -15,10 +15,16 @@ STREAMED_AND_DIFFERENTIATED = (
     *("chunked", "documents_streamed", "holes_streamed", "rows_advance_alone", "keep", "state"),
     *("holes", "finite_gradients", "every_parameter"),
 )
-"""What runs two programs more: each run of the mixers of `FULL` and of those of the driver, of others once a week."""
+"""What runs two programs more: each run of those in `STREAMED`, of others once a week."""
+
+STREAMED = ("attention", "hyena_modal", "naive_steps", "naive_both")
+"""Mixers that stream by code of their own. All others leave it to the driver, as "naive" does."""
+
+OWN = {"naive_steps": ("gathers",), "naive_both": ("long",)}
+"""Properties that run code which those of "naive" do not."""
 
 IN_TURNS = ("sharded", "gradients")
-"""Of the mixers of `FULL` once a week too. Mixers of the driver always: theirs is the same code."""
+"""Once a week of all mixers but "naive", which has every property each run: others of the driver run the same code."""
 
 
 def further(name: str) -> pytest.MarkDecorator:
@@ -49,7 +55,8 @@ def test_sharded_over_fewer_devices(name: str, count: int) -> None:
 
 RELATIVES = (
     *("sparse_attention", "minlstm", "ntm", "state_engine"),
-    *("attention_both", "hyena_modal_both", "lstm", "gated_delta_net", "mamba2"),
+    *("attention_both", "hyena_modal_both", "hyena_explicit", "hyena_implicit"),
+    *("lstm", "gated_delta_net", "mamba2"),
 )
 """Mixers whose loops are compared each run by a test of their own, and those that share the code of one that runs."""
 
@@ -62,8 +69,8 @@ def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
         return (of_variant(name),)
     if name in RELATIVES:
         return (in_turns(name),)
-    each_run = EVERY_DAY + (STREAMED_AND_DIFFERENTIATED if name in FULL else ())
-    return () if name in OF_DRIVER or prop.name in each_run else (in_turns(name),)
+    each_run = EVERY_DAY + OWN.get(name, ()) + (STREAMED_AND_DIFFERENTIATED if name in STREAMED else ())
+    return () if name == "naive" or prop.name in each_run else (in_turns(name),)
 
 
 def cases() -> list:

@@ -34,6 +34,7 @@ def test_streaming_equals_one_call(split):
     np.testing.assert_array_equal(np.asarray(whole), np.concatenate(parts, 1))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_no_byte_changes_nothing_in_the_state():
     config = EmbeddingConfig(dim=8, hash=CONFIG)
     module = ByteEmbedding(config)

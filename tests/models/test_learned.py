@@ -240,6 +240,7 @@ def test_every_scorer_and_gate_has_a_gradient(model) -> None:
         assert (np.abs(leaf).max() > 0) == ("separation" not in jax.tree_util.keystr(path)), path
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_no_gradient_adds_bytes_to_a_patch_by_atomics() -> None:
     """A GPU's atomic sums of many bytes into one row are slow."""
     config = dataclasses.replace(config_of(BoundaryConfig()), hash=None)

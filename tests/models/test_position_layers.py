@@ -43,6 +43,7 @@ def test_patterns_and_calls() -> None:
         with_positions(BASE, 0)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_layer_adds_waves_of_the_place_in_the_document() -> None:
     config = PositionLayerConfig(dim=4, periods=(3, 7))
     layer = config.build()

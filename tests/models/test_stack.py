@@ -57,6 +57,7 @@ def test_scanned_and_unrolled_share_checkpoints():
     )
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_stack")
 def test_layers_do_not_share_parameters():
     stack = Stack(config(pattern="A", num_layers=2))
     params = nn.meta.unbox(jax.jit(stack.init)(jax.random.key(0), inputs()))["params"]
@@ -135,7 +136,7 @@ class SowingConfig:
         return None
 
 
-@pytest.mark.slow(days=28, group="stacks and labels", every="full")
+@pytest.mark.slow(days=28, group="stacks and labels")
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_side_outputs_arrive_through_scan_and_remat(policy):
     cfg = config(pattern="XA", mixers=table(attention=ATTENTION, X=SowingConfig()), remat=policy)
@@ -155,6 +156,7 @@ def test_side_outputs_arrive_through_scan_and_remat(policy):
     assert float(jnp.abs(grads["periods"]["block_0"]["mixer"]["scale"][0]).sum()) > 0
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_stack")
 def test_chunks_equal_one_call():
     cfg = config(
         pattern=("H", "W", "A", "recurrence"),

@@ -50,6 +50,7 @@ def test_the_gate_refuses_a_wrong_value_and_a_wrong_gradient():
         check(plan(versions=[Case("slopeless", slopeless, X)]), KEY)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_the_report_has_every_version_in_every_pass(tmp_path, quick_timing):
     out = tmp_path / "new" / "square.json"
     text = benchmark("square", [Shape("small"), Shape("large")], lambda shape: plan(), ["--out", str(out)])

@@ -58,6 +58,7 @@ def test_forward_mode_says_what_to_do(mode: str) -> None:
     assert "`with jaxblt.reference_ops():`" in str(caught.value)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="True")
 @pytest.mark.parametrize("remat", [False, True])
 def test_reverse_mode_is_right_to_the_second_order_in_a_loop(remat: bool) -> None:
     ops = [looped(product, remat), looped(plain)]

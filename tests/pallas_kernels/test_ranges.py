@@ -161,6 +161,7 @@ def test_values_out_of_their_ranges_are_named(name: str) -> None:
             assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="hash_embedding")
 @pytest.mark.parametrize("name", ["gated_delta_rule", "modal_conv", "hash_embedding"])
 def test_values_are_checked_inside_jit_within_the_block_only(name: str) -> None:
     op, _, ranges, options = CALLS[name]

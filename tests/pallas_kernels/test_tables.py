@@ -120,6 +120,7 @@ LIKE = {
 """What the outputs of calls that reach a table are like."""
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="long_conv.api.TABLE")
 @pytest.mark.parametrize("table", LIKE)
 def test_calls_of_real_models_run_and_are_explained(table: str) -> None:
     module = import_module(f"pallas_kernels.{table.partition('.')[0]}")

@@ -176,6 +176,7 @@ def test_a_prompt_gathers_no_row() -> None:
     assert max(c.bytes for c in found) <= keys, found
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_row_whose_tokens_are_not_in_front_is_nan() -> None:
     """Splitting moves no token, so that what only moving could mend does not pass for a result."""
     module, params, x = subject("recurrence")

@@ -105,6 +105,7 @@ def test_two_mesh_axes_on_one_array_axis(mesh: Mesh) -> None:
     assert notes == ("vocab: 12 not divisible by tensor=2",)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_the_models_use_no_axis_without_a_rule(mesh: Mesh) -> None:
     ids = jnp.ones((1, 4096), jnp.int32)
     patcher = PatcherConfig(mode="static", patch_size=4)

@@ -173,6 +173,7 @@ def test_what_is_carried_is_of_the_state_s_size(name: str, carry: int) -> None:
     assert all(c.bytes <= 8 * 2 * carry * 4 for c in gathers), gathers
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_taps_of_an_implicit_filter_are_made_where_they_are_used() -> None:
     """No device holds the taps of all 8 channels, nor rows as long as the sequence of all of them."""
     text = run("implicit", "whole", 1)[1].as_text()

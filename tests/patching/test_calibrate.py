@@ -98,6 +98,7 @@ def test_errors(sample):
         calibrate_capacity(np.ones(3), block_size=64, quantile=1.5)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_capacity(sample):
     entropies, segments = sample
     config = PatcherConfig(block_size=BLOCK, threshold=2.0)
@@ -124,8 +125,11 @@ def test_capacity_is_a_multiple_and_at_most_the_block():
 @pytest.mark.parametrize(
     ("count", "options"),
     [
-        *((200, {}), (5000, {}), (200, {"monotonic": True}), (200, {"max_length": 12})),
-        pytest.param(200, {"mode": "greedy"}, marks=pytest.mark.slow(days=28, group="costly")),
+        *((200, {}), (200, {"monotonic": True})),
+        *(
+            pytest.param(count, options, marks=pytest.mark.slow(days=28, group="costly"))
+            for count, options in ((5000, {}), (200, {"max_length": 12}), (200, {"mode": "greedy"}))
+        ),
     ],
 )
 def test_the_threshold_keeps_its_distance_from_the_sample(count, options):

@@ -1,8 +1,7 @@
 """Entropies in bounded contexts: one definition, however a document is cut, streamed or packed."""
 
-from functools import partial
+from functools import cache, partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
 from jaxblt.patching import byte_entropies, init_contexts, next_entropies, stream_entropies
 from tests.mixer_table import table
+from tests.parameters import drawn
 from tests.tolerances import tol
 
 CONTEXT, LENGTH = 16, 75
@@ -31,28 +31,34 @@ def apply(params, ids, state, *, segment_ids):
     return MODEL.apply(params, ids, state, segment_ids=segment_ids, method="stream")
 
 
+@cache
 def start(rows):
     init = lambda rows, capacity: init_byte_lm_state(CONFIG, rows, capacity=capacity)  # noqa: E731
     return init_contexts(init, rows, LENGTH, CONTEXT)
 
 
+one_pass = jax.jit(partial(byte_entropies, MODEL.apply))
 call = jax.jit(partial(next_entropies, apply, context=CONTEXT))
-stream = jax.jit(partial(stream_entropies, apply, context=CONTEXT), static_argnames="chunk")
+in_chunks = jax.jit(partial(stream_entropies, apply, context=CONTEXT), static_argnames="chunk")
+
+
+def stream(params, ids, segments=None, *, chunk=40):
+    """Entropies of two rows; ids are given in any case, for one program a chunk."""
+    segments = np.ones(ids.shape, np.int32) if segments is None else segments
+    return np.asarray(in_chunks(params, ids, start(2), segment_ids=segments, chunk=chunk))
 
 
 @pytest.fixture(scope="module")
 def model():
-    ids = jnp.asarray(np.random.default_rng(0).integers(4, 260, (2, LENGTH)), jnp.int32)
-    params = nn.meta.unbox(jax.jit(MODEL.init)(jax.random.key(0), ids))
-    return jax.tree.map(lambda p: 2.0 * p if p.ndim > 1 else p, params), ids
+    ids = np.random.default_rng(0).integers(4, 260, (2, LENGTH)).astype(np.int32)
+    return drawn(MODEL, ids), ids
 
 
 def by_hand(params, ids):
     """A window at a time, as the definition says: the first is read whole, the others from their middle on."""
-    one_pass = jax.jit(partial(byte_entropies, MODEL.apply))
     found, half = np.zeros(ids.shape, np.float32), CONTEXT // 2
     for first in range(0, ids.shape[1], half):
-        window = jnp.pad(
+        window = np.pad(
             ids[:, first : first + CONTEXT], ((0, 0), (0, max(0, first + CONTEXT - ids.shape[1])))
         )
         values = np.asarray(one_pass(params, window))
@@ -63,26 +69,27 @@ def by_hand(params, ids):
     return found
 
 
+@pytest.mark.slow(days=28, group="costly", turn="patching/test_contexts")
 def test_a_stream_in_any_chunks_is_what_the_definition_says(model):
     params, ids = model
     expected = by_hand(params, ids)
     for chunk in (7, 40):
-        np.testing.assert_allclose(stream(params, ids, start(2), chunk=chunk), expected, **TOLERANCE)
-    unbounded = np.asarray(jax.jit(partial(byte_entropies, MODEL.apply))(params, ids))
+        np.testing.assert_allclose(stream(params, ids, chunk=chunk), expected, **TOLERANCE)
+    unbounded = np.asarray(one_pass(params, ids))
     np.testing.assert_allclose(expected[:, :CONTEXT], unbounded[:, :CONTEXT], **TOLERANCE)
     assert np.abs(expected - unbounded)[:, CONTEXT:].max() > 1e-3, "the bound should matter to this model"
 
 
+@pytest.mark.slow(days=28, group="costly", turn="patching/test_contexts")
 def test_rows_advance_on_their_own_byte_by_byte(model):
     params, ids = model
-    expected = np.asarray(stream(params, ids, start(2), chunk=40))
+    expected = stream(params, ids)
     rng, at, state = np.random.default_rng(1), np.zeros(2, int), start(2)
     found = np.zeros(ids.shape, np.float32)
     while (at < LENGTH).any():
         go = (rng.random(2) < 0.7) & (at < LENGTH)
         here = np.minimum(at, LENGTH - 1)
-        column = jnp.asarray(np.asarray(ids)[np.arange(2), here][:, None])
-        values, state = call(params, column, state, jnp.asarray(go[:, None], jnp.int32))
+        values, state = call(params, ids[np.arange(2), here][:, None], state, go[:, None].astype(np.int32))
         found[np.flatnonzero(go), at[go]] = np.asarray(values)[go, 0]
         at = at + go
     np.testing.assert_allclose(found, expected, **TOLERANCE)
@@ -92,8 +99,7 @@ def test_documents_of_a_row_count_from_their_own_first_byte(model):
     params, ids = model
     segments = np.ones(ids.shape, np.int32)
     segments[0, 29:], segments[1, 60:] = 2, 0
-    found = np.asarray(stream(params, ids, start(2), segment_ids=jnp.asarray(segments), chunk=40))
-    expected = np.asarray(stream(params, ids, start(2), chunk=40))
+    found, expected = stream(params, ids, segments), stream(params, ids)
     np.testing.assert_allclose(found[0, :29], expected[0, :29], **TOLERANCE)
     np.testing.assert_allclose(found[1, :60], expected[1, :60], **TOLERANCE)
     assert not found[1, 60:].any()

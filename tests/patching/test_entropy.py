@@ -87,6 +87,7 @@ def test_a_stream_in_chunks_equals_one_pass(params, length, chunk):
     np.testing.assert_allclose(streamed, once, **tol(jnp.float32, n=V))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_stream_of_documents_with_padding(params):
     ids = jax.random.randint(jax.random.key(2), (2, 60), 4, V)
     segments = jnp.asarray([[1] * 25 + [2] * 35, [1] * 40 + [0] * 20], jnp.int32)

@@ -81,6 +81,7 @@ def test_bytes_per_patch_counts_real_patches():
     assert float(bytes_per_patch(patches)) == 1.75
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_pytree_with_static_shapes_under_jit(sample):
     closed, segments = (jnp.asarray(x) for x in sample)
     jax.tree.map(

@@ -25,7 +25,7 @@ def drawn_rows(key: Any) -> Any:
     return OFFSET + jnp.concatenate([text, jax.random.randint(noise, (ROWS, LENGTH), 0, 256)])
 
 
-@pytest.mark.slow(days=28, group="costly", turn="patching/test_trained_entropy")
+@pytest.mark.slow(days=28, group="long")
 def test_entropy_goes_to_zero_on_periodic_text_and_to_log_v_on_random_bytes() -> None:
     stack = StackConfig(dim=32, num_layers=1, pattern=("recurrence",), mlp_dim=64)
     module, optimizer = ByteLMConfig(stack=stack).build(), optax.adam(5e-3)

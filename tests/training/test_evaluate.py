@@ -52,6 +52,7 @@ def test_every_target_of_a_split_counts_once(setup):
     np.testing.assert_allclose(found["target_loss"], chosen_nll / chosen, rtol=1e-5)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_evaluate")
 def test_rows_that_are_wholly_right_are_counted(setup):
     setup, state = setup
     objective = NextByte(accuracy=True)
@@ -124,6 +125,7 @@ def test_validation_stops_where_the_recipe_says(setup):
         assert limited(state)["bytes"] == 8 * 32
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_evaluate")
 def test_objective_is_drawn_anew_for_each_batch_and_alike_each_time():
     config = TinyConfig(causal=False)
     model = config.build()

@@ -31,6 +31,7 @@ def setup_of(frozen: bool):
     return make_setup(recipe, make_mesh(devices=jax.devices()[:1]), base)
 
 
+@pytest.mark.slow(days=28, group="costly", every="True")
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_cost_of_a_byte_by_hand(frozen: bool) -> None:
     setup = setup_of(frozen)

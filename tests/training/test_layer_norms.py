@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from jaxblt.training.layer_norms import layer_norms
 from jaxblt.training.state import start
@@ -12,6 +13,7 @@ from tests.training.test_step import build
 from tests.training.tiny import TinyConfig, random_batch
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_norms_are_of_blocks_and_periods_and_make_up_the_whole() -> None:
     rng = np.random.default_rng(0)
     drawn = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731

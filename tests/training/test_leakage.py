@@ -107,7 +107,7 @@ def draw(shapes: Any, seed: int) -> Any:
 
     def leaf(path: Any, shape: Any) -> Any:
         slow = -3.0 if "log_rate" in jax.tree_util.keystr(path) else 0.0
-        return jnp.asarray(rng.normal(slow, 0.7, shape.shape), jnp.float32)
+        return jax.device_put(rng.normal(slow, 0.7, shape.shape).astype(np.float32))
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
 
@@ -153,7 +153,7 @@ def other_letters(batch: Any, where: np.ndarray) -> Any:
     return replace(batch, inputs=np.where(where, drawn, batch.inputs).astype(np.int32))
 
 
-@pytest.mark.slow(days=28, group="whole runs", every="patches-first_fit")
+@pytest.mark.slow(days=28, group="whole runs", every="bytes-first_fit")
 @pytest.mark.parametrize("data", PACKED, ids=lambda data: data["packing"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_document_never_sees_its_neighbours(name, data):

@@ -14,11 +14,11 @@ import jaxblt
 from jaxblt.data import BytesSource
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, PatchOverflowWarning
-from jaxblt.training import loop
 from jaxblt.training.health import TrainingFailed
 from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.loop import fit
 from jaxblt.training.optimisers.adamw import AdamWConfig
+from jaxblt.training.start import step_ahead
 from jaxblt.training.start.begin import begin, check_same_data
 from jaxblt.training.start.setup import make_setup, open_data, recipe_step
 from jaxblt.training.state import content_hash, without_frozen
@@ -104,6 +104,7 @@ def test_other_settings_are_refused_by_name_and_change_nothing(run):
     assert contents(run[1]) == before
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_report_before_step_0_and_checkpoints_by_the_clock(tmp_path, capsys):
     recipe = tiny_recipe(steps=5, eval_every=0, checkpoint_every=100, checkpoint_every_s=1e-9, keep=9)
     fit(recipe, tmp_path, source=Letters())
@@ -160,6 +161,7 @@ def test_sigterm_saves_and_the_next_fit_goes_on(run, tmp_path):
     np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-4)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_two_steps_at_most_are_in_flight_and_a_signal_waits_for_no_others(nameless, tmp_path, monkeypatch):
     """Nothing is logged, so nothing else waits for them.
 
@@ -179,10 +181,10 @@ def test_two_steps_at_most_are_in_flight_and_a_signal_waits_for_no_others(namele
             begun.append(metrics)
             return state, metrics
 
-        begin_step.trace = step.trace
+        begin_step.trace, begin_step.lower = step.trace, step.lower
         return begin_step
 
-    monkeypatch.setattr(loop, "recipe_step", watched)
+    monkeypatch.setattr(step_ahead, "recipe_step", watched)
     run_dir, scratch = tmp_path / "lr=[1e-3]", tmp_path / "scratch*"
     run_dir.mkdir()
     scratch.mkdir()
@@ -233,6 +235,7 @@ def test_checkpoints_without_their_config_are_refused(run, tmp_path):
     assert list_steps(tmp_path / "checkpoints") == [20, 24]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_loop")
 def test_a_run_begins_where_process_0_says(run):
     """Not where this process sees its checkpoints: another may have looked before they had their names."""
     recipe, mesh = tiny_recipe(), make_mesh()
@@ -286,7 +289,7 @@ def poisoned(*steps):
 def test_a_burst_of_bad_steps_is_named_and_not_saved(tmp_path, monkeypatch, capsys):
     """Step 10 is not saved before step 12, and the last one without the count that would end the next run."""
     recipe = tiny_recipe(steps=14, eval_every=0, keep=9)
-    monkeypatch.setattr(loop, "recipe_step", poisoned(9, 10, 11, 14))
+    monkeypatch.setattr(step_ahead, "recipe_step", poisoned(9, 10, 11, 14))
     fitted = fit(recipe, tmp_path, source=Letters())
     assert int(fitted.state.skipped) == 4
     assert list_steps(tmp_path / "checkpoints") == [5, 12, 14]

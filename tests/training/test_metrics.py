@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxblt.patching.patches import from_closed
 from jaxblt.side_outputs import SIDE_OUTPUTS, sow_loss, sow_metric, sow_price
@@ -20,6 +21,7 @@ from jaxblt.training.metrics import (
 from tests.tolerances import tol
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_metrics")
 def test_cross_entropy_is_that_of_a_softmax_in_fp32():
     logits = jax.random.normal(jax.random.key(0), (2, 5, 11)) * 4
     targets = jax.random.randint(jax.random.key(1), (2, 5), 0, 11, jnp.int32)
@@ -37,6 +39,7 @@ def test_uniform_logits_cost_eight_bits_among_256():
     assert bits(math.log(2)) == 1.0
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_rows_are_answered_as_likely_as_their_targets_are():
     """A row without targets is not answered, and nobody answers better to pay less."""
     p = np.asarray([[[0.5, 0.5], [0.125, 0.875], [0.01, 0.99]], [[0.5, 0.5]] * 3], np.float32)

@@ -153,6 +153,7 @@ def test_calibrated_slots_let_packed_documents_start_where_segments_do(alignment
     shapes_of(recipe)
 
 
+@pytest.mark.slow(days=28, group="costly", every="72-24")
 @pytest.mark.parametrize(("wanted", "capacity"), [(512, 16), (72, 24)])
 def test_a_run_s_capacity_fills_rows(wanted, capacity, monkeypatch):
     """Of three blocks with 16 slots each: 48 slots a row become 72 where a multiple of that is wanted."""

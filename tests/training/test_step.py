@@ -161,6 +161,7 @@ def test_a_step_that_is_not_finite_changes_nothing_but_counters():
     assert float(metrics["update_norm"]) > 0
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_step", every="False")
 @pytest.mark.parametrize("bounded", [False, True])
 def test_an_update_that_is_not_finite_changes_nothing_either(bounded):
     """Loss and gradient are fine: the learning rate becomes NaN after the first step."""
@@ -214,6 +215,7 @@ def test_randomness_is_a_function_of_seed_and_step():
     assert len({loss(0, 3), loss(0, 4), loss(1, 3)}) == 3
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_step")
 def test_bfloat16_computes_over_fp32_parameters():
     _, _, step, begin = plain()
     task, adamw, _ = build(TinyConfig(), dtype=jnp.bfloat16)
@@ -228,6 +230,7 @@ def test_bfloat16_computes_over_fp32_parameters():
     np.testing.assert_allclose(losses[1], losses[0], **tol(jnp.bfloat16))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_step")
 def test_full_rows_may_go_without_segment_ids():
     _, _, step, begin = plain()
     task, adamw, _ = build(TinyConfig(), packed=False)
@@ -304,6 +307,7 @@ def test_frozen_parameters_are_rounded_and_hashed():
     assert content_hash({"x": params["a"]}) != content_hash({"y": params["a"]})
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_step", every="2")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_gradients_are_of_the_trained_part_alone(accumulate):
     """The head is trained on a frozen base; with the whole model trained, its gradient is the same."""
@@ -339,6 +343,7 @@ def test_trained_parameters_lie_over_the_base():
     assert whole_params(trained, {}) is trained
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_step")
 def test_evaluation_sums_losses_and_those_of_chosen_targets():
     task, adamw, params = build(TinyConfig())
     state = start(params, adamw)

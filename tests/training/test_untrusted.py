@@ -256,6 +256,7 @@ def test_an_entropy_model_larger_than_its_tree_is_neither_traced_nor_allocated(p
     refused(patched, ValueError, "not of the model")
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_untrusted")
 def test_another_tree_under_the_name_of_the_hash(patched: Path) -> None:
     """With sizes and sums that fit it."""
     folder = tree_of(patched)
@@ -265,6 +266,7 @@ def test_another_tree_under_the_name_of_the_hash(patched: Path) -> None:
     refused(patched, ValueError, "holds another tree than the run's frozen 'entropy': its content hash is")
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_untrusted")
 def test_a_frozen_tree_larger_than_its_files(patched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = freeze({"w": np.zeros((1 << 20,), np.float32)})
     write_frozen(patched, {BASE: tree})

@@ -28,6 +28,7 @@ def dynamic_layer(
     block: int = 64,
     top_k: int = 16,
     window: int = 512,
+    predictor: int | None = None,
     parts: bool = True,
 ) -> dict[str, Any]:
     """Compare milliseconds of `SparseAttentionConfig` and of causal `AttentionConfig`, forward and with gradients.
@@ -37,6 +38,7 @@ def dynamic_layer(
       tokens: lengths of one row; inputs are drawn, so neighbours choose unlike blocks, the worst case of all.
       heads, groups, head_dim: query heads, key heads and their size; a layer is heads * head_dim wide.
       block, top_k, window: of the sparse layer.
+      predictor: hidden width of the networks by which it chooses blocks; None for pooled keys.
       parts: time the branches alone, too.
 
     Raises:
@@ -47,9 +49,9 @@ def dynamic_layer(
     sizes |= {"block": block, "top_k": top_k, "window": window}
     for name, value in [*sizes.items(), *(("tokens", length) for length in tokens)]:
         whole(name, value, least=1)
-    figures: dict[str, Any] = {**sizes, "error": _error(**sizes), "calls": []}
+    figures: dict[str, Any] = {**sizes, "predictor": predictor, "error": _error(**sizes), "calls": []}
     for length in tokens:
-        found = {"tokens": length, **_compare(length, **sizes)}
+        found = {"tokens": length, **_compare(length, **sizes, predictor=predictor)}
         figures["calls"].append(found | ({"parts": _time_parts(length, **sizes)} if parts else {}))
         save("dynamic_layer", out, figures)
     return figures

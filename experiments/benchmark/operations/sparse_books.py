@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
+    from experiments.benchmark.operations.side_by_side import Trained
     from jaxblt.mixers import MixerConfig
     from jaxblt.models import StackConfig
+    from jaxblt.training.evaluate import Validation
     from pallas_kernels.attention.rules import Rule
 
 BLOCK = 128
@@ -41,7 +43,8 @@ def sparse_books(
       out: file for the figures as JSON, written anew after each arm.
       arms: the first is what others are compared with. `dense` attends to all; `rule_S` to a window and every n-th
         block, and S % of the pairs are hidden; `chosen_S` to blocks that each token chooses, pooled blocks and a
-        window, together as many keys; `stack` is layers of a window, of chosen blocks (the config's defaults) and of
+        window, together as many keys; `learned_S` is that by a predictor, and tells what pooled keys would keep beside
+        it; `stack` is layers of a window, of chosen blocks (the config's defaults) and of
         Hyena in turn.
       recipe: its name; a byte model.
       paths: texts to train on, in folders train, validation and test; () is the recipe's own.
@@ -95,10 +98,61 @@ def sparse_books(
             "step_ms": 1e3 * trained.step_seconds,
             "bytes": found[0]["bytes"],
             "bits_per_byte": {"seeds": bits, **over_seeds(bits)},
+            **kept_shares(trained, validation),
         }
         figures["gaps"] = gaps(figures["arms"])
         save("sparse_books", out, figures)
     return figures
+
+
+def kept_shares(trained: "Trained", validation: "Validation") -> dict[str, Any]:
+    """Return the share of dense attention that falls on chosen blocks and window, of each seed; {} of other attention.
+
+    Where a predictor chooses, `kept_by_pooled` is what the same models' pooled keys would keep.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from experiments.benchmark.figures.over_seeds import over_seeds
+    from jaxblt.mixers import SparseAttentionConfig
+    from jaxblt.training.evaluate import collect
+    from jaxblt.training.metrics import sown_metrics
+    from jaxblt.training.step import predict
+
+    setup, model = trained.setup, trained.setup.eval_task.model
+    stack = model.config.stack
+    chosen = {name: mixer for name, mixer in stack.mixers.items() if isinstance(mixer, SparseAttentionConfig)}
+    if not chosen:
+        return {}
+    pooled = {name: replace(mixer, predictor=None) for name, mixer in chosen.items()}
+    changed = replace(stack, mixers={**stack.mixers, **pooled})
+    models = {"kept": model}
+    if pooled != chosen:
+        models["kept_by_pooled"] = model.clone(config=replace(model.config, stack=changed))
+
+    def step_of(task: Any) -> Any:
+        def step(state: Any, batch: Any, index: Any) -> dict[str, Any]:
+            side = predict(
+                task, state.params, state.frozen, task.objective(jax.random.key(index), batch), {}
+            )[2]
+            kept = [value for name, value in sown_metrics(side).items() if name.endswith("kept")]
+            return {"kept": jnp.mean(jnp.stack(kept)), "batches": jnp.ones(())}
+
+        return jax.jit(step)
+
+    found, most = {}, setup.recipe.train.eval_batches
+    with jax.set_mesh(setup.mesh):
+        for name, each in models.items():
+            step = step_of(replace(setup.eval_task, model=each))
+            sums = [
+                collect(
+                    step, state, validation.data, setup.mesh, max_batches=most, layout=setup.layout
+                ).totals
+                for state in trained.states
+            ]
+            seeds = [float(each["kept"] / each["batches"]) for each in sums]
+            found[name] = {"seeds": seeds, **over_seeds(seeds)}
+    return found
 
 
 def stack_of(stack: "StackConfig", arm: str, length: int) -> "StackConfig":
@@ -112,15 +166,18 @@ def stack_of(stack: "StackConfig", arm: str, length: int) -> "StackConfig":
     if arm == "stack":
         hyena = HyenaConfig(**dim, filter=ModalFilter(max_timescale=float(length)))
         table = {"window": replace(dense, window=WINDOW), "sparse_attention": chosen, "hyena": hyena}
-    elif named := re.fullmatch(r"(rule|chosen)_(\d\d)", arm):
+    elif named := re.fullmatch(r"(rule|chosen|learned)_(\d\d)", arm):
         density = 1 - int(named[2]) / 100
         table = {"attention": replace(dense, rule=rule_of(density, length))}
-        if named[1] == "chosen":
+        if named[1] != "rule":
             pooled = length // CHOSEN / 2
             blocks = math.floor((density * length / 2 - pooled - WINDOW) / CHOSEN)
-            table = {"sparse_attention": replace(chosen, top_k=max(blocks, 1))}
+            width = chosen.predictor if named[1] == "learned" else None
+            table = {"sparse_attention": replace(chosen, top_k=max(blocks, 1), predictor=width)}
     elif arm != "dense":
-        raise ValueError(f"unknown arm {arm!r}: choose dense, stack, rule_S or chosen_S, S from 01 to 99")
+        raise ValueError(
+            f"unknown arm {arm!r}: choose dense, stack, rule_S, chosen_S or learned_S, S of 2 digits"
+        )
     return replace(stack, pattern=tuple(table), mixers=table)
 
 

@@ -2,7 +2,7 @@
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from experiments.benchmark.figures.saved import save
@@ -11,19 +11,12 @@ from experiments.benchmark.splitting.split_step import Model, read_mesh, step_re
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jax.sharding import Mesh
 
-    from jaxblt.profiling import KernelTotal, OpTotal
     from jaxblt.training.start.timed_step import Ready
 
-SINGLY = {"xla_gpu_enable_command_buffer": ""}
-"""Options of the compiler that launch kernels one by one: a trace does not tell the kernels of a command buffer."""
 TRACED = 5
 """Steps in a trace."""
-LEAST = 0.002
-"""Share of a step's device time from which a kernel has a row of its own."""
 
 
 def step_kernels(
@@ -121,9 +114,11 @@ def _books(rows: int, length: int, mesh: "Mesh") -> "Ready":
 def _timed(ready: "Ready", trials: int, peak: float) -> dict[str, Any]:
     import jax
 
-    from experiments.benchmark.figures.programs import time_on_devices
+    from experiments.benchmark.figures.kernel_table import told
+    from experiments.benchmark.figures.programs import SINGLY, time_on_devices
     from jaxblt.profiling import kernel_totals, op_totals, trace
     from jaxblt.training.flops import count_params
+    from pallas_kernels.runtime import alone
 
     lowered = cast(Any, ready.step()).lower(ready.state, ready.batch)
     with ThreadPoolExecutor(2) as pool:
@@ -143,7 +138,7 @@ def _timed(ready: "Ready", trials: int, peak: float) -> dict[str, Any]:
     found["bytes_per_second"] = ready.num_bytes / seconds
     jax.block_until_ready(run(single))
     with tempfile.TemporaryDirectory() as folder:
-        with trace(folder):
+        with alone(), trace(folder):
             for _ in range(TRACED):
                 jax.block_until_ready(run(single))
         rows, launched = kernel_totals(folder, single.as_text() or ""), op_totals(folder)
@@ -159,38 +154,3 @@ def work_of(ready: "Ready", bytes_per_patch: float) -> float:
     cost = model_cost(ready.setup.task, nn.meta.unbox(ready.setup.whole), ready.batch.inputs.shape[1])
     patches = 0 if ready.setup.task.patcher is None else cost.patch / bytes_per_patch
     return ready.num_bytes * (cost.byte + patches)
-
-
-def told(rows: "list[KernelTotal]", launched: "list[OpTotal]", steps: int) -> dict[str, Any]:
-    """Return a step's device seconds in all, by kind, by pass, by instruction, and by the kernels' own names."""
-    total = sum(row.seconds for row in rows)
-
-    def shares(of: "Callable[[KernelTotal], str]") -> dict[str, dict[str, float]]:
-        sums: dict[str, float] = {}
-        for row in rows:
-            sums[of(row)] = sums.get(of(row), 0.0) + row.seconds
-        longest = sorted(sums.items(), key=lambda item: -item[1])
-        return {name: {"seconds": part / steps, "share": part / total} for name, part in longest}
-
-    large = [row for row in rows if row.seconds >= LEAST * total]
-    kernels = [
-        {
-            **asdict(row),
-            "count": row.count / steps,
-            "seconds": row.seconds / steps,
-            "share": row.seconds / total,
-        }
-        for row in large
-    ]
-    names = [
-        {"name": one.name, "count": one.count / steps, "seconds": one.seconds / steps}
-        for one in launched
-        if one.seconds >= LEAST * total
-    ]
-    return {
-        "device_seconds": total / steps,
-        "kinds": shares(lambda row: row.kind),
-        "passes": shares(lambda row: row.during),
-        "kernels": kernels,
-        "launched": names,
-    }

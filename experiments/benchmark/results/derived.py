@@ -29,6 +29,12 @@ def count(items: list[Any]) -> int:
     return len(items)
 
 
+def pairs_shown(arm: Row) -> float:
+    """Return the share of the pairs that a stack of one kind of attention shows."""
+    (share,) = arm["shown"].values()
+    return share
+
+
 def mean_accuracy(row: Row) -> dict[str, float]:
     """Return the mean over seeds of the share of test records that each model of labels answers right."""
     found: dict[str, list[float]] = {}

@@ -68,7 +68,7 @@ def mixer(kind: Kind, tokens: int, dim: int) -> MixerConfig:
         rule = ByBlock(Strided(10), 128)
         return AttentionConfig(dim, heads, max(heads // 4, 1), rule=rule, packed=False)
     if kind == "sparse_attention":
-        return SparseAttentionConfig(dim, heads, max(heads // 4, 1))
+        return SparseAttentionConfig(dim, heads, max(heads // 4, 1), predictor=None)
     if kind == "mamba2":
         return Mamba2Config(dim=dim)
     return StateEngineConfig(dim=dim, num_heads=heads, num_slots=64, packed=False)

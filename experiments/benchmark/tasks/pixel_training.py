@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -24,6 +25,10 @@ SCORED = 500
 """Images of a call that scores."""
 FIRST = 0.1
 """The share of the images, of those with the least ink, that a ramp begins with."""
+MASTERED = 0.8
+"""The share of a call's images that are right before more join."""
+GROWTH = 1.08
+"""The factor by which the number of images grows then."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,8 @@ class Training:
       optimizer: of which the peak of the rate is taken; it rises, then falls to 2 % like a cosine, by the clock.
       batch_size: images of a step.
       shift, symmetries: of the views, drawn anew for each image of each step.
-      ramp: the share of the seconds in which images with more ink join, the fewest pixels above black first; 0 draws
-        all images from the start.
+      ramp: the share of the seconds in which images with more ink join as soon as those before are mastered, the fewest
+        pixels above black first; then all are drawn. 0 draws all images from the start.
     """
 
     optimizer: AdamWConfig
@@ -100,14 +105,16 @@ def fit(
         return carried, jnp.stack([loss.mean(), right.mean()])
 
     run = jax.jit(call, donate_argnums=0).lower(carried, images, jnp.float32(0), jnp.int32(1)).compile()
-    compiled, curve, passed = time.perf_counter(), [], 0.0
+    compiled, curve, passed, drawn = time.perf_counter(), [], 0.0, FIRST
     while passed < seconds:
         share = passed / seconds
-        rate, count = _rate(training.optimizer, share), joined(training.ramp, share, len(images.labels))
+        drawn = drawn if share < training.ramp else 1.0
+        rate, count = _rate(training.optimizer, share), max(1, round(drawn * len(images.labels)))
         carried, scores = run(carried, images, jnp.float32(rate), jnp.int32(count))
         loss, right = (float(x) for x in scores)
         passed = time.perf_counter() - compiled
-        curve.append((round(passed, 2), round(loss, 4), round(right, 4)))
+        curve.append((round(passed, 2), round(loss, 4), round(right, 4), round(drawn, 3)))
+        drawn = grown(drawn, right)
     figures = {
         "parameters": count_params(carried[0])[0],
         "steps": CALL * len(curve),
@@ -122,13 +129,18 @@ def fit(
 def accuracy(module: Any, params: Any, images: Shown) -> float:
     """Return the share of images whose likeliest class is theirs."""
     right, count = 0, len(images.labels)
-    score = jax.jit(lambda params, pixels: jnp.argmax(module.apply(params, _rows(pixels))[0], -1))
     for first in range(0, count, SCORED):
         # Score the last image again where the last call has too few: all calls are one program.
         chosen = np.minimum(np.arange(first, first + SCORED), count - 1)
-        found = score(params, images.pixels[chosen]) == images.labels[chosen]
+        found = _likeliest(module, params, images.pixels[chosen]) == images.labels[chosen]
         right += int(found[: count - first].sum())
     return right / count
+
+
+@partial(jax.jit, static_argnums=0)
+def _likeliest(module: Any, params: Any, pixels: UInt8[Array, "B S S"]) -> Int[Array, "B"]:
+    """Return the likeliest class of each image; a model's splits share one program."""
+    return jnp.argmax(module.apply(params, _rows(pixels))[0], -1)
 
 
 def change(
@@ -150,9 +162,9 @@ def change(
     return pixels
 
 
-def joined(ramp: float, share: float, count: int) -> int:
-    """Return how many of `count` images are drawn from when a share of the seconds has passed."""
-    return count if share >= ramp else max(1, round(count * (FIRST + (1 - FIRST) * share / ramp)))
+def grown(drawn: float, right: float) -> float:
+    """Return the share of the images to draw from next, after a call of which a share `right` was right."""
+    return min(1.0, drawn * GROWTH) if right >= MASTERED else drawn
 
 
 def _rate(optimizer: AdamWConfig, share: float) -> float:

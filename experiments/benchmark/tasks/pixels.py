@@ -32,7 +32,8 @@ def pixels(
       seconds: of training of the recipe's model, after its compilation.
       baseline_seconds: of each of the others.
       models: to train.
-      ramp: share of the seconds in which images with more ink join the training; Pathfinder's have the longer contours.
+      ramp: share of the seconds in which images with more ink join as those before are mastered; Pathfinder's have the
+        longer contours.
       seed: of parameters, batches and views.
 
     Raises:
@@ -42,6 +43,7 @@ def pixels(
     import jax
     import jax.numpy as jnp
 
+    from experiments.benchmark.figures.intervals import wilson
     from experiments.benchmark.figures.saved import save
     from experiments.benchmark.tasks.pixel_models import LinearPixels, cnn_of_size
     from experiments.benchmark.tasks.pixel_training import Shown, Training, accuracy, fit
@@ -76,7 +78,9 @@ def pixels(
         module, given = known[name]
         params, told = fit(module, shown["train"], training, given, jax.random.key(seed))
         scores = {split: accuracy(module, params, shown[split]) for split in ("validation", "test")}
-        figures["models"][name] = {**told, **scores}
+        asked = len(shown["test"].labels)
+        low, high = wilson(round(scores["test"] * asked), asked)
+        figures["models"][name] = {**told, **scores, "low": low, "high": high}
         print(f"{name}: {scores}, {told['images']:,} images in {told['seconds']:.0f} s", flush=True)
         save("pixels", out, figures)
     return figures

@@ -76,7 +76,12 @@ class Settings(Budget):
             "A": attention,
             "W": replace(attention, window=self.window),
             "S": SparseAttentionConfig(
-                dim=self.dim, num_heads=2 * self.heads, block=self.block, top_k=self.top_k, window=self.window
+                dim=self.dim,
+                num_heads=2 * self.heads,
+                block=self.block,
+                top_k=self.top_k,
+                window=self.window,
+                predictor=None,
             ),
             "D": GatedDeltaNetConfig(dim=self.dim, num_heads=self.heads),
             "G": GatedLinearAttentionConfig(dim=self.dim, num_heads=self.heads),

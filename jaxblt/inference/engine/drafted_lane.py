@@ -32,12 +32,12 @@ from jaxblt.inference.engine.config import TOP, Lane
 from jaxblt.inference.engine.draws import Drawn, Table, pack_draws, predictions
 from jaxblt.inference.engine.programs import LanePrograms, empty_rows, penalties_of
 from jaxblt.inference.in_place import Layout, keep_layout
-from jaxblt.inference.packed import Packed, pack_small
 from jaxblt.inference.prompts import Prefix
 from jaxblt.inference.requests import Requests, request_keys
 from jaxblt.inference.rows import put_rows
 from jaxblt.inference.unroll import unroll_state
 from jaxblt.models.adapter import CHOSEN
+from jaxblt.models.packed import Packed, pack_small
 from jaxblt.show import show
 
 CALLS = 4

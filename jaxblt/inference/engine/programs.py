@@ -24,15 +24,15 @@ from jaxblt.inference.engine.memory import shrink_lane
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
 from jaxblt.inference.in_place import Layout, keep_layout, layout_over_devices
 from jaxblt.inference.narrow import narrow_params
-from jaxblt.inference.packed import Packed, pack_small
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import Prefix, begin_prompts, read_piece
 from jaxblt.inference.requests import Requests, request_keys
 from jaxblt.inference.rows import put_rows, take_rows
-from jaxblt.inference.sampling import alphabet_table, sample, sampling_arrays
+from jaxblt.inference.sampling import alphabet_table, draw_noise, sample_by, sampling_arrays
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.inference.waiting import MOST_STEPS, Waiting, may_wait, none_waiting, step_or_wait
 from jaxblt.models.adapter import CHOSEN
+from jaxblt.models.packed import Packed, pack_small
 from jaxblt.show import show
 
 STEPS = 8
@@ -358,12 +358,13 @@ def _decode(
     params, none, begun = {**params, CHOSEN: rows.chosen}, jnp.zeros(live.shape, jnp.int32), rows.drawn
     places = (asked.lengths + begun)[None] + jnp.arange(STEPS, dtype=jnp.int32)[:, None]
     keys = jax.vmap(jax.vmap(jax.random.fold_in), (None, 0))(request_keys(asked), places)
+    noise = draw_noise(keys, rows.logits.shape[-1])
     every = jnp.arange(len(live), dtype=jnp.int32)
 
     def body(packed: Packed, _: None) -> tuple[Packed, tuple[Array, ...]]:
         rows: LaneRows = packed.unpack()
-        penalty, step_keys = penalties_of(rows.counts, rows.penalties), keys[rows.drawn - begun, every]
-        ids = sample(asked.sampling, step_keys, rows.logits - penalty, alphabet=asked.alphabet)
+        penalty, here = penalties_of(rows.counts, rows.penalties), noise[rows.drawn - begun, every]
+        ids = sample_by(asked.sampling, here, rows.logits - penalty, alphabet=asked.alphabet)
         draws = _draws(rows)
         ended = rows.done | (draws & (ids == EOS))
         done = ended | (draws & (rows.drawn + 1 >= asked.limits))

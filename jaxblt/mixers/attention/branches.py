@@ -38,7 +38,7 @@ KERNEL_GRAIN = 64
 """Kernels for windows take multiples of so many tokens."""
 
 SAMPLED = 16
-"""Queries of a device's row for which dense attention is computed, beside what is chosen."""
+"""Queries of a device's row, evenly apart, for which dense attention is computed beside what is chosen."""
 
 
 class Branches(NamedTuple):
@@ -187,10 +187,27 @@ def _imitate(
     branches: Branches, axis: SeqAxis | None, stream: Stream, grid: Grid, pooled: Pooled
 ) -> Float[Array, "B asked G 2"]:
     """Return the losses of the predictor at a sample of a device's tokens."""
-    sample, (learned, _) = _sample(stream.ids.shape[1]), stream.learned
-    asked = Asked(*(x[:, sample] for x in (stream.q, learned, stream.shown, stream.times)))
+    sample = _asking(stream)
+
+    def take(x: Array) -> Array:
+        return jnp.take_along_axis(x, sample[(..., *[None] * (x.ndim - 2))], 1)
+
+    asked = Asked(*map(take, (stream.q, stream.asks, stream.shown, stream.times)))
     keys = Keys(stream.k, stream.shown, stream.times, grid.first, grid.ends)
     return imitate(asked, keys, pooled, branches.block, axis, causal=branches.causal)
+
+
+def _asking(stream: Stream) -> Int[Array, "B asked"]:
+    """Return the indices of tokens from which a predictor learns: `SAMPLED` even ones, and as many sharp ones.
+
+    The longest queries attend most sharply. Few tokens of a long row may look for anything, and an even sample would
+    miss them.
+    """
+    size, length = stream.ids.shape
+    even = jnp.broadcast_to(_sample(length)[None], (size, min(SAMPLED, length)))
+    long = jnp.max(jnp.sum(jnp.square(stream.q.astype(jnp.float32)), -1), -1)
+    long = jnp.where(stream.ids > 0, lax.stop_gradient(long), -1)
+    return jnp.concatenate([even, lax.top_k(long, even.shape[1])[1]], 1)
 
 
 def _sample(length: int) -> np.ndarray:

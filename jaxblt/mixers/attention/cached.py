@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxblt.mixers.attention.kv_cache import Cache, Entries, Meeting, emptied, put
+from jaxblt.mixers.attention.kv_cache import EMPTY, Cache, Entries, Meeting, emptied, put
 from jaxblt.parallel.attention.by_time import Seen, partial_by_time, ring_by_time, time_mask
 from jaxblt.parallel.attention.context import on_devices
 from jaxblt.parallel.attention.merge import merge_devices, ring_pass
@@ -111,14 +111,17 @@ def _apart(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cac
 def _prefix(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     """Attend to the cache as far as each row has filled it; of one token, after it was written.
 
-    A token of time t lies in slot t, and no token of a later document sees the cache: a count is mask enough.
+    A token of time t lies in slot t, and no token of a later document sees the cache: a count is mask enough. In the
+    ring of a window, which one token reads, a hole's slot still holds what is out of the window by then.
     """
     q, new, fresh, now = rows
     if q.shape[1] == 1:
         after = put(emptied(cache, fresh), new)
-        counts = jnp.where(new.ids > 0, new.times + 1, 0)
+        counts, times = jnp.where(new.ids > 0, new.times + 1, 0), after.times
+        if plan.window is not None and not plan.bounded:
+            times = jnp.where(times > new.times - plan.window, times, EMPTY)
         options = {"scale": plan.scale, "cast_output": True}
-        return prefix_attention(q, after.k, after.v, counts, after.times, **options).o, after
+        return prefix_attention(q, after.k, after.v, counts, times, **options).o, after
     counts = jnp.where(new.ids == 1, now[:, None], 0)
     held = prefix_attention(q, cache.k, cache.v, counts, cache.times, scale=plan.scale)
     mask = time_mask(plan, new.times, new.times) & masks.documents(new.ids, new.ids)

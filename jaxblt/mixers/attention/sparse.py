@@ -48,7 +48,7 @@ class SparseAttentionConfig:
       rope_theta: base of the rotary frequencies.
       predictor: hidden width P of two networks that make the queries and keys by which blocks are chosen. They begin
         close to the pooled branch's own, which None keeps. A loss of their own trains them to give each block its share
-        of dense attention, and trains nothing else.
+        of dense attention, and trains nothing else. Without them little teaches a token to choose a block far away.
     """
 
     dim: int
@@ -60,7 +60,7 @@ class SparseAttentionConfig:
     top_k: int = 16
     window: int = 512
     rope_theta: float = 10_000.0
-    predictor: int | None = None
+    predictor: int | None = 32
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -82,6 +82,16 @@ class SparseAttentionConfig:
             raise ValueError(
                 f"rotary positions turn pairs of channels: head_dim must be even, got {self.width}"
             )
+
+    @classmethod
+    def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        """Keep models from before predictors as they are."""
+        return {"predictor": None, **stored}
+
+    @property
+    def gathers_keys(self) -> bool:
+        """Devices that split a row gather its keys and values: chosen blocks lie anywhere in it."""
+        return True
 
     @property
     def groups(self) -> int:

@@ -16,7 +16,7 @@ from jaxblt.models.blt_stream import CLOSED, CUT, after_bytes, cut_bytes, lay_by
 from jaxblt.models.bridge import to_blocks, to_row
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.byte_patched import BytePatched
-from jaxblt.models.change import change_if
+from jaxblt.models.change import change_in
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, check_vocab_size
 from jaxblt.models.positions import last_index
 from jaxblt.models.released_blt.bridge import BytesToVectors, ReadPatch, find_peaks
@@ -326,7 +326,7 @@ class ReleasedBLT(BytePatched):
             return model._close(before[1], peaks[:, :-1], laid, slots)
 
         nothing = jnp.zeros((*slots.shape, self.config.latent.dim), self.dtype)
-        z, latent = change_if(jnp.any(real), close, self, (nothing, begun.latent))
+        z, latent = change_in(self, jnp.any(real), close, (nothing, begun.latent))
         recent = jnp.where(begun.recent_valid[..., None], begun.recent, 0).astype(z.dtype)
         seen = (jnp.concatenate([recent, z], 1), jnp.concatenate([begun.recent_valid, real], 1))
         latest = jnp.where(cut.live, cut.visible, 0)

@@ -157,9 +157,13 @@ class Call:
 
     @property
     def reads_prefix(self) -> bool:
-        """True if one kernel reads a cache as far as each row has filled it."""
+        """True if one kernel reads a cache as far as each row has filled it.
+
+        One token reads any cache so. cuDNN takes four launches for it, and reads all slots.
+        """
         asked = self.asked
-        if self.cache is None or not self.meets_long_cache:
+        alone = self.length == 1 <= FEW and (self.bounded or self.axis is None)
+        if self.cache is None or asked.rule is not None or not (alone or self.meets_long_cache):
             return False
         if not asked.causal or asked.alibi or asked.implementation is not None:
             return False
@@ -224,7 +228,7 @@ class Plan:
           beside a cache. Its gradient keeps the keys of all steps taken.
       cache: how the tokens meet a cache.
         "joined": whole tokens, one call over the cache and them.
-        "prefix": a few whole tokens, a kernel that reads the cache as far as each row has filled it.
+        "prefix": one whole token, or a few with a long cache, a kernel that reads it as far as each row has filled it.
         "filled": a few whole tokens, partial attention to stretches of the cache, as far as it is filled.
         "behind": tokens lie behind the cache of a window in the order of time, so that blocks out of it are skipped.
         "apart": whole tokens, partial attention to them and then to the cache, by lengths instead of a mask.

@@ -1,7 +1,6 @@
 """Kernels in 8 or 4 bits: values, their scales, and the product that a `Linear` makes with them."""
 
 from functools import partial
-from math import prod
 from typing import Any, Literal, get_args
 
 import flax.struct
@@ -9,11 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8, UInt8
 
-from jaxblt.layers import Linear, StoredKernel, read_equation
+from jaxblt.layers import Linear, StoredKernel
 from jaxblt.precision.formats import E4M3
 from jaxblt.precision.products import FAST, contract, spell_out
 from jaxblt.show import show
-from pallas_kernels.runtime import current_device
 
 Scheme = Literal["int8", "int4", "fp8", "w8a8", "int8_asymmetric"]
 """Of weights: 8 bits, 4 bits, or E4M3; "w8a8" has activations in 8 bits as well; ranges of "int8_asymmetric" reach from
@@ -25,8 +23,6 @@ GROUP = 128
 """Values along the axes summed over that share a scale in int4; the last group may be shorter."""
 TOP: dict[Scheme, float] = {"int8": 127, "fp8": E4M3.largest, "w8a8": 127, "int8_asymmetric": 127}
 """The largest value; the least is its negative."""
-EQUAL_ROWS = 8
-"""Rows of the product of one token on a GPU."""
 REACH, TRIALS = (6.0, 11.0), 21
 """Values of int4 that the largest entry of a group is tried as, of both signs; beyond 8 it is clipped."""
 
@@ -119,24 +115,7 @@ def _multiply_integers_jvp(
 def _product(layer: Linear, x: Float[Array, "..."], kernel: Array) -> Float[Array, "..."]:
     """Return x times a kernel that is cast to the layer's dtype, in fp32."""
     kinds: dict[str, Any] = {"precision": layer.precision, "preferred_element_type": jnp.float32}
-    kernel = kernel.astype(layer.dtype)
-    if not is_one_token(layer.equation, x, kernel):
-        return layer.product(layer.equation, x, kernel, **kinds)
-    rows = jnp.broadcast_to(x, (EQUAL_ROWS, *x.shape[1:]))
-    return layer.product(layer.equation, rows, kernel, **kinds)[:1]
-
-
-def is_one_token(equation: str, x: Float[Array, "..."], kernel: Array) -> bool:
-    """Return whether x is repeated to `EQUAL_ROWS` rows: one token of 16 bits on a GPU.
-
-    XLA would turn the product into a multiplication, whose results it writes to memory in fp32, and a sum that reads
-    them: nine times the traffic of weights in 8 bits. In 16 bits it is three times, and several rows are slower.
-    """
-    letters = read_equation(equation)
-    inner, first = prod(kernel.shape[: len(letters.summed)]), letters.given[0]
-    alone = x.size == inner and x.ndim > len(letters.summed)
-    ordered = first == letters.result[0] and first not in letters.summed
-    return alone and ordered and jnp.finfo(x.dtype).bits == 16 and current_device().platform == "gpu"
+    return layer.product(layer.equation, x, kernel.astype(layer.dtype), **kinds)
 
 
 def _sum_of_tokens(equation: str, x: Float[Array, "..."]) -> Float[Array, "..."]:

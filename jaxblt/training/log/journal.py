@@ -1,15 +1,13 @@
 """What a run tells while it trains: figures, lines, texts and pictures, each where it belongs."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 
-from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.data.labelled import classes_of
 from jaxblt.show import show
@@ -21,7 +19,7 @@ from jaxblt.training.log.continuations import Continuation, continuation_of
 from jaxblt.training.log.hosted_trackers import open_trackers
 from jaxblt.training.log.meter import Cost, Meter
 from jaxblt.training.log.pictures import first_passage, log_confusion, log_passage
-from jaxblt.training.log.report import costs_by_length, describe, op_choices
+from jaxblt.training.log.report import costs_by_length, describe
 from jaxblt.training.log.runlog import Progress, RunLog
 from jaxblt.training.log.trackers import Tracker, hyperparameters_of
 from jaxblt.training.metrics import Metrics, as_scalars
@@ -122,7 +120,7 @@ def open_journal(
     run_dir: str | os.PathLike[str],
     setup: Setup,
     data: Dataset,
-    call: tuple[Callable[[TrainState, Batch], Any], TrainState, Batch],
+    choices: list[str],
     *,
     first: int,
     seconds: float,
@@ -134,14 +132,14 @@ def open_journal(
       run_dir: folder of the run.
       setup: of the run.
       data: of the run.
-      call: a jitted train step, and a state and a batch to trace it with.
+      choices: which implementation each op of the step got, in lines.
       first: the step that the run goes on from.
       seconds: of training before this process.
       trackers: of one's own.
     """
     recipe, is_main = setup.recipe, jax.process_index() == 0
     costs, full = costs_by_length(setup, data), recipe.data.seq_len
-    report = describe(setup, data, op_choices(*call), costs[full])
+    report = describe(setup, data, choices, costs[full])
     peak = peak_flops(jax.devices()[0].device_kind)
     meter = Meter(costs[full], None if peak is None else peak * setup.mesh.size, seconds=seconds)
     continuation = continuation_of(recipe)

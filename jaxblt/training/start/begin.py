@@ -1,6 +1,7 @@
 """Where a run begins or goes on: its first state, and what its folder holds before the first step."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,8 +41,11 @@ def begin(
     checkpoints: Checkpointer,
     *,
     resume_with: bool = False,
+    prepare: Callable[[Setup, int], None] | None = None,
 ) -> tuple[Setup, TrainState, int, dict[str, Any]]:
     """Return setup, first state, its step, and what was noted beside it: seconds of training, the best evaluations.
+
+    `prepare` is called with the setup and step 0 before parameters are drawn, and not for a run that goes on.
 
     1. The folder holds a checkpoint: the run goes on from the newest one that can be read, if the recipe learns what
        the run does (`adopt`). Log lines of later steps are dropped, for they come again.
@@ -72,6 +76,8 @@ def begin(
     taken = take(recipe, mesh)
     frozen |= taken.frozen
     setup = make_setup(recipe, mesh, frozen, taken.notes)
+    if prepare is not None:
+        prepare(setup, 0)
     state = init_state(setup, frozen)
     params = join_params(state.params, taken.params)
     params = with_words(recipe, with_experts(recipe, params, frozen, mesh))

@@ -29,7 +29,11 @@ def cache_folder(folder: str | None) -> str | None:
 
 @dataclass
 class Startup:
-    """Seconds of each stage between a call of `fit` and its first step, in order."""
+    """Seconds of each stage between a call of `fit` and its first step, in order.
+
+    "set-up" is what the step depends on: frozen parts, calibration, or the checkpoint that a run goes on from. The step
+    compiles during "parameters" and "report", and the last stage has what is left of that.
+    """
 
     stages: dict[str, float] = field(default_factory=dict)
     since: float = field(default_factory=lambda: time.perf_counter())
@@ -40,6 +44,6 @@ class Startup:
         self.stages[stage], self.since = now - self.since, now
 
     def line(self) -> str:
-        """Write for people: "first step after 51.0 s: data 1.2, calibration and parameters 14.0, ..."."""
+        """Write for people: "first step after 51.0 s: data 1.2, set-up 8.0, ..."."""
         stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in self.stages.items())
         return f"first step after {sum(self.stages.values()):.1f} s: {stages}"

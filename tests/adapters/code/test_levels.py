@@ -85,6 +85,7 @@ def test_codes_are_the_same_in_any_split(name):
     assert np.abs(other[:, 30:] - code[:, 30:]).max() > 1e-2
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/code/test_levels")
 def test_equal_tokens_have_equal_codes():
     """A document of one vector has one code as soon as its first chunk and its prefix are whole."""
     config, x, time = over(level="token"), inputs(), times()
@@ -112,6 +113,7 @@ def test_a_memory_whose_first_step_ends_a_call_is_kept():
     np.testing.assert_allclose(in_calls(config, params, inputs(), ids, size=CHUNK + 1), code, atol=2e-6)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/code/test_levels")
 def test_levels_take_turns_by_the_length_so_far():
     """Below 7 steps stands the prefix's code, from the chunk on that begins at 7 or later the chunk's."""
     config, _ = CASES["length"]
@@ -223,6 +225,7 @@ def test_the_memory_takes_a_step_a_chunk():
     assert time.max() > 4 * CHUNK
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/code/test_levels")
 def test_a_chunk_reads_the_side_features_of_its_first_token():
     config = over(reads=(ChunkMean(), Side(2), Prefix(PREFIX)))
     params, given = params_of(config, side=sides()), sides()

@@ -38,6 +38,7 @@ def test_balance_by_hand():
     np.testing.assert_allclose(imbalance(alone, ONE), 2, rtol=1e-6)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/code/test_losses")
 def test_a_bank_is_used_more_evenly_with_its_loss():
     """Of rows of four kinds a router that starts with one expert for three of them; the code has no other use."""
     rng = np.random.default_rng(4)
@@ -91,6 +92,7 @@ def test_orthogonality_by_hand():
     np.testing.assert_allclose(mean_square_beside(gram), (2 * 0.25 + 2 * 1) / 6, rtol=1e-6)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/code/test_losses")
 def test_weights_are_applied_to_the_tokens_that_have_a_code():
     router = RouterConfig(chunk=5, reads=(ChunkMean(), Prefix(3)), hidden=4)
     weights = AdapterLosses(entropy=0.5, balance=2.0, flip=3.0, decorrelation=4.0)

@@ -42,6 +42,7 @@ class Count(Read):
 OWN = RouterConfig("token", chunk=5, reads=(Count(),), hidden=4)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_read_of_ones_own_needs_no_edit_of_the_router():
     """By hand: f of the token and of the count before it; and the same in calls."""
     config = AdapterConfig(rank=3, router=OWN)

@@ -46,6 +46,7 @@ def flips(chosen, ids):
     )
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_sticky_is_the_loop_over_tokens_and_flips_fall_with_tau():
     ids, rng = with_holes(DOCUMENTS), np.random.default_rng(2)
     scores = rng.dirichlet(np.full(4, 0.7), ids.shape).astype(np.float32)

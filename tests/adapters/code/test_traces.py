@@ -46,6 +46,7 @@ def looped(tree, h):
     return np.stack(found)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/code/test_traces", every="token")
 @pytest.mark.parametrize("level", ["chunk", "token"])
 def test_traces_are_decayed_sums_of_a_short_convolution(level):
     """A chunk's code reads those of its first token, a token's code its own."""

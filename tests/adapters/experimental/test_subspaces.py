@@ -34,6 +34,7 @@ def merged(params: Any, *tasks: str) -> Any:
     return fuse(CONFIG, params, code=jnp.asarray(code))[1]
 
 
+@pytest.mark.slow(days=28, group="costly", every="False")
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_task_that_is_trained_leaves_another_alone(params: Any, masked: bool) -> None:
     """Gradients of the others are 0 in both cases; without the mask the optimiser's decay moves them."""

@@ -64,24 +64,23 @@ def without_router(params):
 
 def test_an_overriding_code_meets_its_token_wherever_padding_lies(params):
     """In a call with a state tokens move to the front of their row, and so must codes."""
-    ids = jnp.asarray(np.array([[1] * 12, [0, 0] + [2] * 10, [3, 0] * 6], np.int32))
-    code = jnp.asarray(np.random.default_rng(2).standard_normal((3, 12, 4)).astype(np.float32))
+    ids = np.array([[1] * 12, [0, 0] + [2] * 10, [3, 0] * 6], np.int32)
+    code = np.random.default_rng(2).standard_normal((3, 12, 4)).astype(np.float32)
 
     @jax.jit
-    def run(params, state):
+    def run(params, x, code, ids, state=None):
         with override_codes(code):
-            return Stack(STACK).apply(params, X, segment_ids=ids, state=state)[0]
+            return Stack(STACK).apply(params, x, segment_ids=ids, state=state)[0]
 
     alone, state = without_router(params), init_stack_state(STACK, 3, capacity=12)
-    packed = np.asarray(jnp.argsort(ids == 0, axis=1, stable=True))
-    in_front = [jnp.asarray(np.take_along_axis(np.asarray(a), packed[..., None], 1)) for a in (X, code)]
-    with override_codes(in_front[1]):
-        front_ids = jnp.take_along_axis(ids, jnp.asarray(packed), 1)
-        expected, _ = Stack(STACK).apply(alone, in_front[0], segment_ids=front_ids)  # type: ignore[misc]
-    found = np.take_along_axis(np.asarray(run(alone, state)), packed[..., None], 1)
+    packed = np.argsort(ids == 0, axis=1, stable=True)
+    x, codes = (np.take_along_axis(np.asarray(a), packed[..., None], 1) for a in (X, code))
+    expected = run(alone, x, codes, np.take_along_axis(ids, packed, 1))
+    found = np.take_along_axis(np.asarray(run(alone, X, code, ids, state)), packed[..., None], 1)
     assert_close(found, expected, n=12 * 8)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/files/test_serving")
 def test_an_overriding_code_takes_the_routers_place(params, serve):
     @jax.jit
     def run(params, x, code):
@@ -240,9 +239,11 @@ def test_slow_calls_that_are_served_open_the_breaker():
     assert [guard.serve(slow) for _ in range(2)] == [False, True]
 
 
+jitted_figures = jax.jit(code_figures)
+
+
 def figures(code):
-    code = jnp.asarray(code, jnp.float32)
-    return code_figures(code, jnp.zeros(code.shape[0], bool))
+    return jitted_figures(code.astype(np.float32), np.zeros(len(code), bool))
 
 
 EVEN = np.full((2, 6, 4), 0.25)
@@ -267,7 +268,7 @@ def test_padding_and_holes_raise_no_alarm(params, serve):
     planted[ids == 0] = 0
     telemetry = Telemetry(limits=LIMITS)
     for padding in (ids, 0 * ids):
-        found = code_figures(jnp.asarray(planted), jnp.zeros(2, bool), jnp.asarray(padding))
+        found = jitted_figures(planted.astype(np.float32), np.zeros(2, bool), padding)
         telemetry.record(0.1, [found])
     alone = figures(code[:, :1])
     assert telemetry.alarms() == []
@@ -343,6 +344,7 @@ def test_violations_are_those_of_governed_sites():
     assert mean_violations({}) is None
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/files/test_serving")
 def test_what_is_watched_costs_under_a_twentieth_of_the_work():
     """By the operations of both programs as they are lowered: time would depend on the machine."""
     wide = dataclasses.replace(

@@ -87,6 +87,7 @@ def test_codes_are_causal_and_the_same_in_any_split():
     assert np.abs(whole(CONFIG, params(), changed, ids) - code)[:, 30:].max() > 1e-2
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/retrieval/test_router")
 def test_packed_documents_have_the_codes_that_they_have_apart():
     """Each document's key goes with it; the first document of a row stays, the second moves to the front."""
     code = whole(CONFIG, params(), inputs(), DOCUMENTS, documents=KEYS)
@@ -134,6 +135,7 @@ def test_an_empty_index_gives_finite_codes():
     assert passes(CONFIG)._cache_size() <= 3
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/retrieval/test_router")
 def test_tokens_of_the_first_chunk_know_no_neighbours():
     token = replace(CONFIG, router=replace(CONFIG.router, level="token"))
     full, empty = (whole(token, params(kept, token), inputs(), DOCUMENTS) for kept in (30, 0))

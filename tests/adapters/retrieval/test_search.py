@@ -48,6 +48,7 @@ def test_the_search_is_brute_force(k, tile):
     assert len(np.unique(scores[0])) < k or k == 1
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/retrieval/test_search")
 def test_fewer_vectors_than_neighbours():
     vectors = jnp.eye(3)[:2]
     found = nearest(jnp.eye(3)[:1], vectors, 4)

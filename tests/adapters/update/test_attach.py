@@ -65,6 +65,7 @@ def test_sites_are_the_products_of_tokens_in_a_block():
     assert not [site.name for site in find_sites(implicit) if "long" in site.name]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/update/test_attach")
 def test_the_names_of_the_base_stay_and_a_config_comes_back_from_json():
     config = attach(MODEL, ROUTED)
     base, trained = split_params(shapes_of(config))
@@ -85,6 +86,7 @@ def test_an_adapter_goes_to_the_stacks_that_are_named():
     assert attach(BLTConfig(), AdapterConfig(), stacks="latent").decoder.adapter is None
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/update/test_attach")
 def test_sites_of_other_ranks():
     config = attach(MODEL, AdapterConfig(sites=("mixer/*", ("mlp/down", 4)), rank=2))
     block = split_params(shapes_of(config))[1]["stack"]["rest"]["block_0"]
@@ -235,6 +237,7 @@ def test_a_chunk_has_one_code_and_a_document_starts_at_the_fallback():
     np.testing.assert_allclose(chunks(codes(BANK)).sum(1), 1, atol=1e-6)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/update/test_attach")
 def test_ema_is_its_closed_form_in_each_document():
     plain, smooth = chunks(codes(FREE)), chunks(codes(dataclasses.replace(FREE, code=(Ema(0.75),))))
     for rows in (slice(0, 6), slice(6, 9)):
@@ -257,6 +260,7 @@ def test_clamp_bounds_the_root_mean_square_and_top_k_the_numbers():
     np.testing.assert_allclose(two.sum(-1), 1, rtol=1e-6)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/update/test_attach")
 def test_confidence_stands_between_the_fallback_and_the_code():
     plain, sure = codes(FREE), codes(dataclasses.replace(FREE, code=(Confidence(),)))
     known = np.abs(plain - 1) > 1e-3

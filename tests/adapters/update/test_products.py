@@ -113,6 +113,7 @@ def test_a_group_is_what_its_sites_are_one_by_one(case: str, calls: list[int]) -
         assert_close(group, one, n=200, what=jax.tree_util.keystr(path))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/update/test_products")
 def test_a_group_over_rows_of_several_devices_is_that_of_one() -> None:
     module, x, code = Heads(ADAPTER), numbers(ROWS, LENGTH, DIM), numbers(ROWS, LENGTH, 4)
     given, found = (drawn(module, x, code), x, code), []

@@ -97,6 +97,7 @@ def drawn(module: Site, x: Any) -> Any:
     return jax.tree.map(lambda s: jnp.asarray(rng.standard_normal(s.shape), s.dtype), shapes)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_rows_of_several_devices_have_the_values_and_gradients_of_one() -> None:
     module, x = (
         Site(2, 4, jnp.float32),

@@ -17,7 +17,6 @@ from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
-import openai
 import pytest
 from jax._src.core import EvalTrace
 
@@ -295,6 +294,7 @@ def test_models_health_and_metrics(app):
     assert 'jaxblt_responses_total{path="/v1/completions",status="200"}' in text
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/server/test_app")
 def test_a_client_chooses_an_adapter_that_the_model_offers():
     run = make_run(routed.MODEL)
     with Engine(run, routed.CONFIG) as engine:
@@ -347,6 +347,7 @@ def test_a_client_that_leaves_frees_its_slots(stream, app, service):
     assert stream or more["cancelled"] == 3
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/server/test_app")
 def test_a_storm_of_clients_is_accounted_for(run):
     """Some leave, some are wrong, some are refused; the others get what they would get alone."""
     draw = random.Random(0)
@@ -468,6 +469,8 @@ async def ask_deployed(replica):
 @pytest.mark.slow(days=28, group="pages and gates of benchmarks")
 def test_serving_md_runs(run, monkeypatch, capsys):
     """With the tiny run, its own lane, and a client that asks nobody."""
+    import openai  # takes 1.5 s of CPU, which other processes need not spend
+
     create = inspect.signature(openai.resources.Completions.create)
     part = SimpleNamespace(choices=[SimpleNamespace(text=" upon")])
 

@@ -11,7 +11,6 @@ import urllib.error
 import urllib.request
 
 import numpy as np
-import openai
 import pytest
 
 import jaxblt
@@ -33,6 +32,8 @@ def status_of(address, path):
 
 def use(address, run):
     """Ask as a client does, then end the server while it streams; return what was wrong."""
+    import openai  # takes 1.5 s of CPU, which other processes need not spend
+
     with openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0, timeout=60) as client:
         asked = {"model": "tiny", "prompt": "ab", "max_tokens": 380, "temperature": 0}
         whole = client.completions.create(**asked).choices[0]

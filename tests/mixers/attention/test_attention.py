@@ -98,6 +98,7 @@ def test_parameters_are_named_and_shaped() -> None:
     assert shapes["v"]["kernel"] == (12, 3, 4)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_far_stream_equals_a_near_one() -> None:
     """Positions given at 2 million give what positions at 0 give: only differences count."""
     config = dataclasses.replace(BASE, window=5)

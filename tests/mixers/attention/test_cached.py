@@ -111,24 +111,27 @@ def test_a_long_cache_leaves_attention_to_cudnn(
     assert len(re.findall(r"@__cudnn\$fmha\w*Softmax\(", text)) == calls
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 64}, {"position": "alibi"}], ids=str)
-def test_one_token_writes_no_cache_anew(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_token_writes_no_cache_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of arrays of a cache's size a call makes two, keys and values with the token put into them in place."""
-    text = lowered_for_h200(AttentionConfig(dim=128, num_heads=2, **options), 1, 255, monkeypatch)
-    cache = f"tensor<3x{options.get('window', 256)}x2x64xbf16>"
+    config = AttentionConfig(dim=128, num_heads=2, position="alibi")
+    text, cache = lowered_for_h200(config, 1, 255, monkeypatch), "tensor<3x256x2x64xbf16>"
     made = [line for line in text.splitlines() if line.endswith(cache) and "return" not in line]
     assert "@__cudnn$fmha" in text
     assert len(made) == 2, made
 
 
-@pytest.mark.parametrize(("tokens", "options"), [(1, {}), (9, {"num_kv_heads": 1})], ids=str)
-def test_few_tokens_read_a_long_cache_by_one_kernel(
-    tokens: int, options: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("tokens", "slots", "options"),
+    [(1, 256, {}), (1, 64, {"window": 64}), (1, 8192, {}), (9, 8192, {"num_kv_heads": 1})],
+    ids=str,
+)
+def test_few_tokens_read_a_cache_by_one_kernel(
+    tokens: int, slots: int, options: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without cuDNN. Arrays of the cache's size are only keys and values with the tokens put into them."""
     config = AttentionConfig(dim=128, num_heads=2, **options)
-    text = str(traced_for_h200(config, tokens, 8192, monkeypatch).jaxpr)
-    made = re.findall(rf":bf16\[3,8192,{config.groups},64\] = (\w+)", text)
+    text = str(traced_for_h200(config, tokens, max(slots, 256), monkeypatch).jaxpr)
+    made = re.findall(rf":bf16\[3,{slots},{config.groups},64\] = (\w+)", text)
     assert "name=prefix_attention" in text
     assert "cudnn" not in text
     assert [name for name in made if name not in ("jit", "optimization_barrier")] == ["scatter"] * 2, made
@@ -155,18 +158,20 @@ def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow(days=28, group="decoding")
 @pytest.mark.usefixtures("short_stretches")
 @pytest.mark.parametrize(
-    ("use", "position", "dtype", "axes"),
+    ("use", "options", "dtype", "axes"),
     [
-        ("filled", "rope", jnp.float32, ()),
-        ("filled", "alibi", jnp.bfloat16, ("data",)),
-        ("prefix", "rope", jnp.float32, ("data",)),
+        ("filled", {}, jnp.float32, ()),
+        ("filled", {"position": "alibi"}, jnp.bfloat16, ("data",)),
+        ("prefix", {}, jnp.float32, ("data",)),
+        ("prefix", {"window": 7}, jnp.float32, ("data",)),
     ],
+    ids=str,
 )
 def test_few_tokens_see_as_far_as_it_is_filled_what_the_whole_cache_shows(
-    use: str, position: Any, dtype: Any, axes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    use: str, options: Any, dtype: Any, axes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In unequal rows of several documents, one by one and in calls that cross stretches; beyond the capacity too."""
-    config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, position=position)
+    config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, **options)
     module = config.build(dtype=dtype)
     x = np.random.default_rng(0).standard_normal((4, LENGTH, 8)).astype(np.float32)
     params = jax.jit(module.init)(jax.random.key(0), x)
@@ -224,7 +229,8 @@ def test_a_row_is_the_same_bit_for_bit_however_long_others_are(tokens: int) -> N
     assert call._cache_size() == 1
 
 
-@pytest.mark.parametrize("tokens", [1, pytest.param(3, marks=COSTLY)])
+@COSTLY
+@pytest.mark.parametrize("tokens", [1, 3])
 def test_a_few_tokens_copy_no_cache_and_read_what_is_filled(tokens: int) -> None:
     """Calls in a loop, the state given away; slots beyond the filled ones are never read."""
     config = AttentionConfig(dim=16, num_heads=2)

@@ -37,6 +37,7 @@ def held(state: AttentionState) -> list[list[tuple[int, int]]]:
     return rows
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_kv_cache")
 def test_a_window_keeps_the_last_tokens() -> None:
     state = init_state(AttentionConfig(dim=4, num_heads=1, window=3), 2, capacity=64)
     assert state.k.shape == (2, 3, 1, 4)
@@ -47,6 +48,7 @@ def test_a_window_keeps_the_last_tokens() -> None:
     np.testing.assert_array_equal(state.v, -state.k)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_kv_cache")
 def test_a_new_document_empties_the_cache() -> None:
     state = fed(init_state(CONFIG, 2, capacity=6), [[1, 1, 1], [1, 1, 1]])
     state = fed(state, [[1, 2, 2], [0, 0, 1]], first=10)

@@ -30,6 +30,7 @@ def test_frequencies_are_those_of_the_paper() -> None:
     np.testing.assert_allclose(rotary_frequencies(64) * (2 * np.pi / 2**32), expected, atol=np.pi / 2**32)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_inner_products_depend_on_distance_alone() -> None:
     key, frequencies = jax.random.key(0), rotary_frequencies(32)
     q, k = (jax.random.normal(jax.random.fold_in(key, i), (1, 1, 1, 32)) for i in (0, 1))

@@ -10,10 +10,12 @@ import optax
 import pytest
 
 from jaxblt.mixers import SparseAttentionConfig, init_state
+from jaxblt.mixers.attention.branches import Stream, _asking
 from jaxblt.mixers.attention.pooled import NEVER, Queries, choose_blocks, find_all_ends, find_ends
 from jaxblt.mixers.attention.pooled import Pooled as Blocks
 from jaxblt.testing import Subject
 from jaxblt.testing.parallel import check_sequence
+from jaxblt.training.stored.serialize import decode, encode
 from pallas_kernels import _jax_triton
 from pallas_kernels.attention import api, masks
 from pallas_kernels.attention.chosen import select
@@ -22,7 +24,9 @@ from tests.mixers.attention.test_attention import turn
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
-CONFIG = SparseAttentionConfig(dim=12, num_heads=4, num_kv_heads=2, head_dim=4, block=3, top_k=1, window=3)
+CONFIG = SparseAttentionConfig(
+    dim=12, num_heads=4, num_kv_heads=2, head_dim=4, block=3, top_k=1, window=3, predictor=None
+)
 PREDICTED = dataclasses.replace(CONFIG, predictor=5)
 BOTH = dataclasses.replace(CONFIG, causal=False)
 
@@ -180,6 +184,22 @@ def test_a_predictor_learns_the_masses_of_dense_attention(config: SparseAttentio
     reached = {name for name, leaf in by_params["params"].items() if np.any(leaf["kernel"])}
     assert reached == {f"predictor_{name}_{side}" for name in "qk" for side in ("in", "out")}
     assert not np.any(by_x)
+
+
+def test_a_predictor_learns_from_the_longest_queries() -> None:
+    """Few tokens of a long row may look for anything; the token that is asked for lies between even samples."""
+    q = jnp.ones((1, 1000, 2, 4)).at[0, 777, 1].set(9.0).at[0, 778].set(99.0)
+    ids = jnp.ones((1, 1000), jnp.int32).at[0, 778].set(0)
+    asking = _asking(Stream(q, None, None, None, None, ids, None))[0]
+    assert 777 in asking
+    assert 778 not in asking
+    assert set(np.linspace(0, 999, 16).astype(int)) <= set(np.asarray(asking).tolist())
+
+
+def test_a_config_from_before_predictors_has_none() -> None:
+    stored = encode(CONFIG)
+    del stored["predictor"]
+    assert decode(stored) == CONFIG
 
 
 @pytest.mark.slow(days=28, group="learning")

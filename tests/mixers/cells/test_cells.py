@@ -101,6 +101,7 @@ def test_the_cell_state_reaches_beyond_the_output() -> None:
     assert np.max(np.abs(kept[:, 0] - cleared[:, 0])) > 1e-3
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/cells/test_cells")
 def test_a_gru_whose_gates_see_the_input_alone_is_a_linear_recurrence() -> None:
     """Without recurrent weights h' = z h + (1 - z) n, which an associative scan computes as well."""
     subject = subject_of(GRUConfig)
@@ -115,6 +116,7 @@ def test_a_gru_whose_gates_see_the_input_alone_is_a_linear_recurrence() -> None:
     assert_close(subject.run(), expected, jnp.float32, n=subject.length * DIM)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/cells/test_cells")
 def test_heads_do_not_reach_each_other() -> None:
     """Recurrent weights are a block per head: what moves one head's state leaves the other's."""
     subject = subject_of(GRUConfig)
@@ -127,6 +129,7 @@ def test_heads_do_not_reach_each_other() -> None:
     assert np.any(np.asarray(before.h[:, 0]) != np.asarray(after.h[:, 0]))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/cells/test_cells")
 def test_heads_that_do_not_divide_the_devices_are_refused() -> None:
     subject = Subject(GRUConfig(DIM, num_heads=2), length=24)
     mesh, refused = (

@@ -82,6 +82,7 @@ def test_documents_start_at_multiples_of_what_a_core_is_told(devices: int, rever
     assert seen == {told}
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_row_without_a_token_keeps_its_carry_where_a_call_is_split() -> None:
     length, core = 2 * SHORTEST, NaiveJoined(jnp.full((4, 2), 0.5))
     x, carry = jax.random.normal(jax.random.key(0), (2, length, 8)), jnp.full((2, 4, 2), 3.0)

@@ -53,6 +53,7 @@ def test_implicit_taps_follow_the_formula(filter: ImplicitFilter) -> None:
     assert_close(taps, expected, n=amplification(filter))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_filters")
 @pytest.mark.parametrize("span", [8, 30])
 def test_taps_of_several_spans_follow_the_formula(monkeypatch: pytest.MonkeyPatch, span: int) -> None:
     """As filters above 16,384 taps are made; the last span is not full, or is."""
@@ -63,12 +64,14 @@ def test_taps_of_several_spans_follow_the_formula(monkeypatch: pytest.MonkeyPatc
     assert_close(taps, expected, n=amplification(filter))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_filters")
 def test_runtime_length_does_not_define_the_filter() -> None:
     filter = ImplicitFilter(64, width=8)
     whole, params = taps_of(filter, 64)
     assert_close(taps_of(filter, 10, params=params)[0], whole[..., :10], n=amplification(filter))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_filters")
 def test_a_longer_filter_keeps_the_taps_it_was_trained_with() -> None:
     short, params = taps_of(ImplicitFilter(32, width=8), 32)
     longer, _ = taps_of(ImplicitFilter(128, reference_len=32, width=8), 128, params=params)
@@ -109,6 +112,7 @@ def test_an_implicit_filter_learns_a_delay_of_2000_steps() -> None:
     assert np.mean(errors[-20:]) < 0.2
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_filters")
 def test_the_window_falls_as_promised() -> None:
     filter = ImplicitFilter(1000, width=8, fast=0.3, slow=1.5, target=1e-2)
     taps, _ = taps_of(filter, 1000, dim=64)
@@ -118,6 +122,7 @@ def test_the_window_falls_as_promised() -> None:
     assert np.all(tail[:, 0] > 0.1), "the slowest does not"
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/hyena/test_filters")
 def test_modes_span_the_timescales_and_keep_the_energy() -> None:
     config = HyenaConfig(dim=512, filter=ModalFilter(modes=8, min_timescale=2.0, max_timescale=2000.0))
     params = jax.jit(config.build().init)(jax.random.key(0), jnp.zeros((1, 2, 512)))

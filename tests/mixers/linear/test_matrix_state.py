@@ -134,6 +134,7 @@ def test_equals_the_loop(config: MixerConfig, loop: Callable[[Weights, np.ndarra
     assert_close(subject.run(ids=ids), expected, jnp.float32, n=subject.length * 6)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/linear/test_matrix_state")
 def test_decays_start_near_one() -> None:
     """As those of Mamba-2 do: a bias that is reset to zero gives exp(-A log 2), at most a half."""
     x = jax.random.normal(jax.random.key(0), (1, 64, 128))
@@ -198,6 +199,7 @@ def test_queries_and_keys_start_as_pairs_are_found_by(config: Any) -> None:
     assert 0.2 < np.std(kernels[0]) < 0.5
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/linear/test_matrix_state")
 def test_keys_of_one_tap_start_at_the_token_itself() -> None:
     init = GatedDeltaNetConfig(dim=8, num_heads=2, short_taps=1).build().init
     streams = nn.meta.unbox(jax.jit(init)(jax.random.key(0), jnp.zeros((1, 4, 8))))["params"]["streams"]

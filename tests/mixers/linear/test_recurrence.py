@@ -38,6 +38,7 @@ def naive_row(params: dict, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return out
 
 
+@pytest.mark.slow(days=28, group="costly", every="minlstm")
 @pytest.mark.parametrize("cell", ["gated", "minlstm"])
 def test_equals_the_loop(cell: Any) -> None:
     subject = Subject(GatedRecurrenceConfig(dim=6, cell=cell), length=16)

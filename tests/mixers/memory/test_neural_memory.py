@@ -48,7 +48,7 @@ CONFIGS: dict[str, MixerConfig] = {
 }
 """Every one has several chunks a row."""
 
-EVERY_DAY = ("output", "causal", "mixes", "packed", "holes", "holes_streamed", "rows_advance_alone")
+EVERY_DAY = ("output", "causal", "mixes", "packed", "holes_streamed", "rows_advance_alone")
 TURNS = pytest.mark.slow(days=28, group="properties of memories")
 """One config a day: its properties share programs."""
 BY_TOKEN = ("memory_by_token", "mag_by_token", "mac_by_token", "mac_by_token_1_layer")

@@ -83,7 +83,7 @@ def check(run: Any, call: Call, joined: bool, lengths: Any = None) -> Partial:
     return found
 
 
-@pytest.mark.slow(days=28, group="properties of kernels", every="gqa_into-")
+@pytest.mark.slow(days=28, group="simulated kernels")
 @pytest.mark.parametrize(("call", "joined"), SMALL_CALLS, ids=lambda x: str(x) if isinstance(x, Call) else "")
 def test_simulated(call: Call, joined: bool, simulation: Any) -> None:
     check(partial(attention_with_lse, interpret=simulation), call, joined)

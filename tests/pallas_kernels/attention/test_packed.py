@@ -218,6 +218,7 @@ def test_partial_attention_with_its_log_sum_exp(monkeypatch, causal):
         assert_close(got, like, n=51, what=name)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_runs_on_xla_where_documents_are_not_complete(monkeypatch):
     class NoOutput:
         @staticmethod

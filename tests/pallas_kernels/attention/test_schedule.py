@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.attention.choices import Chosen, by_query
@@ -75,6 +76,7 @@ def test_rows_come_longest_first_and_full_pairs_before_partial_ones() -> None:
             assert (np.diff(pairs[:, 2]) >= 0).all()
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_the_device_lists_what_the_host_does() -> None:
     """Given positions that are indices and tags of one document, both know the same."""
     rows = jnp.asarray(np.pad(INDEX, (0, 4), mode="edge"), jnp.int32)

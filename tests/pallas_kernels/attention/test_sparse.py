@@ -25,9 +25,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "CPU_BLOCK", 16)
 
 
-@pytest.mark.slow(
-    days=28, group="properties of kernels", every=("documents", "chosen_documents", "prefix_score")
-)
+@pytest.mark.slow(days=28, group="properties of kernels", every=("chosen_documents", "prefix_score"))
 @pytest.mark.parametrize("call", RULE_CALLS, ids=str)
 def test_values_and_gradients(call: RuleCall) -> None:
     op_suite.check_reference(call.case())
@@ -64,6 +62,7 @@ def test_blocks_that_no_query_sees_are_not_read() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_a_query_that_sees_nothing_gives_zero() -> None:
     q, k, v = _given()
     mask = masks.CAUSAL & (Interval(before=-1) | Global(first=0, every=32, rows=False))
@@ -76,6 +75,7 @@ def test_a_query_that_sees_nothing_gives_zero() -> None:
         assert np.isfinite(dq).all()
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_large_scores_keep_gradients_finite_where_the_last_block_is_padded() -> None:
     x = jax.random.normal(jax.random.key(0), (1, 40, 1, 8))
 
@@ -91,6 +91,7 @@ def test_large_scores_keep_gradients_finite_where_the_last_block_is_padded() -> 
         assert_close(found, expected, jnp.float32, n=40)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_memory_is_linear_in_length() -> None:
     """Neither a dense mask nor dense scores are made, whatever the rule is."""
     mask = masks.CAUSAL & (Interval(63) | Custom(lambda q, k: k % 512 == q % 512))

@@ -159,6 +159,7 @@ LISTED = (
 )
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="0")
 @pytest.mark.parametrize("number", range(len(LISTED)))
 def test_lists_visit_each_visible_pair_once(number: int) -> None:
     """On the host and on the device, by query and by key."""

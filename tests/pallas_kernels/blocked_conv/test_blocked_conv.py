@@ -70,11 +70,13 @@ def test_pairs_of_the_full_matrix(length: int, taps: int, causal: bool, packing:
     op_suite.CHECKS["reference"](case("", length, taps, causal=causal, ids=ids, alignment=alignment))
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_in_f64_values_and_gradients_are_those_of_the_reference() -> None:
     arrays = streams(100) | {"filter": normal(4, (CHANNELS, 40))}
     assert_exact_in_f64(blocked_conv, arrays, 300, segment_ids=ragged(100))
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="False")
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_documents_are_computed_as_if_apart(causal: bool) -> None:
     arrays = streams(300) | {"filter": normal(4, (CHANNELS, 151)), "segment_ids": ragged(300)}

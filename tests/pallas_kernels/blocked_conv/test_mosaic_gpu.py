@@ -65,7 +65,7 @@ def cases(run: Any) -> list[OpCase]:
     ]
 
 
-@pytest.mark.slow(days=28, group="simulated convolutions", every="one tile")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize("case", cases(partial(blocked_conv_mosaic_gpu, interpret=True)), ids=str)
 def test_simulated(case: OpCase) -> None:
     op_suite.check_reference(case)

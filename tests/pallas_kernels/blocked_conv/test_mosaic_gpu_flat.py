@@ -43,6 +43,7 @@ def copies(program: Any, size: int) -> list[str]:
     ]
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="8191")
 @pytest.mark.parametrize("length", [TILE + 1, TILE + 64, 2 * TILE - 1])
 def test_streams_are_not_copied(length: int) -> None:
     assert copies(traced(length, packed=True), 64 * length)

@@ -53,9 +53,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow(
-    days=28, group="properties of kernels", every=("*-reference", "cross_entropy-ragged_chunks-shard_map")
-)
+@pytest.mark.slow(days=28, group="properties of kernels", every="*-reference")
 @pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_properties(case: op_suite.OpCase, check: str) -> None:

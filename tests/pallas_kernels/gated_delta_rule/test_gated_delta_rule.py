@@ -97,6 +97,7 @@ def test_replacing_nothing_all_or_twice(beta: float) -> None:
     assert_is_the_reference(change | {"log_gate": jnp.zeros_like(GATED.arrays["log_gate"])})
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_gates_bound_what_keys_that_are_too_long_would_blow_up() -> None:
     """The inverse without the gates would overflow fp32 within one chunk of 64."""
     rng = np.random.default_rng(0)
@@ -278,6 +279,7 @@ def test_a_million_steps_on_a_gpu(implementation: str) -> None:
         )
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_f64_stays_f64() -> None:
     with jax.enable_x64(True):
         arrays = {n: x if n == "segment_ids" else np.asarray(x, np.float64) for n, x in GATED.arrays.items()}

@@ -81,6 +81,7 @@ def test_strong_decay(strong: float, monkeypatch: pytest.MonkeyPatch) -> None:
     check_strong_decay(stand_in(monkeypatch), adapter, reference, GATED, "log_gate", strong)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_rows_without_a_token_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
     ids = GATED.arrays["segment_ids"].at[0].set(0).at[1].set(-3)

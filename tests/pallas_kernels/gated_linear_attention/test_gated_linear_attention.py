@@ -85,7 +85,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.slow(days=28, group="properties of kernels", every=("*-float32-reference", "*-shard_map"))
+@pytest.mark.slow(days=28, group="properties of kernels", every="log_*-float32-reference")
 @pytest.mark.parametrize(("case", "check"), PAIRS, ids=lambda x: str(x).replace(", ", "-"))
 def test_suite(case: OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
@@ -129,6 +129,7 @@ def test_documents_are_computed_as_if_apart(gate: str) -> None:
         assert_close(packed_o[:, inside], alone_o[:, inside], n=given.terms)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="log_key_gate")
 @pytest.mark.parametrize("gate", GATES)
 def test_pieces_are_one_stream_and_their_summaries_join(gate: str) -> None:
     # Slices of NumPy arrays are no programs
@@ -253,6 +254,7 @@ def test_values_and_gradients_are_finite_over_a_million_steps(gate: str) -> None
     check_finite(partial(call, "xla", 64), long_arrays(gate, 1 << 20, decay=(-14, 3)))
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("gate", ["log_key_gate"])
 def test_f64_stays_f64(gate: str) -> None:
     with jax.enable_x64(True):

@@ -60,14 +60,10 @@ def case(gate: str | None, run: Any, arrays: dict[str, Any]) -> OpCase:
 CASES = {gate: case(gate, partial(adapter), heads(LENGTH)) for gate in (*KINDS, None)}
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        "reference",
-        "poison",
-        pytest.param("shard_map", marks=pytest.mark.slow(days=28, group="properties of kernels")),
-    ],
+@pytest.mark.slow(
+    days=28, group="properties of kernels", every=("log_key_gate-reference", "log_key_gate-poison")
 )
+@pytest.mark.parametrize("check", ["reference", "poison", "shard_map"])
 @pytest.mark.parametrize("gate", KINDS)
 def test_documents_holes_and_padding(gate: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = stand_in(monkeypatch)
@@ -75,6 +71,7 @@ def test_documents_holes_and_padding(gate: str, check: str, monkeypatch: pytest.
     assert set(calls.kinds) <= {KINDS[gate]}
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_nothing_is_forgotten_without_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = stand_in(monkeypatch)
     op_suite.CHECKS["reference"](CASES[None])
@@ -98,6 +95,7 @@ def test_strong_decay(gate: str, strong: float, monkeypatch: pytest.MonkeyPatch)
     check_strong_decay(stand_in(monkeypatch), adapter, reference, CASES[gate], gate, strong)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_rows_without_a_token_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
     arrays = CASES["log_gate"].arrays
@@ -170,13 +168,8 @@ CUT = [
 """Heads of other widths than the package's."""
 
 
-@pytest.mark.parametrize(
-    ("gate", "heads", "key_heads", "keys", "values", "given"),
-    [
-        pytest.param(*cut, marks=pytest.mark.slow(days=28, group="properties of kernels") if i else ())
-        for i, cut in enumerate(CUT)
-    ],
-)
+@pytest.mark.slow(days=28, group="properties of kernels")
+@pytest.mark.parametrize(("gate", "heads", "key_heads", "keys", "values", "given"), CUT)
 def test_heads_are_cut_filled_up_and_repeated(
     gate: str,
     heads: int,

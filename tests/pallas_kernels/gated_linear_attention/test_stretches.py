@@ -59,7 +59,7 @@ PAIRS = [
 
 
 @pytest.mark.slow(
-    days=28, group="properties of kernels", every=("log_key_gate-5-reference", "log_value_gate-5-poison")
+    days=28, group="properties of kernels", every=("log_value_gate-5-reference", "log_value_gate-5-poison")
 )
 @pytest.mark.parametrize(("case", "check"), PAIRS, ids=str)
 def test_suite(case: OpCase, check: str) -> None:
@@ -71,6 +71,7 @@ def rows(*parts: tuple[int, int]) -> np.ndarray:
     return np.repeat([part[0] for part in parts], [part[1] for part in parts]).astype(np.int32)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(
     "ids",

@@ -108,7 +108,7 @@ def _case(dtype: Any) -> op_suite.OpCase:
 CASES = [_case(dtype) for dtype in (jnp.float32, jnp.bfloat16)]
 
 
-@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "float32-shard_map"))
+@pytest.mark.slow(days=28, group="properties of kernels", every="*-reference")
 @pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_properties(case: op_suite.OpCase, check: str) -> None:

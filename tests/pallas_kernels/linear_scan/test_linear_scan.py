@@ -53,15 +53,14 @@ CASES = [
 ]
 
 
-@pytest.mark.slow(
-    days=28, group="properties of kernels", every=("*-reference", "channel_major_shared-shard_map")
-)
+@pytest.mark.slow(days=28, group="properties of kernels", every="*-reference")
 @pytest.mark.parametrize("check", [name for name in op_suite.CHECKS if name != "poison"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_properties(case: op_suite.OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="65")
 @pytest.mark.parametrize("length", [1, 2, 8, 9, 64, 65])
 def test_any_length(length: int) -> None:
     op_suite.check_reference(_case(str(length), arrays(2, length, 3, initial=True)))
@@ -76,6 +75,7 @@ def test_pieces_are_one_stream() -> None:
     assert_close(np.concatenate(found, 1), whole, n=21)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="21")
 @pytest.mark.parametrize("length", [8, 21])
 def test_a_factor_of_zero_forgets_what_is_not_finite(length: int) -> None:
     """NaN in one of three documents, and in the state before them, gets into no other one, nor into its gradient."""
@@ -110,6 +110,7 @@ def test_nothing_is_kept_but_the_factors_and_the_states() -> None:
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(backward)) <= 2 * x["b"].nbytes
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_a_gradient_has_a_gradient() -> None:
     x = arrays(1, 9, 2)
 

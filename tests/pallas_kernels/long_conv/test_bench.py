@@ -39,6 +39,7 @@ def test_documents_begin_anywhere() -> None:
     assert any(start % BLOCK for row in starts for start in row)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="1-False")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("groups", [1, CHANNELS])
 def test_a_whole_matrix_is_the_convolution(

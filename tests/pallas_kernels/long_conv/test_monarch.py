@@ -173,6 +173,7 @@ def test_scales_are_powers_of_two() -> None:
     assert ((scaled >= 8) & (scaled < 16)).all()
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("size", [1e-30, 1e15])
 def test_rows_of_any_size_stay_in_range(size: float) -> None:
     """Each row has a scale of its own, and a constant row puts all of it into one number."""

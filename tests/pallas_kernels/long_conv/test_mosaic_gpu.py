@@ -86,7 +86,7 @@ def assert_near_rounding(run: Any, arrays: dict[str, Any], causal: bool) -> None
 
 
 @pytest.mark.usefixtures("no_races")
-@pytest.mark.slow(days=28, group="simulated convolutions", every="four rows in a tile")
+@pytest.mark.slow(days=28, group="simulated convolutions")
 @pytest.mark.parametrize(
     ("shape", "taps", "causal", "gates", "size"),
     [

@@ -55,6 +55,7 @@ def test_on_a_gpu(rows: int) -> None:
     assert_close(found, summed(*given, CHANNELS), n=2 * rows)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.usefixtures("no_races")
 def test_two_batches_by_vmap() -> None:
     assert_two_batches(interpret=True)

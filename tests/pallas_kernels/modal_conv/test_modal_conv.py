@@ -148,6 +148,7 @@ def test_nan_stays_in_its_document(cut: int) -> None:
         assert_close(got[..., others], want[..., others], n=150)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_the_promised_grid_gives_what_no_promise_gives() -> None:
     arrays = streams(330) | modes() | {"segment_ids": on_grid(330, 64)}
     run = jax.jit(partial(modal_conv, chunk_size=32), static_argnames=("segment_alignment",))
@@ -213,6 +214,7 @@ def test_state_is_that_of_the_last_document_and_holes_count_as_time() -> None:
     assert_close(state[0], np.exp(2 * np.asarray(poles, np.float64)), np.float32)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="40")
 @pytest.mark.parametrize("length", [1, 40, 96])
 def test_a_row_leaves_the_state_that_its_convolution_ends_in(length: int) -> None:
     x, weights = normal(3, (BATCH, CHANNELS, length)), modes()

@@ -96,7 +96,7 @@ def _reads(run: Any, length: int, width: int, hidden: int) -> OpCase:
     )
 
 
-@pytest.mark.slow(days=28, group="simulated kernels", every="64-128-256-values")
+@pytest.mark.slow(days=28, group="simulated kernels")
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize(("length", "width", "hidden"), [(64, 128, 256), (300, 256, 128)])
 def test_simulated_reads(length: int, width: int, hidden: int, check: str, simulation: Any) -> None:

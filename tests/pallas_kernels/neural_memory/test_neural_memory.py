@@ -218,6 +218,7 @@ def test_a_write_never_raises_its_own_chunks_loss(equal_keys: bool) -> None:
     assert np.all(losses[1] <= losses[0] * (1 + 1e-6))
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_one_pair_is_recalled_exactly() -> None:
     """Among tokens that store nothing, by a key of one coordinate."""
     k = jnp.broadcast_to(jnp.eye(WIDTH)[1], (1, 1, 5, WIDTH))
@@ -226,6 +227,7 @@ def test_one_pair_is_recalled_exactly() -> None:
     assert_close(read_memory(memory, k[:, :, :1], jnp.float32)[0, 0, 0], v[0, 0, 2], n=WIDTH)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_single_tokens_are_the_delta_rule() -> None:
     """(1 - a) M - theta k^T (k M - v) is the gated rule with beta = theta / (1 - a), values (1 - a) v."""
     given = arrays(depth=1)
@@ -244,6 +246,7 @@ def test_single_tokens_are_the_delta_rule() -> None:
     assert_close(y[:, 1:], o[:, :-1], n=LENGTH * WIDTH)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("eta", "alpha"), [(0.0, 0.0), (0.9, 0.01), (1.0, 1.0)])
 def test_equal_keys_and_full_steps_stay_bounded(depth: int, eta: float, alpha: float) -> None:
@@ -256,6 +259,7 @@ def test_equal_keys_and_full_steps_stay_bounded(depth: int, eta: float, alpha: f
     assert all(float(jnp.abs(x).max()) < 10 for x in jax.tree.leaves(state))
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_no_gates_make_a_memory_grow_without_end(depth: int) -> None:
     """Momentum that is never damped, gates that push it as one pushes a swing, keys that change, 6,400 tokens."""

@@ -45,7 +45,7 @@ CASES, KERNELS = (
 )
 
 
-@pytest.mark.slow(days=28, group="properties of kernels", every=("xla_128-reference", "xla_37-shard_map"))
+@pytest.mark.slow(days=28, group="properties of kernels", every="xla_128-reference")
 @pytest.mark.parametrize("check", ["reference", "vmap", "shard_map", "remat"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_properties(case: op_suite.OpCase, check: str) -> None:

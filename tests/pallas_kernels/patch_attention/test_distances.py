@@ -43,6 +43,7 @@ def test_values_and_gradients_are_those_of_the_written_out_mask():
         assert_close(found[b, n, s], want, n=4)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_time_is_linear_in_bytes_and_in_distances_alone():
     """FLOPs by XLA's count: twice the bytes take twice as many, and 8 far distances no more than 8 near ones."""
 

@@ -29,9 +29,7 @@ MORE = (
 )
 
 
-@pytest.mark.slow(
-    days=28, group="properties of kernels", every=("*-reference", "pool-shard_map", "lookup_2-poison")
-)
+@pytest.mark.slow(days=28, group="properties of kernels", every=("*-reference", "lookup_2-poison"))
 @pytest.mark.parametrize("check", op_suite.CHECKS)
 @pytest.mark.parametrize("case", MAIN, ids=str)
 def test_properties(case, check):

@@ -130,14 +130,14 @@ def assert_exact_in_f64(op: Callable[..., Any], arrays: dict[str, Any], n: int, 
 def suite(cases: list[OpCase], *, thorough: str, poisoned: str) -> list[Any]:
     """(case, check) pairs: every case against the reference, the one named `thorough` by every other check.
 
-    Each week `thorough` is compared with the reference and split over devices, and `poisoned` poisoned. The rest
-    takes turns.
+    Each run compares `thorough` with the reference, and poisons `poisoned` if it is the same case, whose program is
+    there. The rest takes turns.
     """
     rest = sorted(set(op_suite.CHECKS) - {"reference", "poison"})
     wanted = [(case, "reference") for case in cases]
     wanted += [(case, "poison") for case in cases if case.name == poisoned]
     wanted += [(case, check) for case in cases if case.name == thorough for check in rest]
-    daily = {(thorough, "reference"), (thorough, "shard_map"), (poisoned, "poison")}
+    daily = {(thorough, "reference")} | {(thorough, "poison")} & {(poisoned, "poison")}
     turns = pytest.mark.slow(days=28, group="properties of kernels")
     return [
         pytest.param(case, check, id=f"{case}-{check}", marks=() if (case.name, check) in daily else turns)

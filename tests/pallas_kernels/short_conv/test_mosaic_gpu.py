@@ -70,6 +70,7 @@ def test_rows_of_one_program_do_not_reach_each_other(monkeypatch: pytest.MonkeyP
     op_suite.check_reference(case("three rows of full tiles", STEPS, 4, SIMULATED, batch=3))
 
 
+@pytest.mark.slow(days=28, group="properties of kernels")
 def test_a_tap_reaches_over_the_edge_of_a_tile() -> None:
     x = jnp.zeros((1, 1, 2 * STEPS), jnp.bfloat16).at[0, 0, STEPS - 1].set(1)
     y = SIMULATED(x, 1 + jnp.arange(MOST, dtype=jnp.float32)[None])

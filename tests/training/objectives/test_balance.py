@@ -66,6 +66,7 @@ def test_dynamic_weight_averaging_as_written_out(monkeypatch):
             np.testing.assert_array_equal(found[2 * k + 2], found[2 * k + 1])
 
 
+@pytest.mark.slow(days=28, group="costly", every="gradnorm")
 @pytest.mark.parametrize("balance", ["gradnorm", "dwa"])
 def test_gradients_of_heads_hold_losses_and_weighed_slopes(balance):
     kind, size = LabelHeadConfig(outputs=CLASSES), LabelHeadConfig(target="number", outputs=1)

@@ -45,6 +45,7 @@ def test_asks_for_true_bytes_where_they_were_hidden(objective, batch):
         np.testing.assert_array_equal(getattr(asked, name), getattr(batch, name))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/objectives/test_objectives", every="Masked")
 @pytest.mark.parametrize("objective", BIDIRECTIONAL, ids=lambda o: type(o).__name__)
 def test_key_decides(objective, batch):
     first, again, other = (objective(key, batch).inputs for key in (KEY, KEY, jax.random.key(4)))
@@ -78,6 +79,7 @@ def test_span_covers_its_rate_away_from_document_starts(rate, longest, batch):
     assert abs(scored[inside].mean() - rate) < 5 * np.sqrt(longest * rate * (1 - rate) / total)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/objectives/test_objectives")
 def test_span_hides_whole_runs_and_stays_in_its_document():
     segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 2, 0]], jnp.int32)
     np.testing.assert_array_equal(document_ends(segments), [[3, 3, 3, 7, 7, 7, 7, 8]])
@@ -125,6 +127,7 @@ def test_order_agnostic_hides_any_number_and_any_set():
         within(scored[:, position].sum(), 6000, (allowed + 1) / 2 / allowed)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_row_of_padding_asks_for_nothing():
     batch = random_batch(0, rows=2)
     empty = batch.replace(

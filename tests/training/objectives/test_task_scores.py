@@ -118,6 +118,7 @@ def test_uncertainty_weighs_by_learned_variances():
     np.testing.assert_allclose([found[f"{n}/weight"] for n in weights], list(weights.values()), rtol=1e-6)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/objectives/test_task_scores")
 @pytest.mark.parametrize("weighting", ["fixed", "uncertainty"])
 def test_what_has_no_label_does_not_count(weighting):
     """Answers for empty cells and padding may be anything; a task without labels adds nothing, nor does its s."""

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 from jaxblt.parallel import MeshConfig
 from jaxblt.random_keys import make_key
@@ -10,6 +11,7 @@ from jaxblt.training.optimisers.norm import clip_by_global_norm, global_norm
 from tests.tolerances import assert_close
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_norm_and_clipping_are_those_of_optax() -> None:
     shapes = {"scalar": (), "scale": (5,), "matrix": (7, 3), "heads": (4, 2, 6), "none": (0, 3)}
     tree = {name: jax.random.normal(make_key(i), shape) for i, (name, shape) in enumerate(shapes.items())}

@@ -65,6 +65,7 @@ def test_a_deeper_model_takes_no_more_programs(monkeypatch):
     assert counts[0] == counts[1]
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_constants_and_repeated_results():
     taps, shift = np.arange(3.0, dtype=np.float32), jnp.arange(3.0)
 

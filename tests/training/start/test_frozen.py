@@ -54,6 +54,7 @@ def split_mesh() -> jax.sharding.Mesh:
     return make_mesh(data=1, fsdp=4, tensor=2)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/start/test_frozen")
 def test_a_base_lies_as_the_parameters_do_and_an_entropy_model_whole(trees: dict[str, Frozen]) -> None:
     mesh = split_mesh()
     with jax.set_mesh(mesh):
@@ -94,6 +95,7 @@ def written(file: Path) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/start/test_frozen")
 def test_a_tree_is_written_once_and_outlives_the_steps(trees: dict[str, Frozen], tmp_path: Path) -> None:
     write_frozen(tmp_path, trees)
     before = {file: written(file) for file in frozen_dir(tmp_path).rglob("*") if file.is_file()}

@@ -26,6 +26,7 @@ def test_a_preset_is_found_by_device_and_memory():
         detect("cpu", None)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/start/test_presets", every="h200")
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_changes_how_a_step_is_computed_and_not_what_it_learns(name):
     changed, line = with_preset(RECIPE, name)

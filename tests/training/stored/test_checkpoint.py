@@ -101,6 +101,7 @@ def two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("run") / "checkpoints", 10, 20)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_round_trip_through_three_meshes(tmp_path: Path) -> None:
     meshes = [
         make_mesh(data=1, fsdp=8),
@@ -311,6 +312,7 @@ def test_a_run_that_fell_back_saves_the_lost_step_again(
         assert_same_bits(checkpoints.restore(abstract_like(make_state())).state, make_state(20))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_going_back_on_purpose_leaves_later_steps_aside(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2, 3)
     with Checkpointer(tmp_path, keep=2) as checkpoints:

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.benchmark.models.decode_kernels import decode_kernels
 from experiments.benchmark.models.engine_delays import first_byte, long_document, rounds
 from jaxblt.inference import Decoder
 from jaxblt.models import ByteLMConfig, StackConfig
@@ -20,5 +21,7 @@ def test_delays_of_a_small_byte_model():
     assert found["known_bytes"] == 2 * 1101
     found = rounds(*model, rows=2, capacity=256, count=8, trials=1)
     assert min(found["round_ms"], found["decode_ms"]) > 0
+    found = decode_kernels(*model, rows=2, capacity=256, rounds=2)
+    assert found["all"]["count"] == pytest.approx(sum(kind["count"] for kind in found["kinds"].values()))
     found = long_document(*model, length=8192, new_bytes=8, trials=20)
     assert found["ratio"] == found["long"]["median"] / found["short"]["median"]

@@ -191,6 +191,7 @@ def test_states_are_a_matter_of_a_gate_and_a_bias_each() -> None:
         block_programs.block("T16", 128)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_engines_have_edges_by_their_name() -> None:
     plain, edges = (block_programs.block(name, 256).mixers[name] for name in ("T64", "T64_edges"))
     assert isinstance(plain, StateEngineConfig)

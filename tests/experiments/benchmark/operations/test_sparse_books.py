@@ -83,10 +83,12 @@ def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "get", lambda name: base)
     sizes = {"length": 256, "layers": 1, "seeds": 1, "steps": 2, "eval_batches": 1}
     out = tmp_path / "found.json"
-    sparse_books(str(out), ("dense", "rule_50"), paths=(f"{tmp_path}/*/*.txt",), **sizes)
+    sparse_books(str(out), ("dense", "learned_50"), paths=(f"{tmp_path}/*/*.txt",), **sizes)
     found = json.loads(out.read_text())
-    assert list(found["arms"]) == ["dense", "rule_50"]
-    assert found["gaps"].keys() == {"rule_50"}
+    assert list(found["arms"]) == ["dense", "learned_50"]
+    assert found["gaps"].keys() == {"learned_50"}
+    for name in ("kept", "kept_by_pooled"):
+        assert found["arms"]["learned_50"][name]["value"] == pytest.approx(1)  # the window spans a row
     for arm in found["arms"].values():
         assert 0 < arm["bits_per_byte"]["value"] < 20
         assert arm["step_ms"] > 0

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.benchmark.tasks import pixel_training
 from experiments.benchmark.tasks.pixel_models import LinearPixels, cnn_of_size
-from experiments.benchmark.tasks.pixel_training import Shown, Training, accuracy, change, fit, joined
+from experiments.benchmark.tasks.pixel_training import Shown, Training, accuracy, change, fit, grown
 from jaxblt.training.flops import count_params
 from jaxblt.training.optimisers.adamw import AdamWConfig
 
@@ -47,8 +47,7 @@ def test_images_with_more_ink_join_later() -> None:
     shown = Shown(jnp.zeros((3, 2, 2), jnp.uint8).at[0].set(9).at[2, 0, 0].set(1), jnp.arange(3)).by_ink()
     assert shown.labels.tolist() == [1, 2, 0]
     assert int(shown.pixels[2].min()) == 9
-    assert [joined(0.5, share, 1000) for share in (0.0, 0.25, 0.5, 1.0)] == [100, 550, 1000, 1000]
-    assert joined(0.0, 0.0, 1000) == 1000
+    assert [grown(drawn, right) for drawn, right in ((0.5, 0.9), (0.5, 0.6), (0.99, 1.0))] == [0.54, 0.5, 1.0]
 
 
 def test_the_cnn_is_as_large_as_asked() -> None:

@@ -60,6 +60,7 @@ def test_states_may_be_of_any_number_or_in_levels() -> None:
     }
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_engines_differ_only_by_the_parameters_of_their_states() -> None:
     """Each state of a head has a column of its route, the column's bias and a bias of its reads."""
     settings, ids = Settings(dim=16, layers=2, heads=2), jnp.zeros((1, 8), jnp.int32)

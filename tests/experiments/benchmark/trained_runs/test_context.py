@@ -100,6 +100,7 @@ def test_lengths_that_do_not_fit_are_named(loaded, contexts, targets, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/trained_runs/test_context")
 def test_the_script_writes_figures_and_where_they_come_from(loaded, tmp_path, monkeypatch):
     sample = replace(loaded.recipe.data, sample="udhr")
     monkeypatch.setattr(jaxblt, "load", lambda _: replace(loaded, recipe=replace(loaded.recipe, data=sample)))

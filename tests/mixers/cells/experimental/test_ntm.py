@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxblt.mixers import NTMConfig
 from jaxblt.mixers.cells.experimental.addressing import (
@@ -102,6 +103,7 @@ def asked(*, move: int = 0, gate: float = 0.0, key: Any = (1.0, 0.0, 0.0), stren
     )
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/cells/experimental/test_ntm")
 def test_a_shift_moves_the_head_and_wraps() -> None:
     memory, at = jnp.zeros((1, 1, 5, 3)), jnp.eye(5, dtype=jnp.float32)[0][None, None, None]
     for move in (1, 0, -1):
@@ -124,6 +126,7 @@ def test_sharp_addresses_move_as_asked() -> None:
         assert np.max(weights) > 0.95
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/cells/experimental/test_ntm")
 def test_a_key_finds_the_slot_that_is_like_it() -> None:
     memory = jnp.asarray([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.1, 0.0]])[None, None]
     start = jnp.eye(3, dtype=jnp.float32)[1][None, None, None]
@@ -150,6 +153,7 @@ def test_what_is_erased_and_added_is_read() -> None:
     np.testing.assert_array_equal(np.asarray(after)[0, 0, [0, 1, 3]], np.ones((3, 2)))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/cells/experimental/test_ntm")
 def test_a_row_s_memory_is_its_own() -> None:
     """What one row writes leaves the memories of the others, bit by bit."""
     subject = Subject(CONFIG, length=16)

@@ -8,7 +8,6 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from jaxblt.show import show
 
@@ -26,7 +25,7 @@ class Packed:
       structure: of the tree.
     """
 
-    arrays: tuple[Array, ...]
+    arrays: tuple[Any, ...]
     places: tuple[tuple[int, ...], ...] = flax.struct.field(pytree_node=False)
     structure: Any = flax.struct.field(pytree_node=False)
 

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from jaxblt.inference.packed import SMALL, pack_small
+from jaxblt.models.packed import SMALL, pack_small
 
 
 def test_a_tree_is_packed_and_taken_apart():
