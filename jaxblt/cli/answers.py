@@ -15,11 +15,12 @@ from jaxblt.answers.score import BATCH_SIZE
 from jaxblt.answers.tables import write_tsv
 from jaxblt.answers.variants import stream_variants, told_kinds
 from jaxblt.cli.mesh import asked_mesh
+from jaxblt.cli.reading import Reading, ReadingOptions
 from jaxblt.cli.reports import check_reports, open_sequences, save_picture
 from jaxblt.data.splits import SplitName
 from jaxblt.outputs import check_output
 from jaxblt.precision.weights import Scheme
-from jaxblt.training.state import Step, Weights
+from jaxblt.training.state import Step
 from jaxblt.training.stored.resolved import run_files
 
 
@@ -35,13 +36,9 @@ def score(
     per_byte: bool = False,
     both_strands: bool = False,
     window: int | None = None,
-    batch_size: int = BATCH_SIZE,
-    as_trained: bool = True,
-    mesh: str | None = None,
     overwrite: bool = False,
     quantize: Scheme | None = None,
-    step: Step | None = None,
-    weights: Weights | None = None,
+    reading: Reading = ReadingOptions(),
 ) -> str:
     """Write the log-likelihood of each record of a file, in nats, as tab-separated values.
 
@@ -55,13 +52,9 @@ def score(
       per_byte: add a column with the nats of every byte, commas between them.
       both_strands: mean over the record and its reverse complement.
       window: most positions of a row; by default the length of the run's training rows.
-      batch_size: rows that are read at once.
-      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
-      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
       overwrite: replace OUT if it is there.
       quantize: read kernels of products in fewer bits: int8, int4, fp8, or w8a8 with activations of 8 bits too.
-      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
-      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+      reading: which parameters answer, and how records are read.
 
     Returns:
       A line that says what was written.
@@ -72,8 +65,8 @@ def score(
     written = {"--out": out, "--track": track}
     check_reports(written, inputs=(file, regions, *run_files(run_dir)), overwrite=overwrite)
     source = open_sequences(file, regions, feature, as_genome=track is not None)
-    options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
-    found = load_quantized(run_dir, quantize, step=step, weights=weights).score(
+    options = {"window": window, **reading.options()}
+    found = load_quantized(run_dir, quantize, step=reading.step, weights=reading.weights).score(
         source, per_byte=per_byte or track is not None, both_strands=both_strands, **options
     )
     if track is not None:
@@ -98,12 +91,8 @@ def embed(
     layer: int | Literal["final"] | None = None,
     pool: Pool = "mean",
     window: int | None = None,
-    batch_size: int = BATCH_SIZE,
-    as_trained: bool = True,
-    mesh: str | None = None,
     overwrite: bool = False,
-    step: Step | None = None,
-    weights: Weights | None = None,
+    reading: Reading = ReadingOptions(),
 ) -> str:
     """Write hidden states of each record of a file as a NumPy archive (.npz).
 
@@ -116,22 +105,16 @@ def embed(
       layer: number of a block, negative from the end, or "final".
       pool: "mean", "last", "per_byte" or "per_patch".
       window: most positions of a row; by default the length of the run's training rows.
-      batch_size: rows that are read at once.
-      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
-      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
       overwrite: replace OUT if it is there.
-      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
-      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+      reading: which parameters answer, and how records are read.
 
     Returns:
       A line that says what was written.
     """
-    from jaxblt.run import load
-
     check_reports({"--out": out}, inputs=(file, regions, *run_files(run_dir)), overwrite=overwrite)
     source = open_sequences(file, regions, feature)
-    options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
-    found = load(run_dir, step=step, weights=weights).embed(source, layer=layer, pool=pool, **options)
+    options = {"window": window, **reading.options()}
+    found = reading.load(run_dir).embed(source, layer=layer, pool=pool, **options)
     found.to_npz(out)
     states = sum(array.size // array.shape[-1] for array in found.arrays)
     width = found.arrays[0].shape[-1]
@@ -144,11 +127,8 @@ def classify(
     /,
     *,
     out: Path,
-    batch_size: int = BATCH_SIZE,
-    as_trained: bool = True,
-    mesh: str | None = None,
     overwrite: bool = False,
-    step: Step | None = None,
+    reading: Reading = ReadingOptions(),
 ) -> str:
     """Write each record's label and the probabilities of all classes, as tab-separated values.
 
@@ -156,20 +136,14 @@ def classify(
       run_dir: folder of a run that was fine-tuned on labels.
       file: FASTA (by its ending), JSON lines (.jsonl) or text, which is one record.
       out: file to write, with columns name, one a class, and prediction.
-      batch_size: rows that are read at once.
-      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
-      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
       overwrite: replace OUT if it is there.
-      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
+      reading: which parameters answer, and how records are read.
 
     Returns:
       A line that says what was written.
     """
-    from jaxblt.run import load
-
     check_output("--out", out, inputs=(file, *run_files(run_dir)), overwrite=overwrite)
-    options = {"batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
-    found = load(run_dir, step=step).classify(file, **options)
+    found = reading.load(run_dir).classify(file, **reading.options())
     found.to_tsv(out)
     return f"{len(found)} records, {found.summary()}, in {out}"
 
@@ -183,12 +157,8 @@ def variants(
     out: Path,
     context: int | None = None,
     skip: bool = False,
-    batch_size: int = BATCH_SIZE,
-    as_trained: bool = True,
-    mesh: str | None = None,
     overwrite: bool = False,
-    step: Step | None = None,
-    weights: Weights | None = None,
+    reading: Reading = ReadingOptions(),
 ) -> str:
     """Write log p(alt) - log p(ref) in nats of a VCF file's variants, as tab-separated values.
 
@@ -201,21 +171,15 @@ def variants(
       context: bytes of a window; by default the length of the run's training rows, at most 8,192.
       skip: leave out and count alleles that have no score (`*`, `.`, symbolic ones, breakends, those of contigs that
         the reference lacks), instead of stopping at the first one.
-      batch_size: windows that are read at once.
-      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
-      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
       overwrite: replace OUT if it is there.
-      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
-      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+      reading: which parameters answer, and how records are read.
 
     Returns:
       A line that says what was written.
     """
-    from jaxblt.run import load
-
     check_output("--out", out, inputs=(vcf, fasta, *run_files(run_dir)), overwrite=overwrite)
-    options = {"batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh), "skip": skip}
-    run = load(run_dir, step=step, weights=weights)
+    options = {"skip": skip, **reading.options()}
+    run = reading.load(run_dir)
     groups = stream_variants(run, vcf, fasta, context=context, **options)
     first = next(groups)
     count = above = 0
@@ -243,12 +207,8 @@ def mutagenesis(
     alphabet: str = "ACGT",
     label: str | None = None,
     window: int | None = None,
-    batch_size: int = BATCH_SIZE,
-    as_trained: bool = True,
-    mesh: str | None = None,
     overwrite: bool = False,
-    step: Step | None = None,
-    weights: Weights | None = None,
+    reading: Reading = ReadingOptions(),
 ) -> str:
     """Write the effect of every single substitution of each record of a file, as tab-separated values.
 
@@ -262,23 +222,17 @@ def mutagenesis(
       alphabet: letters that stand in for others, such as ACDEFGHIKLMNPQRSTVWY.
       label: of a run on classes, the class whose log-odds are compared; by default what the run calls each record.
       window: of a run that predicts bytes, most positions of a row; by default the length of its training rows.
-      batch_size: mutants that are read at once.
-      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
-      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
       overwrite: replace OUT if it is there.
-      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
-      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+      reading: which parameters answer, and how records are read.
 
     Returns:
       A line that says what was written.
     """
-    from jaxblt.run import load
-
     written = {"--out": out, "--picture": picture}
     check_reports(written, inputs=(file, regions, *run_files(run_dir)), overwrite=overwrite)
     source = open_sequences(file, regions, feature)
-    options = {"window": window, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
-    run = load(run_dir, step=step, weights=weights)
+    options = {"window": window, **reading.options()}
+    run = reading.load(run_dir)
     found = run.mutagenesis(source, alphabet=alphabet, label=label, **options)
     found.to_tsv(out)
     if picture is not None:

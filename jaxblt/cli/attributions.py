@@ -3,10 +3,8 @@
 from pathlib import Path
 
 from jaxblt.answers.attributions import Method
-from jaxblt.answers.score import BATCH_SIZE
-from jaxblt.cli.mesh import asked_mesh
+from jaxblt.cli.reading import Reading, ReadingOptions
 from jaxblt.cli.reports import check_reports, open_sequences, save_picture
-from jaxblt.training.state import Step, Weights
 from jaxblt.training.stored.resolved import run_files
 
 
@@ -26,12 +24,8 @@ def attributions(
     method: Method = "gradient",
     steps: int = 32,
     label: str | None = None,
-    batch_size: int = BATCH_SIZE,
-    as_trained: bool = True,
-    mesh: str | None = None,
     overwrite: bool = False,
-    step: Step | None = None,
-    weights: Weights | None = None,
+    reading: Reading = ReadingOptions(),
 ) -> str:
     """Write what each byte adds to its record's answer, as tab-separated values.
 
@@ -49,25 +43,20 @@ def attributions(
       method: gradient times input ("gradient"), or integrated gradients ("integrated").
       steps: of an integral.
       label: of a run on classes, the class that is explained; by default what the run calls each record.
-      batch_size: rows that are read at once.
-      as_trained: case and scored characters are those of the run's data; without it every byte is taken as it is.
-      mesh: sizes of the mesh axes, such as "seq=4,data=2"; the devices left share the rows; one device by default.
       overwrite: replace files that are there.
-      step: of the checkpoint, or "best" for that of the best evaluation; by default the newest.
-      weights: "ema" for the parameters' average, "raw" for the parameters; by default the average if the run has one.
+      reading: which parameters answer, and how records are read.
 
     Returns:
       A line that says what was written.
     """
     from jaxblt.answers.reports.motifs import find_motifs, write_meme
     from jaxblt.answers.reports.tracks import write_track
-    from jaxblt.run import load
 
     written = {"--out": out, "--track": track, "--motifs": motifs, "--picture": picture}
     check_reports(written, inputs=(file, regions, *run_files(run_dir)), overwrite=overwrite)
     source = open_sequences(file, regions, feature, as_genome=track is not None)
-    options = {"steps": steps, "batch_size": batch_size, "as_trained": as_trained, "mesh": asked_mesh(mesh)}
-    run = load(run_dir, step=step, weights=weights)
+    options = {"steps": steps, **reading.options()}
+    run = reading.load(run_dir)
     found = run.attributions(source, method=method, label=label, **options)
     found.to_tsv(out)
     told = [str(out)]

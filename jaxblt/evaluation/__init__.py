@@ -1,5 +1,6 @@
 """The meaning of a model's losses: bits per byte with intervals, and the baselines to hold against them."""
 
+from jaxblt.evaluation.arms import compare_arms
 from jaxblt.evaluation.bits import BitsPerByte, bits_per_byte, document_bits_per_byte, ratio_interval
 from jaxblt.evaluation.boundaries import BoundaryScores, score_boundaries
 from jaxblt.evaluation.compressors import compressor_bits_per_byte, compressor_table
@@ -15,6 +16,7 @@ __all__ = [
     "NgramModel",
     "Planted",
     "bits_per_byte",
+    "compare_arms",
     "compressor_bits_per_byte",
     "compressor_table",
     "document_bits_per_byte",

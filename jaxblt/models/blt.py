@@ -43,6 +43,7 @@ from jaxblt.models.bridge import (
 from jaxblt.models.bridge_patterns import patches_around
 from jaxblt.models.bridge_turns import in_turns
 from jaxblt.models.byte_lm import Head
+from jaxblt.models.byte_patched import BytePatched
 from jaxblt.models.change import change_in
 from jaxblt.models.embeddings import ByteEmbedding
 from jaxblt.models.level import Level, LevelState, last_slots
@@ -83,7 +84,7 @@ class BLTConfig(BLTOptions):
         return BLT(self, dtype, patcher, name=name)
 
 
-class BLT(nn.Module):
+class BLT(BytePatched):
     """p(byte t+1 | bytes ≤ t) through patches; with `causal=False` logits of byte t from the whole document.
 
     `__call__` is the parallel pass, `step` the same model byte by byte, and `prefill` takes a prompt to where `step`
@@ -129,48 +130,6 @@ class BLT(nn.Module):
         """Bytes of a patch block."""
         return self._rule().block_size
 
-    def __call__(
-        self,
-        ids: Int[Array, "B T"],
-        *,
-        segment_ids: Int[Array, "B T"] | None = None,
-        positions: Int[Array, "B T"] | None = None,
-        entropies: Float[Array, "B T"] | None = None,
-        patches: Patches | None = None,
-    ) -> tuple[Float[Array, "B T V"], Patches]:
-        """Return logits in fp32, and the patches that they used.
-
-        Args:
-          ids: byte ids.
-          segment_ids: documents, 0 for padding; None for one document a row.
-          positions: offset in the document; None counts each document.
-          entropies: nats, of an entropy model's prediction at each byte, for a patcher that reads them.
-          patches: how the bytes are grouped, instead of the patcher's decision; from a causal patcher if the model is
-            to generate.
-
-        Raises:
-          ValueError: there is neither a patcher nor patches, the patcher's entropies are missing, the patches are of
-            other rows or documents, or their blocks do not divide among the devices.
-        """
-        x, patches = self._decoded(ids, segment_ids, positions, entropies, patches)
-        return self.head(x, self.embedding), patches
-
-    def hidden(
-        self,
-        ids: Int[Array, "B T"],
-        *,
-        segment_ids: Int[Array, "B T"] | None = None,
-        positions: Int[Array, "B T"] | None = None,
-        entropies: Float[Array, "B T"] | None = None,
-        patches: Patches | None = None,
-    ) -> tuple[Float[Array, "B T C"], Patches]:
-        """Return what the head reads logits off, for another head, and the patches.
-
-        Arguments are those of `__call__`.
-        """
-        x, patches = self._decoded(ids, segment_ids, positions, entropies, patches)
-        return self.head.states(x), patches
-
     def _decoded(
         self, ids: Int[Array, "B T"], segment_ids: Any, positions: Any, entropies: Any, patches: Any
     ) -> tuple[Float[Array, "B T C"], Patches]:
@@ -196,14 +155,6 @@ class BLT(nn.Module):
         return self.decoder(self._read_patches(h, z, patches, p), segment_ids=segment_ids)[0], patches
 
     @nn.nowrap
-    def _rule(self) -> PatcherConfig:
-        if self.patcher is None:
-            raise ValueError(
-                "a byte-patched model needs the patcher that it was trained with, or patches: give build() a patcher"
-            )
-        return self.patcher
-
-    @nn.nowrap
     def init_state(self, batch_size: int, *, num_bytes: int) -> BLTState:
         """Return the state before the first byte, for documents of at most `num_bytes` bytes.
 
@@ -211,14 +162,6 @@ class BLT(nn.Module):
           ValueError: the model or its patcher sees the future, or there is no patcher.
         """
         return init_blt_state(self.config, self._rule(), batch_size, num_bytes=num_bytes, dtype=self.dtype)
-
-    @nn.nowrap
-    def boundaries(self, state: BLTState) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
-        """Count boundaries that were refused for want of slots, and those asked for.
-
-        Both are of each row's document so far.
-        """
-        return state.patcher.overflow, state.patcher.wanted
 
     def route(
         self, ids: Int[Array, "B T"], *, segment_ids: Any = None, entropies: Any = None

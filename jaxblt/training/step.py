@@ -46,7 +46,6 @@ from jaxblt.training.metrics import (
 )
 from jaxblt.training.objectives.objectives import NextByte, Objective
 from jaxblt.training.objectives.reference import Reference, divergence, every_nth
-from jaxblt.training.objectives.scores import IdScores
 from jaxblt.training.optimisers.adamw import Bounded
 from jaxblt.training.optimisers.norm import global_norm
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
@@ -372,8 +371,8 @@ def _gradients(
         drawn = draw(task.hybrid, run, params, state.opt_state, jax.random.fold_in(own, 1))
         logits, patches, side = run(params, experts=None if drawn is None else drawn.experts)
         objective = task.objective
-        paid = objective.answered(logits, rows) if isinstance(objective, IdScores) else 1.0
-        sums = objective.sums(logits, rows) | {"sown_loss": sown_losses(side, paid) / accumulate}
+        sown = sown_losses(side, objective.answered(logits, rows)) / accumulate
+        sums = objective.sums(logits, rows) | {"sown_loss": sown}
         counts = {} if patches is None else patch_counts(patches)
         parts = {"language": sums["loss"]}
         if task.reference is not None:

@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, ChunkMean, Prefix, RouterConfig
+from configs import RECIPES
+from jaxblt.adapters import AdapterConfig, ChunkMean, Prefix, RouterConfig, Traces, attach
 from jaxblt.adapters.code.router import Router, init_router_state
+from jaxblt.adapters.update.params import routers
+from jaxblt.training.flops import count_params
 from tests.adapters.routing import DOCUMENTS, inputs, params_of, whole
 
 CHUNK, LEVELS = 5, ("chunk", "prefix", "token")
@@ -87,3 +90,15 @@ def test_the_sums_of_another_config_are_refused(change, held):
         ValueError, match=f"the state is of {held}, and the config of .*: make it by init_state"
     ):
         jax.eval_shape(lambda: Router(ADAPTER).init_with_output(jax.random.key(0), x, state=state))
+
+
+@pytest.mark.slow(days=28, group="costly", turn="adapters/test_router_checks")
+@pytest.mark.parametrize("read", [Prefix(128), Traces()])
+def test_routers_of_a_recipe_are_small(read):
+    """They have less than 5 % of all parameters, beside a bank of eight domains at rank 4."""
+    router = RouterConfig(level="token", chunk=64, reads=(ChunkMean(), read), hidden=48)
+    adapter = AdapterConfig(sites=("mixer/*", "mlp/*"), rank=32, router=router)
+    module = attach(RECIPES["books_512"]().model, adapter).build()
+    params = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    own, every = count_params(routers(params))[0], count_params(params)[0]
+    assert 0 < own < 0.05 * every

@@ -9,6 +9,9 @@ from experiments.benchmark.figures.saved import timed
 from jaxblt.profiling import measure
 from jaxblt.training.log.meter import peak_memory
 
+SINGLY = {"xla_gpu_enable_command_buffer": ""}
+"""Options of the compiler that launch kernels one by one: a trace does not tell the kernels of a command buffer."""
+
 
 def time_program(call: Any, args: tuple[Any, ...], trials: int) -> tuple[dict[str, Any], Any]:
     """Return seconds with their interval and the bytes that the compiler planned, and what the call returns."""

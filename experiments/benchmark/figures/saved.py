@@ -16,12 +16,7 @@ RECORD = Path(__file__).resolve().parents[2] / "results"
 
 ON_CPU = (
     "baselines",
-    "contacts",
-    "copies",
-    "level_pareto",
-    "loci",
     "memory_context",
-    "planted_boundaries",
     "promoter_baselines",
     "review_baselines",
     "scaling_on_cpu",

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxblt.profiling import KernelTotal
 
-SINGLY = {"xla_gpu_enable_command_buffer": ""}
-"""Options of the compiler that launch kernels one by one: a trace does not tell the parts of a command buffer."""
-
 MOST = 25
 """Kernels that are told of, longest first."""
 
@@ -31,6 +28,7 @@ def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, round
     import jax
     import numpy as np
 
+    from experiments.benchmark.figures.programs import SINGLY
     from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling, programs
     from jaxblt.profiling import kernel_totals, trace
     from pallas_kernels.runtime import alone

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
-    from experiments.benchmark.boundaries.side_by_side import Trained
+    from experiments.benchmark.operations.side_by_side import Trained
     from jaxblt.mixers import MixerConfig
     from jaxblt.models import StackConfig
     from jaxblt.training.evaluate import Validation
@@ -60,9 +60,9 @@ def sparse_books(
     """
     import jax
 
-    from experiments.benchmark.boundaries.boundary_books import by_seed, on_texts
-    from experiments.benchmark.boundaries.side_by_side import train_seeds
+    from experiments.benchmark.figures.over_seeds import over_seeds
     from experiments.benchmark.figures.saved import save
+    from experiments.benchmark.operations.side_by_side import train_seeds
     from jaxblt import recipes
     from jaxblt.training.evaluate import Validation
     from jaxblt.training.flops import count_params
@@ -73,7 +73,9 @@ def sparse_books(
         whole(f"--{name}", value, least=1)
     if not arms:
         raise ValueError("--arms names no arm, such as dense or rule_90")
-    base = on_texts(recipes.get(recipe), paths)
+    base = recipes.get(recipe)
+    if paths:
+        base = replace(base, data=replace(base.data, paths=paths))
     stack = replace(base.model.stack, num_layers=layers, dropout=0.0)
     stacks = {arm: stack_of(stack, arm, length) for arm in dict.fromkeys(arms)}
     base = replace(
@@ -84,17 +86,18 @@ def sparse_books(
     )
     figures: dict[str, Any] = {"recipe": recipe, "dim": stack.dim, **sizes, "arms": {}}
     for arm, made in stacks.items():
-        trained = train_seeds(replace(base, model=replace(base.model, stack=made)), range(seeds), every=steps)
+        trained = train_seeds(replace(base, model=replace(base.model, stack=made)), range(seeds))
         with jax.set_mesh(trained.setup.mesh):
             validation = Validation(trained.setup)
             found = [validation(state) for state in trained.states]
+        bits = [one["bits_per_byte"] for one in found]
         figures["arms"][arm] = {
             "pattern": list(made.pattern),
             "shown": {name: shown(made.mixers[name], length) for name in made.pattern},
             "parameters": count_params(trained.states[0].params)[0],
             "step_ms": 1e3 * trained.step_seconds,
             "bytes": found[0]["bytes"],
-            **by_seed(found),
+            "bits_per_byte": {"seeds": bits, **over_seeds(bits)},
             **kept_shares(trained, validation),
         }
         figures["gaps"] = gaps(figures["arms"])

@@ -152,7 +152,7 @@ def _layer(tokens: int, heads: int, head_dim: int, predictor: int | None) -> dic
     import jax
     import jax.numpy as jnp
 
-    from experiments.benchmark.precision.step_kernels import told
+    from experiments.benchmark.figures.kernel_table import told
     from jaxblt.mixers import SparseAttentionConfig
     from pallas_kernels.runtime import reference_ops
 
@@ -203,7 +203,7 @@ def _trace(run: Callable[..., Any], args: tuple[Any, ...]) -> "tuple[list[Kernel
     """Return what `TRACED` calls ran on the device, by instruction and by the kernels' own names."""
     import jax
 
-    from experiments.benchmark.boundaries.boundary_step import SINGLY
+    from experiments.benchmark.figures.programs import SINGLY
     from jaxblt.profiling import kernel_totals, op_totals, trace
 
     # Launch one by one: a trace does not tell the kernels of a command buffer

@@ -2,27 +2,21 @@
 
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from experiments.benchmark.boundaries.boundary_step import SINGLY, begun
 from experiments.benchmark.figures.saved import save
 from experiments.benchmark.precision.fp8_step import PEAK, Form, with_form
 from experiments.benchmark.splitting.split_step import Model, read_mesh, step_recipe
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jax.sharding import Mesh
 
-    from jaxblt.profiling import KernelTotal, OpTotal
     from jaxblt.training.start.timed_step import Ready
 
 TRACED = 5
 """Steps in a trace."""
-LEAST = 0.002
-"""Share of a step's device time from which a kernel has a row of its own."""
 
 
 def step_kernels(
@@ -45,9 +39,9 @@ def step_kernels(
 
     Args:
       out: JSON file to write.
-      model: as for `split_step`; or the recipe `books` on the embedded book, with a drawn entropy model and as many
-        slots for patches as a mean length of 4.5 bytes takes. Of the options behind it only `rows`, `length`, `trials`
-        and `peak` count then.
+      model: as for `split_step`; or the recipe `books` on the embedded book, without dropout in its encoder, with a
+        head of its own, a drawn entropy model and as many slots for patches as a mean length of 4.5 bytes takes. Of
+        the options behind it only `rows`, `length`, `trials` and `peak` count then.
       form: as for `fp8_step`.
       rows: of a batch.
       length: bytes of a row.
@@ -90,20 +84,38 @@ def step_kernels(
 
 
 def _books(rows: int, length: int, mesh: "Mesh") -> "Ready":
+    import flax.linen as nn
+    import jax
+
     from jaxblt import recipes
     from jaxblt.training.start.compile_ahead import settle
+    from jaxblt.training.start.setup import init_params, make_task
+    from jaxblt.training.start.timed_step import prepare
+    from jaxblt.training.state import freeze_entropy
 
-    base = recipes.get("books")
+    base, entropy = recipes.get("books"), recipes.get("books_entropy")
     # Settle the capacity first: entropies of a drawn model would calibrate it to twice the slots
-    settled, _ = settle(replace(base, data=replace(base.data, batch_size=rows, seq_len=length)))
-    assert settled.patcher is not None
-    return begun(replace(settled, patcher=replace(settled.patcher, threshold=None)), "entropy", mesh)
+    base, _ = settle(replace(base, data=replace(base.data, batch_size=rows, seq_len=length)))
+    assert base.patcher is not None
+    book = {"paths": (), "sample": "book", "split": "position", "validation_names": (), "test_names": ()}
+    data, task = replace(base.data, **book), make_task(entropy)
+    draw = jax.jit(lambda: nn.meta.unbox(init_params(task, data, 0)))
+    recipe = replace(
+        base,
+        data=data,
+        model=replace(base.model, encoder=replace(base.model.encoder, dropout=0.0), tie_head=False),
+        patcher=replace(base.patcher, threshold=None),
+        entropy_run=None,
+        entropy_model=entropy.model,
+    )
+    return prepare(recipe, mesh, frozen=freeze_entropy(draw()))
 
 
 def _timed(ready: "Ready", trials: int, peak: float) -> dict[str, Any]:
     import jax
 
-    from experiments.benchmark.figures.programs import time_on_devices
+    from experiments.benchmark.figures.kernel_table import told
+    from experiments.benchmark.figures.programs import SINGLY, time_on_devices
     from jaxblt.profiling import kernel_totals, op_totals, trace
     from jaxblt.training.flops import count_params
     from pallas_kernels.runtime import alone
@@ -142,38 +154,3 @@ def work_of(ready: "Ready", bytes_per_patch: float) -> float:
     cost = model_cost(ready.setup.task, nn.meta.unbox(ready.setup.whole), ready.batch.inputs.shape[1])
     patches = 0 if ready.setup.task.patcher is None else cost.patch / bytes_per_patch
     return ready.num_bytes * (cost.byte + patches)
-
-
-def told(rows: "list[KernelTotal]", launched: "list[OpTotal]", steps: int) -> dict[str, Any]:
-    """Return a step's device seconds in all, by kind, by pass, by instruction, and by the kernels' own names."""
-    total = sum(row.seconds for row in rows)
-
-    def shares(of: "Callable[[KernelTotal], str]") -> dict[str, dict[str, float]]:
-        sums: dict[str, float] = {}
-        for row in rows:
-            sums[of(row)] = sums.get(of(row), 0.0) + row.seconds
-        longest = sorted(sums.items(), key=lambda item: -item[1])
-        return {name: {"seconds": part / steps, "share": part / total} for name, part in longest}
-
-    large = [row for row in rows if row.seconds >= LEAST * total]
-    kernels = [
-        {
-            **asdict(row),
-            "count": row.count / steps,
-            "seconds": row.seconds / steps,
-            "share": row.seconds / total,
-        }
-        for row in large
-    ]
-    names = [
-        {"name": one.name, "count": one.count / steps, "seconds": one.seconds / steps}
-        for one in launched
-        if one.seconds >= LEAST * total
-    ]
-    return {
-        "device_seconds": total / steps,
-        "kinds": shares(lambda row: row.kind),
-        "passes": shares(lambda row: row.during),
-        "kernels": kernels,
-        "launched": names,
-    }

@@ -15,6 +15,7 @@ from jaxblt.models.blt_state import begin, check_rule, check_state
 from jaxblt.models.blt_stream import CLOSED, CUT, after_bytes, cut_bytes, lay_bytes
 from jaxblt.models.bridge import to_blocks, to_row
 from jaxblt.models.byte_lm import Head
+from jaxblt.models.byte_patched import BytePatched
 from jaxblt.models.change import change_in
 from jaxblt.models.embeddings import ByteEmbedding, EmbeddingConfig, check_vocab_size
 from jaxblt.models.positions import last_index
@@ -163,11 +164,13 @@ class ReleasedBLTConfig:
         return ReleasedBLT(self, dtype, patcher, name=name)
 
 
-class ReleasedBLT(nn.Module):
+class ReleasedBLT(BytePatched):
     """p(byte t+1 | bytes ≤ t) through patches of k vectors.
 
     `__call__` is the parallel pass. `prefill`, `stream` and `step` are one pass over the next bytes of each row, from
-    any byte, and end with the state behind them.
+    any byte, and end with the state behind them. Positions are not read, as rotary phases go by distance. Of patches
+    that are given, a document's first byte should be one: bytes before the first end of a patch read zeros. No mesh may
+    split rows.
     """
 
     config: ReleasedBLTConfig
@@ -199,45 +202,8 @@ class ReleasedBLT(nn.Module):
         self.decoders = [Stack(part, dtype, name=f"decoder_{i}") for i, part in enumerate(parts)]
         self.head = Head(config.vocab_size, False, dtype, config.decoder)
 
-    def __call__(
-        self,
-        ids: Int[Array, "B T"],
-        *,
-        segment_ids: Int[Array, "B T"] | None = None,
-        positions: Int[Array, "B T"] | None = None,
-        entropies: Float[Array, "B T"] | None = None,
-        patches: Patches | None = None,
-    ) -> tuple[Float[Array, "B T V"], Patches]:
-        """Return logits in fp32, and the patches that they used; see `LanguageModel.__call__` for the arguments.
-
-        `positions` are not read, as rotary phases go by distance. Of `patches` that are given, a document's first byte
-        should be one: bytes before the first end of a patch read zeros.
-
-        Raises:
-          ValueError: there is neither a patcher nor patches, the patcher's entropies are missing, the patches are of
-            other rows or documents, or a mesh splits the rows.
-        """
-        x, patches = self._decoded(ids, segment_ids, entropies, patches)
-        return self.head(x, self.embedding), patches
-
-    def hidden(
-        self,
-        ids: Int[Array, "B T"],
-        *,
-        segment_ids: Int[Array, "B T"] | None = None,
-        positions: Int[Array, "B T"] | None = None,
-        entropies: Float[Array, "B T"] | None = None,
-        patches: Patches | None = None,
-    ) -> tuple[Float[Array, "B T C"], Patches]:
-        """Return what the head reads logits off, for another head, and the patches.
-
-        Arguments are those of `__call__`.
-        """
-        x, patches = self._decoded(ids, segment_ids, entropies, patches)
-        return self.head.states(x), patches
-
     def _decoded(
-        self, ids: Int[Array, "B T"], segment_ids: Any, entropies: Any, patches: Patches | None
+        self, ids: Int[Array, "B T"], segment_ids: Any, positions: Any, entropies: Any, patches: Any
     ) -> tuple[Float[Array, "B T C"], Patches]:
         """Return byte vectors behind the decoder, and the patches that they used."""
         _refuse_split(ids)
@@ -286,14 +252,6 @@ class ReleasedBLT(nn.Module):
         return h, dataclasses.replace(state, periods=tuple(p for own in after for p in own.periods))
 
     @nn.nowrap
-    def _rule(self) -> PatcherConfig:
-        if self.patcher is None:
-            raise ValueError(
-                "a byte-patched model needs the patcher that it was trained with, or patches: give build() a patcher"
-            )
-        return self.patcher
-
-    @nn.nowrap
     def init_state(self, batch_size: int, *, num_bytes: int) -> ReleasedState:
         """Return the state before the first byte, for documents of at most `num_bytes` bytes.
 
@@ -302,11 +260,6 @@ class ReleasedBLT(nn.Module):
         """
         rule = self._rule()
         return init_released_state(self.config, rule, batch_size, num_bytes=num_bytes, dtype=self.dtype)
-
-    @nn.nowrap
-    def boundaries(self, state: ReleasedState) -> tuple[Int[Array, "B"], Int[Array, "B"]]:
-        """Count boundaries that were refused for want of slots, and those asked for, of each row's document."""
-        return state.patcher.overflow, state.patcher.wanted
 
     def prefill(
         self,

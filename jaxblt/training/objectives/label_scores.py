@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.data.batch import Batch
 from jaxblt.training.metrics import cross_entropy, smoothed
 from jaxblt.training.objectives.crf import log_partition, path_score, viterbi
+from jaxblt.training.objectives.scores import Scores
 
 
 @runtime_checkable
@@ -36,7 +37,7 @@ CONFUSION = "confusion"
 """The sum that counts rows by label and prediction, Float[C, C]."""
 
 
-class LabelScores:
+class LabelScores(Scores):
     """Scores of an objective that asks for a class a row, `batch.labels`.
 
     loss is the mean over rows of ℓ = (1 - ε) · (-log p[label]) + ε · mean over classes of -log p, in nats. accuracy,
@@ -87,7 +88,7 @@ class LabelScores:
         return dict(zip(("auroc", "auprc"), map(float, np.mean(found, 0)), strict=True))
 
 
-class PositionScores:
+class PositionScores(Scores):
     """Scores of an objective that asks for a class at every position, `batch.labels`, where that is not negative.
 
     The figures are those of `LabelScores`, of positions, without areas under curves.
@@ -128,7 +129,7 @@ class ChainScores(PositionScores):
         }
 
 
-class NumberScores:
+class NumberScores(Scores):
     """Scores of an objective that asks for a number a row, `batch.labels`.
 
     Attributes:

@@ -41,6 +41,10 @@ class OwnObjective(Protocol):
         """Return the batch that the model is asked."""
         ...
 
+    def answered(self, logits: Any, batch: Batch) -> Float[Array, "B"] | float:
+        """Return the share of prices that modules sowed which each row pays, such as 1."""
+        ...
+
     def weight(self, batch: Batch) -> Float[Array, ""]:
         """Return what the loss is divided by."""
         ...

@@ -11,7 +11,15 @@ from jaxblt.data.batch import Batch
 from jaxblt.training.metrics import answered, cross_entropy, smoothed
 
 
-class IdScores:
+class Scores:
+    """The scores that all objectives share."""
+
+    def answered(self, logits: Any, batch: Batch) -> Float[Array, "B"] | float:
+        """Return the share of prices that modules sowed which each row pays: all of it."""
+        return 1.0
+
+
+class IdScores(Scores):
     """Scores of an objective that asks for ids, weighted by `batch.loss_mask`: loss, bits per byte, accuracy.
 
     loss = Σ w ℓ / Σ w with ℓ = (1 - ε) · (-log p[target]) + ε · mean over ids of -log p, in nats; bits per byte are of
@@ -41,7 +49,7 @@ class IdScores:
         return jnp.sum(batch.loss_mask.astype(jnp.float32))
 
     def answered(self, logits: Float[Array, "B T V"], batch: Batch) -> Float[Array, "B"]:
-        """Return how well each row is answered, from 0 to 1: what it pays of prices that modules sowed."""
+        """Return how well each row is answered, from 0 to 1: that share of prices is paid."""
         return answered(logits, batch.targets, batch.loss_mask.astype(jnp.float32))
 
     def sums(self, logits: Float[Array, "B T V"], batch: Batch) -> dict[str, Float[Array, ""]]:

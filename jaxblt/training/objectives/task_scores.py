@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float
 from jaxblt.data.batch import Batch
 from jaxblt.models.task_heads import TaskAnswers
 from jaxblt.training.objectives.label_scores import LabelScores, NumberScores, Sums, filled
+from jaxblt.training.objectives.scores import Scores
 
 Weighting = Literal["fixed", "uncertainty", "gradnorm", "dwa"]
 
@@ -29,7 +30,7 @@ class Weighted(Protocol):
     def weight(self) -> float: ...
 
 
-class TaskScores:
+class TaskScores(Scores):
     """Scores of tasks i, each with an objective of its own for the labels of its name.
 
     L_i is the mean loss over the rows that have a label of task i: cross-entropy in nats, or the square error in units

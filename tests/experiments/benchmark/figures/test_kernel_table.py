@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.benchmark.precision.step_kernels import told
+from experiments.benchmark.figures.kernel_table import told
 from jaxblt.profiling import KernelTotal, OpTotal
 
 
