@@ -46,7 +46,8 @@ class SquareCNN(nn.Module):
     @nn.compact
     def __call__(self, ids: Int[Array, "B T"]) -> tuple[Float[Array, "B C"], None]:
         """Return logits in fp32, and no patches."""
-        x = self._conv("first")(as_square(ids)[..., None].astype(self.dtype))
+        # Keep black pixels off zero: the norm of a zero vector multiplies gradients by a thousand in each block
+        x = self._conv("first")((as_square(ids)[..., None] - 0.5).astype(self.dtype))
         for i in range(self.blocks):
             y = self._conv(f"in_{i}")(nn.RMSNorm(dtype=self.dtype, name=f"norm_{i}")(x))
             x = x + self._conv(f"out_{i}")(jax.nn.gelu(y))

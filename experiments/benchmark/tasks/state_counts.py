@@ -12,11 +12,9 @@ if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig
 
 TEST_ROWS = 1024
-SURE = 0.9
-"""The probability of all targets from which on a row pays, where only sure ones do."""
-Paid = Literal["sure", "answered", "full"]
-"""What a row pays of the price of its slots: all if the model is sure of all its targets, else nothing; a share as
-large as the probability of a target in the mean; or all.
+Paid = Literal["whole", "answered", "full"]
+"""What a row pays of the price of its slots: a share as large as the probability that all its targets are right, as
+large as that of one target in the geometric mean, or all.
 """
 
 
@@ -76,7 +74,7 @@ def state_counts(
     Args:
       out: file for the figures as JSON, written anew after each model.
       seeds: models of each arm, with seeds 0, 1, ...
-      arms: what a row pays of the price of slots: all if all its answers are sure, as much as it is answered, or all.
+      arms: what a row pays of the price of slots: as much as all its answers are right at once, as each is, or all.
       settings: of all of them.
 
     Raises:
@@ -117,15 +115,13 @@ def draw_rows(settings: Settings, key: Any, count: int, equal: Any) -> "Rows":
 
 def share_paid(paid: Paid, logits: Any, rows: "Rows") -> Any:
     """Return the share of the price of its slots that each row pays."""
-    import jax.numpy as jnp
-
     from jaxblt.training.metrics import answered
 
     if paid == "full":
         return 1.0
     weights = rows.scored.astype("float32")
     mean = answered(logits, rows.targets, weights)
-    return mean if paid == "answered" else (mean ** jnp.sum(weights, 1) > SURE).astype("float32")
+    return mean if paid == "answered" else mean ** weights.sum(1)
 
 
 def train(settings: Settings, seed: int, paid: Paid) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from jaxblt.data.tasks.pixels.stamps import Paddle, disc
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.validation import check_bounds
 
+LONG_TRIES = 10_000
+"""Tries of both long contours, before an image has no room for them; at the defaults some 20 are taken."""
 SHORT_TRIES = 5
 """Tries of a contour between the two long ones, before the image goes without it."""
 
@@ -146,7 +148,11 @@ class Pathfinder(GeneratedTask):
         return raster_row(*self.picture(draws))
 
     def picture(self, draws: Draws) -> Picture:
-        """Draw an image and its label."""
+        """Draw an image and its label.
+
+        Raises:
+          ValueError: the long contours find no room.
+        """
         numbers = _stream(draws)
         label, length, margin = (
             values[int(next(numbers) * len(values))] for values in ((0, 1), self.contours, self.margins)
@@ -154,9 +160,16 @@ class Pathfinder(GeneratedTask):
         shapes = make_shapes(
             Paddle(self.paddle_length, self.paddle_thickness, margin, self.antialias), self.continuity
         )
-        found = None
-        while found is None:
-            found = self._long_contours(Canvas(self.size, self.padding, shapes, numbers), length)
+        tries = (
+            self._long_contours(Canvas(self.size, self.padding, shapes, numbers), length)
+            for _ in range(LONG_TRIES)
+        )
+        found = next((found for found in tries if found is not None), None)
+        if found is None:
+            raise ValueError(
+                f"Pathfinder found no room for two contours of {length} segments in {LONG_TRIES:,} tries at size = "
+                f"{self.size} and continuity = {self.continuity}: draw shorter ones, or lower continuity"
+            )
         canvas, long = found
         short = []
         for _ in range(self.short_contours):

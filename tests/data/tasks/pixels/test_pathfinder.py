@@ -12,7 +12,7 @@ from jaxblt.data import make_dataset
 from jaxblt.data.draws import Draws
 from jaxblt.data.task_data import TaskDataConfig
 from jaxblt.data.tasks import Pathfinder
-from jaxblt.data.tasks.pixels import draw_sheet
+from jaxblt.data.tasks.pixels import draw_sheet, pathfinder
 from jaxblt.data.vocab import OFFSET
 
 CONNECTED = np.ones((3, 3), bool)
@@ -109,3 +109,9 @@ def test_a_sheet_shows_the_classes_row_by_row():
 def read_png(file):
     """Return grey levels by matplotlib's own reader."""
     return (plt.imread(io.BytesIO(file)) * 255).round().astype(np.uint8)
+
+
+def test_contours_that_find_no_room_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pathfinder, "LONG_TRIES", 20)
+    with pytest.raises(ValueError, match="no room for two contours of 40 segments in 20 tries at size = 32"):
+        Pathfinder(contours=(40,)).picture(Draws(0, 0))

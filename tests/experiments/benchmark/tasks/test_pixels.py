@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.benchmark.tasks import pixel_training
-from experiments.benchmark.tasks.pixel_models import LinearPixels, cnn_of_size
+from experiments.benchmark.tasks.pixel_models import LinearPixels, SquareCNN, cnn_of_size
 from experiments.benchmark.tasks.pixel_training import Shown, Training, accuracy, change, fit, grown
+from jaxblt.data.vocab import OFFSET
 from jaxblt.training.flops import count_params
 from jaxblt.training.optimisers.adamw import AdamWConfig
 
@@ -48,6 +49,13 @@ def test_images_with_more_ink_join_later() -> None:
     assert shown.labels.tolist() == [1, 2, 0]
     assert int(shown.pixels[2].min()) == 9
     assert [grown(drawn, right) for drawn, right in ((0.5, 0.9), (0.5, 0.6), (0.99, 1.0))] == [0.54, 0.5, 1.0]
+
+
+def test_gradients_of_a_cnn_that_sees_black_are_small() -> None:
+    cnn, ids = SquareCNN(2, 8, blocks=3), jnp.full((2, 64), OFFSET, jnp.int32)
+    params = cnn.init(jax.random.key(0), ids)
+    gradients = jax.grad(lambda params: jnp.sum(cnn.apply(params, ids)[0][:, 0]))(params)
+    assert max(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradients)) < 100
 
 
 def test_the_cnn_is_as_large_as_asked() -> None:
