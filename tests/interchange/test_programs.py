@@ -82,7 +82,6 @@ def test_embeddings_of_every_pool_are_the_runs(runs, tmp_path, name, pool):
         np.testing.assert_allclose(states, own, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow(days=28, group="costly", turn="interchange/test_programs")
 def test_a_program_says_what_it_is_and_holds_no_kernel(programs):
     program = read_program(programs / "score.bin")
     about = program.about

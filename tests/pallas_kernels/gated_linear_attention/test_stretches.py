@@ -97,6 +97,7 @@ def test_states_that_enter_are_of_the_stretch_s_document(gate: str, ids: tuple[A
         assert_close(got, want, n=given.terms)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", turn="strong decay over stretches")
 @pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
 def test_strong_decay_is_exact_beside_weak_decay(strong: float) -> None:
     for gate in GATES:

@@ -159,17 +159,19 @@ def alone(arrays: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[int, slice
             places.append((b, slice(at[0], at[-1] + 1)))
     rows = {n: a for n, a in arrays.items() if n != "segment_ids"}
     for name in STREAMS:
-        full = np.zeros((len(places), *arrays[name].shape[1:]), np.float32)
+        # As JAX's, each slice would compile a program
+        given = np.asarray(arrays[name])
+        full = np.zeros((len(places), *given.shape[1:]), np.float32)
         for i, (b, at) in enumerate(places):
-            full[i, :, : at.stop - at.start] = np.where(ids[b, at] > 0, arrays[name][b, :, at], 0)
-        rows[name] = jnp.asarray(full)
+            full[i, :, : at.stop - at.start] = np.where(ids[b, at] > 0, given[b, :, at], 0)
+        rows[name] = full
     return rows, places
 
 
 def assert_packed_is_apart(op: Callable[..., Any], arrays: dict[str, Any], n: int) -> None:
     """op on packed rows gives each document what op gives it in a row of its own."""
     rows, places = alone(arrays)
-    packed, apart = jax.jit(op)(**arrays), jax.jit(op)(**rows)
+    packed, apart = jax.device_get((jax.jit(op)(**arrays), jax.jit(op)(**rows)))
     empty = np.asarray(arrays["segment_ids"])[:, None] <= 0
     assert not np.any(np.where(empty, packed, 0)), "holes and padding must come out as zeros"
     for i, (b, at) in enumerate(places):
@@ -194,7 +196,7 @@ def assert_gradients_are_apart(
         y, vjp = jax.vjp(lambda floats: op(**floats, **ids), floats)
         return vjp(dy.astype(y.dtype))[0]
 
-    packed, apart = gradients(floats, dy, segment_ids=ids), gradients(rows, dy_of_rows)
+    packed, apart = jax.device_get((gradients(floats, dy, segment_ids=ids), gradients(rows, dy_of_rows)))
     empty, dtype = np.asarray(ids)[:, None] <= 0, dy.dtype
     for name, found in packed.items():
         if name not in STREAMS:
