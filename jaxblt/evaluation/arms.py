@@ -1,6 +1,7 @@
 """Arms of a comparison, document by document: intervals by the bootstrap, and errors of many tests."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -24,25 +25,45 @@ def compare_arms(
     Args:
       documents: by arm, what it needs of each document; means over seeds.
       base: the arm that others are compared with.
-      parameters: trained parameters by arm, which are to be equal within 5 % of the base's; None to not look.
+      parameters: trained parameters of each arm, which are to be equal within 5 % of the base's; None to not look.
 
     Raises:
-      ValueError: there is no such arm or no other one, or sizes differ.
+      ValueError: there is no such arm or no other one, an arm lacks a document's number or is of other documents, or
+        sizes are missing or differ.
     """
     from scipy import stats
 
     others = [name for name in documents if name != base]
     if base not in documents or not others:
         raise ValueError(f"arms are compared with {base!r}, got {list(documents)}: give it and others")
-    size = (parameters or {}).get(base, 0)
-    apart = {arm: count for arm, count in (parameters or {}).items() if abs(count - size) > WITHIN * size}
+    _check_documents(documents, np.shape(documents[base]))
+    if parameters is not None:
+        _check_sizes(parameters, documents, base)
+    found = {name: _gain(documents[base] - documents[name]) for name in others}
+    adjusted = stats.false_discovery_control([arm["p"] for arm in found.values()])
+    return {name: {**arm, "q": float(q)} for (name, arm), q in zip(found.items(), adjusted, strict=True)}
+
+
+def _check_documents(documents: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless each arm has a finite number for each of the base's documents."""
+    for name, needed in documents.items():
+        if np.shape(needed) != shape or len(shape) != 1 or not shape[0] or not np.isfinite(needed).all():
+            raise ValueError(
+                f"arm {name!r} has numbers of shape {np.shape(needed)}, the base {shape}: give a finite one for each "
+                "document, of the same documents for all arms"
+            )
+
+
+def _check_sizes(parameters: Mapping[str, int], documents: Mapping[str, Any], base: str) -> None:
+    """Raise ValueError unless each arm has a size, and nearly the base's."""
+    if missing := documents.keys() - parameters.keys():
+        raise ValueError(f"parameters has no size of {sorted(missing)}: give one for each arm, or None")
+    size = parameters[base]
+    apart = {arm: count for arm, count in parameters.items() if abs(count - size) > WITHIN * size}
     if apart:
         raise ValueError(
             f"parameters {apart} differ from {size} of {base!r} by more than {WITHIN:.0%}: make arms equal"
         )
-    found = {name: _gain(documents[base] - documents[name]) for name in others}
-    adjusted = stats.false_discovery_control([arm["p"] for arm in found.values()])
-    return {name: {**arm, "q": float(q)} for (name, arm), q in zip(found.items(), adjusted, strict=True)}
 
 
 def _gain(less: Float[np.ndarray, " documents"]) -> dict[str, float]:

@@ -146,7 +146,7 @@ def _pieces(
     prepared = prepare_decoding(decoder, params, rows=len(table), num_bytes=num_bytes)
     place = _begin(decoder, num_bytes, prepared, table, requests.lengths)
     apart = unrolled(decoder)
-    prepared = narrow_params(apart, len(table), unroll_params(prepared), _unpack(place).state)
+    prepared = _narrow(apart, len(table), unroll_params(prepared), place)
     refused = replaced = None
     for start in range(0, most, steps):
         place, piece = advancing(_advance, place)(apart, steps, prepared, requests, place, np.int32(start))
@@ -226,9 +226,10 @@ def _begin(
     return pack_small(Place(unroll_state(state), logits, jnp.zeros(lengths.shape, bool)))
 
 
-@jax.jit
-def _unpack(packed: Packed) -> Place:
-    return packed.unpack()
+@partial(jax.jit, static_argnums=(0, 1))
+def _narrow(decoder: Decoder, rows: int, params: dict[str, Any], packed: Packed) -> dict[str, Any]:
+    # Unpack in here: a program that returned the place would copy its caches
+    return narrow_params(decoder, rows, params, packed.unpack().state)
 
 
 def _advance(

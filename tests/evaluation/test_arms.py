@@ -67,3 +67,13 @@ def test_arms_of_other_sizes_and_single_ones_are_refused() -> None:
         compare_arms(scored, "static", parameters={"static": 100, "wide": 106})
     with pytest.raises(ValueError, match=r"arms are compared with 'none', got \['static', 'wide'\]"):
         compare_arms(scored, "none")
+    with pytest.raises(ValueError, match=r"no size of \['static'\]: give one for each arm"):
+        compare_arms(scored, "static", parameters={"wide": 100})
+
+
+@pytest.mark.parametrize("other", [np.ones(3), np.array([1, 1, 1, np.nan]), np.ones((4, 2))], ids=str)
+def test_arms_of_other_documents_are_refused(other: np.ndarray) -> None:
+    with pytest.raises(
+        ValueError, match=r"arm 'other' has numbers of shape \(.*, the base \(4,\): give a finite"
+    ):
+        compare_arms({"static": np.ones(4), "other": other}, "static")

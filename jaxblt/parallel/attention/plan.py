@@ -162,7 +162,7 @@ class Call:
         One token reads any cache so. cuDNN takes four launches for it, and reads all slots.
         """
         asked = self.asked
-        alone = self.length == 1 <= FEW and (self.bounded or self.axis is None)
+        alone = self.length == 1 and (self.bounded or self.axis is None)
         if self.cache is None or asked.rule is not None or not (alone or self.meets_long_cache):
             return False
         if not asked.causal or asked.alibi or asked.implementation is not None:
