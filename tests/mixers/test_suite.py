@@ -55,7 +55,7 @@ def test_sharded_over_fewer_devices(name: str, count: int) -> None:
 
 RELATIVES = (
     *("sparse_attention", "minlstm", "ntm", "state_engine"),
-    *("attention_both", "hyena_modal_both", "hyena_explicit", "hyena_implicit"),
+    *("attention_both", "hyena_modal_both", "hyena_implicit"),
     *("lstm", "gated_delta_net", "mamba2"),
 )
 """Mixers whose loops are compared each run by a test of their own, and those that share the code of one that runs."""
