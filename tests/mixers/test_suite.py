@@ -58,7 +58,7 @@ RELATIVES = (
     *("attention_both", "hyena_modal_both", "hyena_implicit"),
     *("lstm", "gated_delta_net", "mamba2"),
 )
-"""Mixers whose loops a test of their own compares, each run or in turns, and those that share the code of one that runs."""
+"""Mixers whose loops tests of their own compare, each run or in turns, or which share the code of one that runs."""
 
 
 def turns(name: str, prop: Property) -> tuple[pytest.MarkDecorator, ...]:
