@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-START = "from jaxblt.cli.interrupts import end_quietly; end_quietly(); print('begun'); "
+# Jobs in a shell's background ignore Ctrl-C, and what they start does too
+HEAR = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+START = HEAR + "from jaxblt.cli.interrupts import end_quietly; end_quietly(); print('begun'); "
 SLOW = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('too far')\n"
 
 
