@@ -32,7 +32,7 @@ MOST_PLACES = 1024
 """Letters of a record up to which each of its places is worth features of its own."""
 MOST_WORDS = 1 << 20
 MOST_LETTERS = 64
-"""The most letters of words and of gaps."""
+"""The most letters of words."""
 GAPS = 5
 """Letters between the letters of pairs in proteins of any length; chosen on superfamilies."""
 BOXED, BOX = 4, 6
@@ -68,7 +68,7 @@ class WordsConfig:
         check_bounds(self, "longest", least=1, most=MOST_LETTERS)
         check_bounds(self, "places", least=0)
         check_bounds(self, "box", least=0)
-        check_bounds(self, "gaps", least=0, most=MOST_LETTERS)
+        check_bounds(self, "gaps", least=0, most=MOST_WORDS)
         if self.both_strands and self.letters != "dna":
             raise ValueError(
                 f"WordsConfig.both_strands is of DNA, and letters = {self.letters!r}: set it to False"

@@ -85,11 +85,11 @@ MODELS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "WordsConfig": {
         "letters": ("rna",),
-        "longest": (0, 2.5),
+        "longest": (0, 2.5, 10**9),
         "both_strands": (1,),
         "places": (-1, 2.5),
         "box": (-1, 2.5),
-        "gaps": (-1, 2.5),
+        "gaps": (-1, 2.5, 10**9),
     },
     "LabelHeadConfig": {
         "target": ("text",),
