@@ -62,7 +62,7 @@ def _recipe(
 def pathfinder() -> Recipe:
     """Train to tell whether two discs lie on one contour; each training image is shown in its eight symmetries.
 
-    Half of the training images have shorter contours, of 2 to 12 segments. Others, and the other splits, have 14.
+    Two in five training images have shorter contours, of 2 to 12 segments. Others, and the other splits, have 14.
     """
     return _path("pathfinder", 32, 64, 12, reach=3, steps=6000)
 

@@ -1,6 +1,6 @@
 """The face of models that read bytes through patches: whole rows, and the rule that closes patches."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +10,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.patching.patches import Patches
 
 
-class BytePatched(nn.Module):
+class BytePatched(nn.Module, ABC):
     """A model with `patcher`, `embedding` and `head`, whose `_decoded` makes the byte vectors that the head reads."""
 
     def __call__(

@@ -30,9 +30,8 @@ LONGEST = {"dna": 6, "protein": 3, "phrases": 3}
 """Letters of the longest words that are worth their parameters, and words of the longest phrases of text."""
 MOST_PLACES = 1024
 """Letters of a record up to which each of its places is worth features of its own."""
-MOST_WORDS = 1 << 20
-MOST_LETTERS = 64
-"""The most letters of words."""
+MOST_LETTERS, MOST_WORDS = 64, 1 << 20
+"""The most letters of words, and the most features."""
 GAPS = 5
 """Letters between the letters of pairs in proteins of any length; chosen on superfamilies."""
 BOXED, BOX = 4, 6

@@ -153,7 +153,7 @@ def other_letters(batch: Any, where: np.ndarray) -> Any:
     return replace(batch, inputs=np.where(where, drawn, batch.inputs).astype(np.int32))
 
 
-@pytest.mark.slow(days=28, group="whole runs", every="bytes-first_fit")
+@pytest.mark.slow(days=28, group="whole runs", every="patches-first_fit")
 @pytest.mark.parametrize("data", PACKED, ids=lambda data: data["packing"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_document_never_sees_its_neighbours(name, data):
