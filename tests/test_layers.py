@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.testing import assert_array_equal
 
-from jaxblt.layers import Linear, multiply, read_equation
+from jaxblt.einsums import multiply, read_equation
+from jaxblt.layers import Linear
 from jaxblt.models.remat import remat
 from jaxblt.parallel import MeshConfig
 from jaxblt.testing.collectives import collectives
