@@ -20,6 +20,9 @@ from pallas_kernels._pallas_triton import launch, product, span
 LEAST_ROWS = 16
 """Rows of the smallest matrix product."""
 
+MOST_PROGRAMS = 128
+"""Programs beyond which wider tiles pay: an H200 has 132 multiprocessors."""
+
 
 class Tile(NamedTuple):
     """Columns that a program writes, channels that it looks at at a time, its warps, and tiles on their way."""
@@ -28,6 +31,11 @@ class Tile(NamedTuple):
     inner: int = 128
     warps: int = 4
     stages: int = 4
+
+
+def choose_tile(columns: int) -> Tile:
+    """Return the tile for results of so many columns in all: wide ones read longer rows, narrow ones fill the GPU."""
+    return Tile(columns=32 if columns >= 32 * MOST_PROGRAMS else 16)
 
 
 class _Call(NamedTuple):
@@ -57,14 +65,14 @@ def token_product(
     """Compute `token_product`.
 
     Args:
-      tile: sizes; None for those that were measured.
+      tile: sizes; None for those of `choose_tile`.
       interpret: run on the CPU, for tests.
     """
-    tile = Tile() if tile is None else tile
     given = vary_alike(*(z for z in (x, scale, added, kept, *kernels) if z is not None))
-    call = _Call(scale is not None, added is not None, kept is not None, gated, epsilon, tile)
     widths = [kernel.shape[1] for kernel in kernels]
     made = widths[:1] if gated else widths
+    tile = choose_tile(sum(made)) if tile is None else tile
+    call = _Call(scale is not None, added is not None, kept is not None, gated, epsilon, tile)
     programs = sum(-(-width // tile.columns) for width in made)
     out = tuple(varying_like(x, (x.shape[0], width), dtype or x.dtype) for width in made)
     run = partial(_multiply, call=call, count=len(kernels))
