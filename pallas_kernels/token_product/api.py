@@ -119,7 +119,7 @@ def token_product(
 
 def _check(x: Any, kernels: tuple[Any, ...], scale: Any, added: Any, gated: bool) -> None:
     shapes = [kernel.shape for kernel in kernels]
-    if not shapes or any(len(shape) != 2 or shape[0] != x.shape[1] for shape in shapes):
+    if len(x.shape) != 2 or not shapes or any(len(shape) != 2 or shape[0] != x.shape[1] for shape in shapes):
         raise ValueError(f"token_product: expected kernels [D, N] for x [R, D], got {shapes} and x {x.shape}")
     if gated and (len(shapes) != 2 or shapes[0] != shapes[1]):
         raise ValueError(f"token_product: gated=True takes two kernels of one shape, got {shapes}")
