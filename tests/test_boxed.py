@@ -104,7 +104,7 @@ def test_a_run_is_of_the_recipe_of_its_name(cache, name, learned):
 
 def test_figures_are_those_of_the_record():
     record = Path(__file__).parents[1] / "experiments" / "results"
-    names = ("boxed_run", "books_baselines", "reading_frames", "boxed_run_proteins", "proteins_baselines")
+    names = ("boxed_run_english_patches", "books_baselines", "reading_frames", "boxed_run_proteins", "proteins_baselines")
     english, books, genes, proteins, counts = (
         json.loads((record / f"{name}.json").read_text()) for name in names
     )
