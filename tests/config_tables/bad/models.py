@@ -40,6 +40,7 @@ MODELS: dict[str, dict[str, tuple[Any, ...]]] = {
         "norm_epsilon": (0.0, NAN),
         "norm_on_root": (1,),
         "layer_norm": (1,),
+        "row_norm": (1,),
         "gated_mlp": (1,),
         "activation": ("relu", (), ("gelu", "silu"), ("gelu", "silu", "silu", "tanh")),
     },
