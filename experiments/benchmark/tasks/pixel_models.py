@@ -47,7 +47,7 @@ class SquareCNN(nn.Module):
     @nn.compact
     def __call__(self, ids: Int[Array, "B T"]) -> tuple[Float[Array, "B C"], None]:
         """Return logits in fp32, and no patches."""
-        # Keep black pixels off zero: a norm multiplies gradients of an image that is all zero by a thousand in each block
+        # Keep black pixels off zero: norms multiply gradients of an image that is all zero by a thousand in each block
         x = self._conv("first")((as_square(ids)[..., None] - 0.5).astype(self.dtype))
         for i in range(self.blocks):
             norm = RowNorm(self.dtype, name=f"norm_{i}")
