@@ -7,6 +7,7 @@ from typing import Any
 from experiments.benchmark.figures.saved import check_commit
 from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
+from jaxblt.validation import perhaps
 
 ROOMS = {
     "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books", "sparse_profile"),
@@ -39,7 +40,11 @@ def find(name: str) -> Callable[..., Any]:
       ValueError: there is none.
     """
     if name not in BENCHMARKS:
-        raise ValueError(f"unknown benchmark {name!r}, choose one of: {', '.join(sorted(BENCHMARKS))}")
+        known = ", ".join(sorted(BENCHMARKS))
+        raise ValueError(
+            f"unknown benchmark {name!r}{perhaps(name, BENCHMARKS)}, choose one of: {known}; "
+            "docs/guides/benchmark.md names scripts that are gone, and where their figures are"
+        )
     return getattr(import_module(BENCHMARKS[name]), name)
 
 
