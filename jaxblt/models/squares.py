@@ -1,12 +1,38 @@
-"""Squares of pixels as tokens: rows of an image become shorter, and reach as far with fewer blocks."""
+"""Pixels of grey images as tokens: by their level, and in squares, which make rows shorter."""
 
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
+from jaxblt.array_checks import check_ids, check_rows
+from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
 from jaxblt.layers import Linear
+
+
+class Levels(nn.Module):
+    """x = g W of bytes that are grey levels, g in 0..1: near levels are alike, where an embedding learns each apart.
+
+    Attributes:
+      dim: width of x.
+      dtype: of x.
+    """
+
+    dim: int
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Return what stands for the level of each byte.
+
+        Raises:
+          ValueError: ids are no rows; or (outside of jit) an id is out of range.
+        """
+        check_rows("ids", ids)
+        check_ids(ids, VOCAB_SIZE)
+        levels = ((ids - OFFSET).astype(jnp.float32) / 255)[..., None].astype(self.dtype)
+        return Linear("btc,cd->btd", {"d": self.dim}, (None, "embed"), self.dtype, name="level")(levels)
 
 
 class Squares(nn.Module):

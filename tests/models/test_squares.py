@@ -28,7 +28,7 @@ def test_padding_behind_an_image_changes_no_answer():
     stack = StackConfig(
         dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=8, causal=False, row_norm=True
     )
-    model = ByteClassifierConfig(stack=stack, squares=2, columns=4, periods=(4,)).build()
+    model = ByteClassifierConfig(stack=stack, levels=True, squares=2, columns=4, periods=(4,)).build()
     ids = jax.random.randint(jax.random.key(0), (2, 32), 4, 260)
     params = model.init(jax.random.key(1), ids[:, :16])
     alone, _ = model.apply(params, ids[:, :16])
