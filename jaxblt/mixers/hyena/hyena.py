@@ -8,7 +8,8 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.layers import Linear, multiply, named
+from jaxblt.einsums import multiply
+from jaxblt.layers import Linear, named
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import ShortHistory
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
