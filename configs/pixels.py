@@ -18,7 +18,14 @@ from jaxblt.training.train_config import TrainConfig
 
 
 def _classifier(
-    side: int, dim: int, layers: int, reach: int, classes: int, *, dropout: float = 0.0
+    side: int,
+    dim: int,
+    layers: int,
+    reach: int,
+    classes: int,
+    *,
+    dropout: float = 0.0,
+    row_norm: bool = False,
 ) -> ByteClassifierConfig:
     """Return gated convolutions that see `reach` rows up and down, and as many columns to the left and right.
 
@@ -28,7 +35,13 @@ def _classifier(
     periods = tuple(2**n for n in range(1, 2 * side.bit_length() - 1))
     rows = HyenaConfig(dim=dim, filter=ExplicitFilter(taps=taps, columns=side))
     stack = StackConfig(
-        dim=dim, num_layers=layers, pattern=("rows",), mixers={"rows": rows}, dropout=dropout, causal=False
+        dim=dim,
+        num_layers=layers,
+        pattern=("rows",),
+        mixers={"rows": rows},
+        dropout=dropout,
+        causal=False,
+        row_norm=row_norm,
     )
     return ByteClassifierConfig(stack=stack, num_classes=classes, periods=periods)
 
@@ -82,7 +95,7 @@ def _path(
 ) -> Recipe:
     task = PixelClasses(path=f"data/{name}", side=side, classes=2, views=8, symmetries="square")
     optimizer = AdamWConfig(learning_rate=2e-3, weight_decay=0.05)
-    model = _classifier(side, dim, layers, reach, 2)
+    model = _classifier(side, dim, layers, reach, 2, row_norm=True)
     return _recipe(name, model, task, steps=steps, optimizer=optimizer, batch_size=batch_size)
 
 
