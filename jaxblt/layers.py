@@ -211,7 +211,7 @@ def is_few_tokens(x: Float[Array, "B T D"]) -> bool:
 
 
 def fused_products(
-    x: Float[Array, "B 1 ..."], layers: Sequence[Linear], norm: "RMSNorm | None" = None, **options: Any
+    x: Float[Array, "B ..."], layers: Sequence[Linear], norm: "RMSNorm | None" = None, **options: Any
 ) -> list[Float[Array, "B 1 ..."]]:
     """Return W norm(x) of layers with plain kernels and no bias, in one launch.
 

@@ -187,7 +187,7 @@ class Attention(nn.Module):
         """Return the output and the state after the tokens (None in training).
 
         With a norm the output is x + attention(norm(x)), of a token in each row, in few launches: see `fused_products`.
-        What it is at holes and padding means nothing then.
+        At holes and padding it means nothing then.
         """
         config, clock, given = self.config, None if state is None else state.clock, x
         check_kind(AttentionState, state)
