@@ -69,7 +69,7 @@ def pathfinder() -> Recipe:
 
     Two in five training images have shorter contours, of 2 to 12 segments. Others, and the other splits, have 14.
     """
-    return _path("pathfinder", 32, squares=2, steps=12_000)
+    return _path("pathfinder", 32, squares=2, steps=26_000)
 
 
 def path_x() -> Recipe:

@@ -26,11 +26,11 @@ def test_a_token_is_a_linear_map_of_its_square():
 def test_padding_behind_an_image_changes_no_answer():
     mixers = {"rows": HyenaConfig(dim=8, filter=ExplicitFilter(taps=3))}
     stack = StackConfig(
-        dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=8, causal=False, row_norm=True
+        dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False, row_norm=True
     )
     model = ByteClassifierConfig(stack=stack, levels=True, squares=2, columns=4, periods=(4,)).build()
     ids = jax.random.randint(jax.random.key(0), (2, 32), 4, 260)
-    params = model.init(jax.random.key(1), ids[:, :16])
-    alone, _ = model.apply(params, ids[:, :16])
-    padded, _ = model.apply(params, ids, segment_ids=jnp.array([[1] * 16 + [0] * 16] * 2))
+    params = jax.jit(model.init)(jax.random.key(1), ids[:, :16])
+    alone, _ = jax.jit(model.apply)(params, ids[:, :16])
+    padded, _ = jax.jit(model.apply)(params, ids, segment_ids=jnp.array([[1] * 16 + [0] * 16] * 2))
     assert_close(padded, alone, n=16 * 8, what="logits")
