@@ -4,6 +4,7 @@ A command is a row of `COMMANDS`: a function whose arguments are the options, or
 parses them itself. A text that the function returns is printed. Its module is imported when it runs.
 """
 
+import gc
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -114,6 +115,8 @@ def usage() -> str:
 def console() -> None:
     """Run the program with the command line of its process, and exit."""
     end_quietly()
+    # Keep Python's collector from looking through modules and traces again and again
+    gc.set_threshold(100_000, 20, 100)
     # Import after that, so that Ctrl-C is quiet from here on
     from jaxblt.cli.parsing import run
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ MOST_BYTES = 1 << 20
 """Of what is told of a step."""
 STEP = "step.bin"
 """The executable with the names of its metrics."""
+MOST_KEPT = 16
+"""Steps that are kept, the last ones that were used: each takes tens of megabytes, and every change makes another."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class KeptStep:
         file = self.place / STEP
         try:
             names, packed = pickle.loads(file.read_bytes())
+            os.utime(self.place)
             returned = jax.tree.structure((self.given[0], dict.fromkeys(names, 0)))
             return serialize_executable.deserialize_and_load(
                 packed, jax.tree.structure((self.given, {})), returned, execution_devices=self.devices
@@ -110,6 +114,8 @@ class KeptStep:
             packed = pickle.dumps((list(metrics), serialize_executable.serialize(compiled)[0]))
             with whole_file(self.place / STEP) as partial:
                 partial.write_bytes(packed)
+            for old in sorted(self.place.parent.iterdir(), key=os.path.getmtime)[:-MOST_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
         except (OSError, ValueError, RuntimeError):  # No disk, or a program that cannot be stored
             return
 

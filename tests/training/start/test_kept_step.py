@@ -1,5 +1,6 @@
 """A step that an earlier process kept is the same step, and one that anything else was made of is not taken."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start import kept_step, step_ahead
-from jaxblt.training.start.kept_step import STEP, KeptStep
+from jaxblt.training.start.kept_step import MOST_KEPT, STEP, KeptStep
 from jaxblt.training.start.setup import init_state, make_setup, open_data, to_devices
 from jaxblt.training.start.startup import Startup
 from jaxblt.training.start.step_ahead import StepAhead
@@ -59,10 +60,18 @@ def _recipe(tmp_path: Path) -> Recipe:
 def test_a_kept_step_is_not_traced_and_takes_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit. Shorter rows go to the jitted step, and all do if the file is damaged, which removes it."""
+    """Bit for bit. Shorter rows go to the jitted step, and all do if the file is damaged, which removes it.
+
+    The step that was used longest ago makes room.
+    """
     recipe = _recipe(tmp_path)
+    for number in range(MOST_KEPT):
+        (tmp_path / "steps" / str(number)).mkdir(parents=True)
+        os.utime(tmp_path / "steps" / str(number), (number, number))
     with _started(recipe) as began:
         choices, first = began.step.choices, _two_steps(began)
+    assert not (tmp_path / "steps" / "0").exists()
+    assert (tmp_path / "steps" / "1").exists()
     taken: list[Any] = []
 
     def take(state: Any, batch: Any) -> tuple[Any, Any]:
