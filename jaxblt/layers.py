@@ -7,26 +7,22 @@ low-rank adapters have one place to go. This room holds nothing that mixes along
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import partial
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.errors import ScopeParamShapeError
-from jax.ad_checkpoint import checkpoint_name
-from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Bool, Float, UInt32
 
+from jaxblt.einsums import multiply, read_equation
 from jaxblt.parallel.constraints import whole_weight
 from jaxblt.parallel.islands import open_axes, over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from pallas_kernels.norm_dropout import is_kept, norm_dropout
-from pallas_kernels.runtime import current_device
-
-PRODUCT = "product"
-"""The `checkpoint_name` of products with a weight that remat's "dots" does not recognise."""
+from pallas_kernels.token_product import is_one_launch, token_product
 
 FP8 = "fp8"
 """The collection of what `Linear`s remember for their scales in FP8 (`jaxblt.precision`)."""
@@ -59,186 +55,6 @@ def named(init: nn.initializers.Initializer, *axes: str | None) -> Any:
     return lambda *args: Named(init(*args), axes)
 
 
-def multiply(
-    equation: str,
-    x: Float[Array, "..."],
-    kernel: Float[Array, "..."],
-    *,
-    precision: jax.lax.PrecisionLike = None,
-    preferred_element_type: Any = None,
-) -> Float[Array, "..."]:
-    """Multiply x by a kernel: `jnp.einsum`, or for channel-major arrays on GPUs a GEMM a row.
-
-    XLA makes one GEMM of an einsum with several rows, and transposes channel-major arrays in a pass of its own. On a
-    CPU it keeps the sums of such a product in 16 bits if x has them, so both are widened there. One token on a GPU is
-    multiplied in parts.
-    """
-    if is_one_token(equation, x, kernel):
-        return multiply_token(equation, x, kernel).astype(preferred_element_type or x.dtype)
-    if is_by_row(equation, x, kernel):
-        y: Any = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
-        return checkpoint_name(y, PRODUCT)
-    if rounds_sums(equation, x):
-        wide = jnp.einsum(equation, x.astype(jnp.float32), kernel.astype(jnp.float32), precision=precision)
-        return wide.astype(preferred_element_type or x.dtype)
-    return jnp.einsum(equation, x, kernel, precision=precision, preferred_element_type=preferred_element_type)
-
-
-class Letters(NamedTuple):
-    """The letters of a `Linear`'s equation.
-
-    Attributes:
-      given: the letters of x.
-      summed, new: the kernel's letters that x has, and those that x does not have.
-      result: the letters of y.
-    """
-
-    given: str
-    summed: str
-    new: str
-    result: str
-
-    @property
-    def lead(self) -> str:
-        """The letters of x that are not summed over."""
-        return "".join(c for c in self.given if c not in self.summed)
-
-    @property
-    def sides(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """The letters of x and of y, each with those of its channels."""
-        return (self.given, self.summed), (self.result, self.new)
-
-    @property
-    def channels_last(self) -> list[bool]:
-        """Whether channels come last in x and in y."""
-        return [side == self.lead + c for side, c in self.sides]
-
-
-def read_equation(equation: str) -> Letters:
-    """Split a `Linear`'s equation, such as "btd,dhk->bthk", into its letters."""
-    given, _, rest = equation.partition(",")
-    letters, _, result = rest.partition("->")
-    summed = "".join(c for c in letters if c in given and c not in result)
-    return Letters(given, summed, letters[len(summed) :], result)
-
-
-def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
-    """Return whether `multiply` makes a GEMM for each row.
-
-    It does not if rows have fewer positions than the other side of the product has channels. Kernels and gradients a
-    row would then be more memory traffic than the transposes.
-    """
-    letters = read_equation(equation)
-    lead, sides, last = letters.lead, letters.sides, letters.channels_last
-    first = [side == lead[:1] + c + lead[1:] for side, c in sides]
-    ordered = all(a or b for a, b in zip(last, first, strict=True)) and not all(last)
-    if not ordered or x.shape[0] == 1 or current_device().platform != "gpu":
-        return False
-    inner = prod(kernel.shape[: len(letters.summed)])
-    other = inner if last[0] else kernel.size // inner
-    return other <= x.size // (x.shape[0] * inner)
-
-
-def rounds_sums(equation: str, x: Float[Array, "..."]) -> bool:
-    """Return whether XLA would keep the sums of this product in 16 bits: of channel-major arrays on a CPU."""
-    narrow = jnp.finfo(x.dtype).bits < 32 and current_device().platform == "cpu"
-    return narrow and not all(read_equation(equation).channels_last)
-
-
-PARTS = 8
-"""Parts of the sums of a product of one token."""
-
-
-def is_one_token(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
-    """Return whether `multiply` sums in parts: one token of 16 bits on one GPU.
-
-    XLA would write each weight times its channel to memory, and read that again to add it up.
-    """
-    given, summed, new, result = read_equation(equation)
-    inner = prod(kernel.shape[: len(summed)])
-    ordered = all("".join(c for c in a if c in b) == b for a, b in ((given, summed), (result, new)))
-    alone = x.size == inner and inner % PARTS == 0 and ordered and not open_axes()
-    return alone and jnp.finfo(x.dtype).bits == 16 and current_device().platform == "gpu"
-
-
-def multiply_token(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return x W of one token in fp32: one pass over the kernel, as the parts of a sum fill the device.
-
-    The parts are added up one after another, which XLA fuses with what reads y.
-    """
-    given, summed, new, result = (letters.replace("...", "") for letters in read_equation(equation))
-    inner = prod(kernel.shape[: len(summed)])
-    token, matrix = (a.reshape(PARTS, inner // PARTS, -1).astype(jnp.float32) for a in (x, kernel))
-    y = reduce(jnp.add, jnp.sum(token * matrix, 1))
-    sizes = dict(zip(new, kernel.shape[len(summed) :], strict=True))
-    shape = [1] * (x.ndim - len(given)) + [sizes.get(c, 1) for c in result]
-    return y.reshape(shape)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 3, 4))
-def multiply_by_row(
-    equation: str,
-    x: Float[Array, "B ..."],
-    kernel: Float[Array, "..."],
-    precision: jax.lax.PrecisionLike,
-    preferred_element_type: Any,
-) -> Float[Array, "B ..."]:
-    """Multiply by a GEMM a row; all rows read one kernel, broadcast by a stride of 0.
-
-    Its gradient is one matrix a row, and these are added up in fp32. If devices split time, the gradient is that of the
-    einsum, one GEMM over all rows: devices would otherwise exchange a matrix for each row.
-    """
-    # Flatten first: XLA would write out a broadcast kernel of more than two axes
-    flat = kernel.reshape(prod(kernel.shape[: len(read_equation(equation).summed)]), -1)
-    flat = jnp.broadcast_to(flat, (x.shape[0], *flat.shape))
-    return _rows(equation, x, flat, kernel.shape, precision, preferred_element_type)
-
-
-def _rows(
-    equation: str,
-    x: Float[Array, "B ..."],
-    flat: Float[Array, "B K N"],
-    shape: tuple[int, ...],
-    precision: jax.lax.PrecisionLike,
-    preferred_element_type: Any,
-) -> Float[Array, "B ..."]:
-    """Multiply each row by a kernel of its own, which has this `shape` if it is not flat."""
-    given, summed, new, result = letters = read_equation(equation)
-    rows, inner = flat.shape[:2]
-    sizes = dict(zip(given, x.shape, strict=True)) | dict(zip(summed + new, shape, strict=True))
-    into = "btk" if given.startswith(letters.lead) else "bkt"
-    out = "btn" if result.startswith(letters.lead) else "bnt"
-    x = x.reshape(rows, inner, -1) if into == "bkt" else x.reshape(rows, -1, inner)
-    kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
-    return jnp.einsum(f"{into},bkn->{out}", x, flat, **kinds).reshape([sizes[c] for c in result])
-
-
-@partial(multiply_by_row.defjvp, symbolic_zeros=True)
-def _multiply_by_row_jvp(
-    equation: str,
-    precision: jax.lax.PrecisionLike,
-    preferred_element_type: Any,
-    primals: tuple[Any, Any],
-    tangents: tuple[Any, Any],
-) -> tuple[Float[Array, "B ..."], Float[Array, "B ..."]]:
-    (x, kernel), (dx, dkernel) = primals, tangents
-    kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
-    by_row: Any = partial(multiply_by_row, equation)
-    y = by_row(x, kernel, *kinds.values())
-    dy = jnp.zeros_like(y)
-    if not isinstance(dx, SymbolicZero):
-        dy += by_row(dx, kernel, *kinds.values())
-    if not isinstance(dkernel, SymbolicZero):
-        if seq_axis(x) is not None:
-            return y, dy + jnp.einsum(equation, x, dkernel, **kinds)
-        # Widen first, so that the transpose adds rows in fp32: in bf16 each sum would be rounded
-        wide = dkernel.dtype if jnp.finfo(dkernel.dtype).bits > 32 else jnp.float32
-        flat = dkernel.reshape(prod(dkernel.shape[: len(read_equation(equation).summed)]), -1).astype(wide)
-        flat = jnp.broadcast_to(flat, (x.shape[0], *flat.shape)).astype(dkernel.dtype)
-        dy += _rows(equation, x, flat, dkernel.shape, *kinds.values())
-    return y, dy
-
-
 class StoredKernel(ABC):
     """A kernel in fewer bits than its product's dtype, as a pytree in its place (`jaxblt.precision.weights`)."""
 
@@ -259,6 +75,11 @@ class StoredKernel(ABC):
     @abstractmethod
     def multiply(self, layer: "Linear", x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return x W, as `layer` multiplies."""
+
+
+def is_stored(kernel: Any) -> bool:
+    """Return whether a kernel has fewer bits than its product."""
+    return isinstance(kernel, StoredKernel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,6 +205,28 @@ def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Arra
     return [_shifted(*each) for each in zip(products, layers, weights, strict=True)]
 
 
+def is_few_tokens(x: Float[Array, "B T D"]) -> bool:
+    """Return whether `fused_products` of x are one launch: of one token in each of a few rows, on one GPU."""
+    return x.shape[1] == 1 and not open_axes() and is_one_launch(x.shape[0], x.dtype)
+
+
+def fused_products(
+    x: Float[Array, "B ..."], layers: Sequence[Linear], norm: "RMSNorm | None" = None, **options: Any
+) -> list[Float[Array, "B 1 ..."]]:
+    """Return W norm(x) of layers with plain kernels and no bias, in one launch.
+
+    Options are those of `token_product`.
+    """
+    rows, weights = len(x), [layer.weights(x) for layer in layers]
+    summed = [len(read_equation(layer.equation).summed) for layer in layers]
+    kernels = [jnp.asarray(w.kernel).reshape(x.size // rows, -1) for w in weights]
+    if norm is not None:
+        options |= {"scale": norm.scale(x), "epsilon": norm.epsilon}
+    found = token_product(x.reshape(rows, -1), kernels, **options)
+    shapes = [w.kernel.shape[count:] for w, count in zip(weights, summed, strict=True)]
+    return [y.reshape(rows, 1, *shape) for y, shape in zip(found, shapes, strict=False)]
+
+
 def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:
     """Add the bias along the axes of y that the kernel brings, wherever the equation puts them."""
     bias = weights.bias
@@ -421,9 +264,12 @@ class RMSNorm(nn.Module):
     on_root: bool = False
 
     @nn.compact
+    def scale(self, x: Float[Array, "... D"]) -> Float[Array, "D"]:
+        """Return the parameter for inputs such as x."""
+        return self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
+
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
-        square = _mean_square(x)
+        scale, square = self.scale(x), _mean_square(x)
         inverse = 1 / (_root(square) + self.epsilon) if self.on_root else jax.lax.rsqrt(square + self.epsilon)
         return _times(x, inverse, scale.reshape((1,) * (x.ndim - 1) + (-1,)), self.dtype)
 
@@ -564,12 +410,21 @@ class MLP(nn.Module):
     gated: bool = True
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(
+        self, x: Float[Array, "B T D"], norm: "RMSNorm | None" = None, kept: Bool[Array, "B"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """Return the MLP of x; with a norm x + MLP(norm(x)), of a token in each row, zeros in rows not kept.
+
+        With one it has to be gated by silu, and its kernels have to be plain (see `fused_products`).
+        """
         options: dict[str, Any] = {"dtype": self.dtype, "biased": not self.gated}
         names = ("gate", "up") if self.gated else ("up",)
         into = [dense(self.hidden, axes=("embed", "mlp"), name=name, **options) for name in names]
-        hidden = linears(x, into)
         down = dense(x.shape[-1], axes=("mlp", "embed"), name="down", scale=self.out_scale, **options)
+        if norm is not None:
+            (hidden,) = fused_products(x, into, norm, gated=True)
+            return fused_products(hidden, [down], added=x[:, 0], kept=kept)[0]
+        hidden = linears(x, into)
         if not self.gated:
             return down(_activated(hidden[0], self.activation))
         return down(_gated(hidden[0], hidden[1], self.activation))

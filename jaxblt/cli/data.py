@@ -57,7 +57,7 @@ MADE: dict[str, Callable[[Path], None]] = {
     "language_pairs": lambda folder: write_language_pairs(
         folder, {"train": 40_000, "eval": 2000, "test": 2000}
     ),
-    "pathfinder": partial(_images, task=Pathfinder(), images=56_000, easier_images=40_000),
+    "pathfinder": partial(_images, task=Pathfinder(), images=120_000, easier_images=80_000),
     "path_x": partial(_images, task=Pathfinder.path_x(), images=56_000, easier_images=40_000),
     "path_256": partial(_images, task=Pathfinder.path_256(), images=56_000, easier_images=40_000),
 }

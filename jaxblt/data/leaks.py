@@ -2,10 +2,9 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 from jaxblt.data.words import LENGTHS, find_words, kind_of
 
@@ -85,8 +84,10 @@ def _spread(sequences: Sequence[bytes], most: int) -> list[bytes]:
     return [sequences[i] for i in np.linspace(0, len(sequences) - 1, count).astype(int)]
 
 
-def _sets(record: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> csr_matrix:
+def _sets(record: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> Any:
     """Return which records have which words, Int32 of zeros and ones."""
+    from scipy.sparse import csr_matrix  # here, as few runs look for copies
+
     sets = csr_matrix((np.ones(len(record), np.int32), (record, column)), shape=shape)
     sets.sum_duplicates()
     sets.data[:] = 1

@@ -44,7 +44,7 @@ from jaxblt.models.bridge_patterns import patches_around
 from jaxblt.models.bridge_turns import in_turns
 from jaxblt.models.byte_lm import Head
 from jaxblt.models.byte_patched import BytePatched
-from jaxblt.models.change import change_in
+from jaxblt.models.change import change_in, repeat_in
 from jaxblt.models.embeddings import ByteEmbedding
 from jaxblt.models.level import Level, LevelState, last_slots
 from jaxblt.models.positions import Places, SegmentAwarePosition, document_positions, places
@@ -55,6 +55,9 @@ from jaxblt.patching.learned import Router, confidence
 from jaxblt.patching.patches import Patches, check_patches
 from jaxblt.patching.stream import prefill_patcher, step_patcher, stream_patcher
 from jaxblt.show import show
+
+HOLES = 64
+"""Unused slots of a block that the latent stack skips at a time, while it decodes."""
 
 ROUTER, LEVEL = "router", "level"
 """The submodules that score boundaries of bytes and group patches, by their names in parameters and metrics."""
@@ -533,11 +536,16 @@ class BLT(BytePatched):
 
     def _skip(self, latent: Any, segment_ids: Int[Array, "B"], unused: Int[Array, "B"], slots: int) -> Any:
         """Move the latent stack over those of a block's slots that are unused at its end, if there are any."""
+        size = min(slots, HOLES)
 
         # Name holes inside the loop: at each byte the array of all slots would be made for it
-        def skip(model: "BLT", latent: Any) -> Any:
-            holes = name_holes(segment_ids, unused, slots)
+        def skip(model: "BLT", carry: tuple[Any, Array]) -> tuple[Array, tuple[Any, Array]]:
+            latent, unused = carry
+            here = jnp.minimum(unused, size)
+            holes = name_holes(segment_ids, here, size)
             nothing = jnp.zeros((*holes.shape, model.config.slot_dim), model.dtype)
-            return model._over_slots(nothing, holes, jnp.zeros(holes.shape, bool), slots, latent)[1]
+            latent = model._over_slots(nothing, holes, jnp.zeros(holes.shape, bool), slots, latent)[1]
+            left = unused - here
+            return jnp.any(left > 0), (latent, left)
 
-        return change_in(self, jnp.any(unused > 0), skip, latent)
+        return repeat_in(self, jnp.any(unused > 0), skip, (latent, unused))[0]

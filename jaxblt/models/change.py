@@ -1,8 +1,8 @@
 """Parts of a state that change under a condition, where they lie.
 
-A loop of at most one turn: XLA changes what a loop carries in place, and a condition copies it in both branches. Small
-arrays are carried together, as each would be cut out and copied by a kernel of its own. There is no reverse-mode
-gradient.
+A loop, of at most one turn but for `repeat_in`: XLA changes what a loop carries in place, and a condition copies it in
+both branches. Small arrays are carried together, as each would be cut out and copied by a kernel of its own. There is
+no reverse-mode gradient.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def change_if[S](due: Bool[Array, ""], change: Callable[[S], S], state: S) -> S:
     """Return `change(state)` if it is due, else the state."""
 
     def turn(carry: tuple[Array, Any]) -> tuple[Array, Any]:
-        return _done(change(carry[1].unpack()))
+        return jnp.zeros((), bool), pack_small(change(carry[1].unpack()))
 
     return jax.lax.while_loop(_is_due, turn, (due, pack_small(state)))[1].unpack()
 
@@ -28,8 +28,20 @@ def change_if[S](due: Bool[Array, ""], change: Callable[[S], S], state: S) -> S:
 def change_in[S](module: nn.Module, due: Bool[Array, ""], change: Callable[[Any, S], S], state: S) -> S:
     """Return `change(module, state)` if it is due, else the state; `change` may call the module's parts."""
 
+    def once(module: nn.Module, state: S) -> tuple[Array, S]:
+        return jnp.zeros((), bool), change(module, state)
+
+    return repeat_in(module, due, once, state)
+
+
+def repeat_in[S](
+    module: nn.Module, due: Bool[Array, ""], change: Callable[[Any, S], tuple[Any, S]], state: S
+) -> S:
+    """Change the state as long as it is due; `change` returns whether it goes on, and the next state."""
+
     def turn(module: nn.Module, carry: tuple[Array, Any]) -> tuple[Array, Any]:
-        return _done(change(module, carry[1].unpack()))
+        goes_on, state = change(module, carry[1].unpack())
+        return goes_on, pack_small(state)
 
     goes_on: Any = lambda _, carry: _is_due(carry)  # noqa: E731
     return nn.while_loop(goes_on, turn, module, (due, pack_small(state)))[1].unpack()
@@ -37,7 +49,3 @@ def change_in[S](module: nn.Module, due: Bool[Array, ""], change: Callable[[Any,
 
 def _is_due(carry: tuple[Array, Any]) -> Array:
     return carry[0]
-
-
-def _done(state: Any) -> tuple[Array, Any]:
-    return jnp.zeros((), bool), pack_small(state)

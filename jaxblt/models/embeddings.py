@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from jaxblt.array_checks import check_ids, check_rows, check_segments
 from jaxblt.data.vocab import VOCAB_SIZE
-from jaxblt.layers import multiply, named
+from jaxblt.einsums import multiply
+from jaxblt.layers import named
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import Recent, joined, recent
 from jaxblt.mixers.driver.marks import Marks

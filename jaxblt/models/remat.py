@@ -6,7 +6,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 
-from jaxblt.layers import PRODUCT
+from jaxblt.einsums import PRODUCT
 
 Remat = Literal["none", "full", "dots", "offload"]
 """The name of what a layer keeps for the backward pass; `remat` says what each keeps."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblt.layers import Letters, read_equation
+from jaxblt.einsums import Letters, read_equation
 from jaxblt.precision.formats import (
     E4M3,
     E5M2,

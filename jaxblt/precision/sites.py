@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-from jaxblt.layers import FP8, Linear, multiply, read_equation
+from jaxblt.einsums import multiply, read_equation
+from jaxblt.layers import FP8, Linear
 from jaxblt.precision.config import Fp8Config
 from jaxblt.precision.products import ROLES, Past, fp8_product, round_once
 

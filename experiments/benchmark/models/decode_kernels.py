@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxblt.profiling import KernelTotal
 
-MOST = 25
+MOST = 40
 """Kernels that are told of, longest first."""
+
+PROMPT, APART = 60, 97
+"""Bytes of a prompt, and between the beginnings of two in the book."""
 
 
 def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, rounds: int) -> dict[str, Any]:
-    """Return what a byte of all rows launches in an engine's decoding program, and the milliseconds of its rounds.
+    """Return what a step of all rows launches in an engine's decoding program, and the milliseconds of its rounds.
 
-    Rounds are those of the program as it serves, each waited for; kernels are counted in one that launches them singly.
+    Rows stand behind stretches of a book, and draw at seeds of their own. Rounds are those of the program as it serves,
+    each waited for; kernels are counted in one that launches them singly. In these rounds bytes a step were drawn, and
+    patches closed a byte.
 
     Args:
       decoder, params: of the model.
@@ -29,16 +34,22 @@ def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, round
     import numpy as np
 
     from experiments.benchmark.figures.programs import SINGLY
+    from jaxblt.data import load_sample
+    from jaxblt.data.vocab import encode
     from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling, programs
+    from jaxblt.inference.engine.draws import unpack_draws
     from jaxblt.profiling import kernel_totals, trace
     from pallas_kernels.runtime import alone
 
     run: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
     engine = Engine(run, EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=rows), as_trained=False)
-    (lane,), ids = engine._lanes, np.ones(1, np.int32)
-    request = Request(b"", capacity, Sampling(temperature=float(decoder.needs_entropies)))
-    prompts, _ = lane.read([None], [ids], engine._sizes[0])
+    (lane,), text = engine._lanes, load_sample("book")
+    temperature = float(decoder.needs_entropies)
     for slot in range(rows):
+        prompt = text[APART * slot :][:PROMPT]
+        ids = np.asarray(encode(prompt, bos=True), np.int32)
+        request = Request(prompt, capacity - len(ids), Sampling(temperature=temperature, seed=slot))
+        prompts, _ = lane.read([None], [ids], engine._sizes[0])
         lane.enter(prompts, [slot], [request], [ids])
     given = lane._apart, lane._layout, lane._narrow, lane._rows, np.ones(rows, bool)
     lowered: Any = programs._decode.lower(*given)
@@ -46,9 +57,12 @@ def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, round
     with ThreadPoolExecutor(2) as pool:
         fast, single = pool.map(lambda one: lowered.compile(compiler_options=one), options)
 
+    tables: list[Any] = []
+
     def decode(program: Any) -> float:
         begun = time.perf_counter()
-        lane._rows, _ = jax.block_until_ready(program(lane._narrow, lane._rows, given[-1]))
+        lane._rows, table = jax.block_until_ready(program(lane._narrow, lane._rows, given[-1]))
+        tables.append(table)
         return time.perf_counter() - begun
 
     decode(fast), decode(single)
@@ -57,7 +71,11 @@ def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, round
         with trace(folder):
             traced = [decode(single) for _ in range(rounds)]
         totals = kernel_totals(folder, single.as_text() or "")
+    draws = [unpack_draws(np.asarray(table)) for table in tables[-rounds:]]
+    kept = sum(int(drawn.kept.sum()) for drawn in draws)
     figures = {"rows": rows, "round_ms": 1e3 * median(taken), "traced_round_ms": 1e3 * median(traced)}
+    figures["bytes_a_step"] = kept / (rounds * programs.STEPS)
+    figures["closed_a_byte"] = sum(int((drawn.closed & drawn.kept).sum()) for drawn in draws) / kept
     return figures | _told(totals, rounds * programs.STEPS)
 
 

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jaxblt.adapters.retrieval.neighbours import Neighbours
 from jaxblt.adapters.update.config import AdapterConfig
 from jaxblt.adapters.update.site import BIAS_SITE, is_site
-from jaxblt.layers import Linear, read_equation
+from jaxblt.einsums import read_equation
+from jaxblt.layers import Linear
 from jaxblt.mixers.attention.attention import AttentionConfig
 from jaxblt.models.row_layout import RowLayout, promise
 from jaxblt.models.stack import Block, StackConfig

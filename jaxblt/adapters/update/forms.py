@@ -13,7 +13,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxblt.layers import Linear, Weights, named, read_equation
+from jaxblt.einsums import read_equation
+from jaxblt.layers import Linear, Weights, named
 
 FORM = "form"
 """The child of a `Linear` that holds the parameters of its forms, by their names."""

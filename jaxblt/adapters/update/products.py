@@ -13,7 +13,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxblt.adapters.update.forms import change_by_forms, without_forms
-from jaxblt.layers import PRODUCT, Linear, StoredKernel, Weights, multiply, read_equation
+from jaxblt.einsums import PRODUCT, multiply, read_equation
+from jaxblt.layers import Linear, StoredKernel, Weights
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.parallel.islands import BATCH_AXES, open_axes, over_batch
 from pallas_kernels.routed_lora import Joined, active_blocks, can_skip, multiply_joined, routed_lora

@@ -14,7 +14,8 @@ from jaxblt.adapters.code.losses import mean_square_beside
 from jaxblt.adapters.update.forms import FORM, Form, Forms
 from jaxblt.adapters.update.governor import Governor, govern
 from jaxblt.adapters.update.products import TOKENS, Adapted, Gated, multiply_sites
-from jaxblt.layers import Linear, StoredKernel, Weights, named, read_equation
+from jaxblt.einsums import read_equation
+from jaxblt.layers import Linear, StoredKernel, Weights, named
 from jaxblt.mixers.attention.key_bias import BY_CODE, KEY_BIAS, KeyBias
 from jaxblt.side_outputs import sow_loss
 

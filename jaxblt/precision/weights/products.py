@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
-from jaxblt.layers import Linear, StoredKernel, multiply, read_equation
+from jaxblt.einsums import multiply, read_equation
+from jaxblt.layers import Linear, StoredKernel
 from jaxblt.precision.sites import MULTIPLE
 from jaxblt.precision.weights.kernel import BITS, GROUP, Quantized, Scheme, quantize_kernel
 

@@ -13,7 +13,8 @@ from jax._src.core import subjaxprs
 from jaxblt.adapters import AdapterConfig
 from jaxblt.adapters.update.products import is_fusable
 from jaxblt.adapters.update.site import adapted
-from jaxblt.layers import Linear, multiply
+from jaxblt.einsums import multiply
+from jaxblt.layers import Linear
 from jaxblt.models.remat import remat
 from jaxblt.parallel import make_mesh
 from pallas_kernels._dispatch import compiling_for

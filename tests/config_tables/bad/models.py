@@ -49,6 +49,9 @@ MODELS: dict[str, dict[str, tuple[Any, ...]]] = {
         "num_classes": (1, 2.5),
         "pooling": ("max",),
         "periods": ((0,), [32], (2.5,)),
+        "levels": (1,),
+        "squares": (0, 2.5, 3),
+        "columns": (0, 2.5, 64),
         "vocab_size": (256,),
     },
     "ByteLMConfig": {

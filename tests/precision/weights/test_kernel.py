@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxblt.layers import Linear, read_equation
+from jaxblt.einsums import read_equation
+from jaxblt.layers import Linear
 from jaxblt.precision.weights import (
     GROUP,
     SCHEMES,
