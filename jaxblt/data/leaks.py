@@ -74,8 +74,8 @@ def warn_near_copies(train: Sequence[bytes], held: Sequence[bytes]) -> None:
     if found.share >= LEAST:
         warnings.warn(
             f"{found.share:.0%} of {found.records} sampled records of validation and test are training records, or "
-            f"share half of their {found.length}-letter words with one, so their figures are of what training has nearly "
-            "seen: data.split = 'groups' keeps near-copies in one part",
+            f"share half of their {found.length}-letter words with one, so their figures are of what training has "
+            "nearly seen: data.split = 'groups' keeps near-copies in one part",
             NearCopyWarning,
             stacklevel=3,
         )
