@@ -11,7 +11,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo.blt,
     "english_entropy": boxed.english_entropy,
     "english": boxed.english,
-    "english_hyena": boxed.english_hyena,
+    "english_patches": boxed.english_patches,
     "english_book": boxed.english_book,
     "genes": boxed.genes,
     "proteins": boxed.proteins,

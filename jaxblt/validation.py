@@ -4,10 +4,11 @@ Below all rooms: only the standard library is imported. Checks of arrays are in 
 """
 
 import dataclasses
+import difflib
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -57,6 +58,12 @@ def number(
     if not _fits(value, float):
         raise ValueError(f"{name} must be a finite number, got {value!r}{_fp32(value)}{why}")
     _check_limits(name, value, {"least": least, "above": above, "most": most, "below": below}, {}, why)
+
+
+def perhaps(given: str, known: Iterable[str]) -> str:
+    """Return " (perhaps NAME)" with the known name that `given` is close to, or nothing."""
+    near = difflib.get_close_matches(given, list(known), n=1)
+    return f" (perhaps {near[0]})" if near else ""
 
 
 def check_fields(config: Any) -> None:

@@ -94,7 +94,8 @@ CALIBRATED = {"entropy_model", "patcher.threshold", "patcher.margin", "patcher.c
 
 
 @pytest.mark.parametrize(
-    ("name", "learned"), [("english", CALIBRATED), ("genes", set()), ("proteins", set())]
+    ("name", "learned"),
+    [("english", set()), ("english_patches", CALIBRATED), ("genes", set()), ("proteins", set())],
 )
 def test_a_run_is_of_the_recipe_of_its_name(cache, name, learned):
     """All but what was calibrated, and the entropy model that the recipe names by its run."""
@@ -104,15 +105,15 @@ def test_a_run_is_of_the_recipe_of_its_name(cache, name, learned):
 
 def test_figures_are_those_of_the_record():
     record = Path(__file__).parents[1] / "experiments" / "results"
-    names = ("boxed_run", "books_baselines", "reading_frames", "boxed_run_proteins", "proteins_baselines")
-    english, books, genes, proteins, counts = (
-        json.loads((record / f"{name}.json").read_text()) for name in names
+    runs = ("english", "boxed_run_english_patches", "boxed_run_proteins", "reading_frames")
+    english, patches, proteins, genes, books, counts = (
+        json.loads((record / f"{name}.json").read_text())
+        for name in (*runs, "books_baselines", "proteins_baselines")
     )
+    simple = [books["bits_per_byte"][name] for name in ("order-5 bytes", "bzip2", "xz")]
     expected = {
-        "english": [
-            english["bits_per_byte"],
-            *(books["bits_per_byte"][n] for n in ("order-5 bytes", "bzip2", "xz")),
-        ],
+        "english": [*(english["boxed"][part]["bits_per_byte"] for part in ("books", "books_large")), *simple],
+        "english_patches": [patches["bits_per_byte"], *simple],
         "genes": [
             *(genes["bits_per_base"][n] for n in ("genes", PHASED, "order-8 counts", "order-5 counts")),
             *(genes["open_frames"][n] for n in ("genes", PHASED, "order-5 counts")),
@@ -122,7 +123,7 @@ def test_figures_are_those_of_the_record():
     for name, figures in expected.items():
         told = boxed.boxed()[name]["figures"]
         assert [value for _, value in told] == [round(figure, 3) for figure in figures]
-    assert f"{english['bytes'] / 1000:.0f} KB" in boxed.boxed()["english"]["figures"][0][0]
+    assert f"{patches['bytes'] / 1000:.0f} KB" in boxed.boxed()["english_patches"]["figures"][0][0]
 
 
 def test_the_folder_of_a_faster_process_is_kept(cache, monkeypatch):
@@ -138,10 +139,10 @@ def test_the_folder_of_a_faster_process_is_kept(cache, monkeypatch):
 
 def test_commands_list_runs_and_write_cards(cache, tmp_path, capsys):
     main(["models"])
-    assert "english   English prose" in capsys.readouterr().out
+    assert "english          English prose" in capsys.readouterr().out
     main(["card", "english", "--out", str(tmp_path / "card.md")])
     text = (tmp_path / "card.md").read_text(encoding="utf-8")
     about = json.loads((boxed.HERE / "boxed.json").read_text(encoding="utf-8"))["english"]
-    assert all(line in text for line in (about["data"], about["limits"], "7,206,224 parameters"))
+    assert all(line in text for line in (about["data"], about["limits"], "7,342,080 parameters"))
     with pytest.raises(FileExistsError, match="--overwrite"):
         main(["card", "english", "--out", str(tmp_path / "card.md")])

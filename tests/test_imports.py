@@ -251,21 +251,21 @@ def test_the_walk_sees_every_kind_of_import() -> None:
 
 
 def test_imports_are_light_and_start_nothing() -> None:
-    """Under 2 s on an idle machine; asserted by what the package and two rooms load, and then the log of a run."""
+    """Under 2 s on an idle machine; asserted by what the package and two rooms load, and then a training."""
     program = (
         "import sys; import jaxblt, jaxblt.data, jaxblt.patching;"
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules];"
         "from jax._src import xla_bridge;"
         "print(','.join(heavy)); print(xla_bridge.backends_are_initialized());"
-        "import jaxblt.training.log.runlog; print('tensorflow' in sys.modules)"
+        "import jaxblt.training.loop; print([name for name in ('tensorflow', 'scipy') if name in sys.modules])"
     )
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    heavy, initialized, tensorflow = run.stdout.splitlines()
+    heavy, initialized, trained = run.stdout.splitlines()
     assert not heavy, f"imports load {heavy}: import these in the functions that use them"
     assert initialized == "False", "an import starts a JAX backend: nothing may happen at import"
-    assert tensorflow == "False", "the log loads TensorFlow"
+    assert trained == "[]", f"training loads {trained}: import these in the functions that use them"
 
 
 def test_what_is_slow_to_import_waits_for_who_calls_it() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 from experiments.benchmark.figures.saved import check_commit
 from jaxblt.cli.parsing import parse, run
 from jaxblt.profiling.provenance import git_commit
+from jaxblt.validation import perhaps
 
 ROOMS = {
-    "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books", "sparse_profile"),
+    "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books"),
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed",),
@@ -18,7 +19,7 @@ ROOMS = {
     "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode", "step_kernels"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
-    "peers": ("evo2", "evo2_parity", "flex_blocks"),
+    "peers": ("evo2", "evo2_parity"),
     "trained_runs": ("baselines", "context", "record"),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),
@@ -39,7 +40,11 @@ def find(name: str) -> Callable[..., Any]:
       ValueError: there is none.
     """
     if name not in BENCHMARKS:
-        raise ValueError(f"unknown benchmark {name!r}, choose one of: {', '.join(sorted(BENCHMARKS))}")
+        known = ", ".join(sorted(BENCHMARKS))
+        raise ValueError(
+            f"unknown benchmark {name!r}{perhaps(name, BENCHMARKS)}, choose one of: {known}; "
+            "docs/guides/benchmark.md names scripts that are gone, and where their figures are"
+        )
     return getattr(import_module(BENCHMARKS[name]), name)
 
 

@@ -19,6 +19,7 @@ from jaxblt.data.tasks.listops_files import write_files
 from jaxblt.data.tasks.pixels.drawn_files import write_images
 from jaxblt.data.tasks.pixels.picture import draw_sheet
 from jaxblt.outputs import whole_file
+from jaxblt.validation import perhaps
 
 USAGE = """usage: jaxblt data fetch NAME [NAME ...]
        jaxblt data draw RECIPE FILE.png
@@ -56,7 +57,7 @@ MADE: dict[str, Callable[[Path], None]] = {
     "language_pairs": lambda folder: write_language_pairs(
         folder, {"train": 40_000, "eval": 2000, "test": 2000}
     ),
-    "pathfinder": partial(_images, task=Pathfinder(), images=56_000, easier_images=40_000),
+    "pathfinder": partial(_images, task=Pathfinder(), images=120_000, easier_images=80_000),
     "path_x": partial(_images, task=Pathfinder.path_x(), images=56_000, easier_images=40_000),
     "path_256": partial(_images, task=Pathfinder.path_256(), images=56_000, easier_images=40_000),
 }
@@ -193,7 +194,8 @@ def find(name: str) -> Dataset | None:
         return catalogue()[name]
     if name not in recipes.RECIPES:
         names = dict.fromkeys([*catalogue(), *recipes.RECIPES])
-        raise ValueError(f"no data set and no recipe {name!r}, choose one of: {', '.join(names)}")
+        hint = perhaps(name, names)
+        raise ValueError(f"no data set and no recipe {name!r}{hint}, choose one of: {', '.join(names)}")
     found = dataset_of(recipes.get(name))
     if found is None:
         print(f"{name}: nothing to fetch, its data are embedded or made by the recipe")

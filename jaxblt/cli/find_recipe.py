@@ -1,6 +1,5 @@
 """The recipe that a command line names: a built-in one, a function in a file, or the config that a run stored."""
 
-import difflib
 import importlib.util
 import inspect
 import sys
@@ -15,6 +14,7 @@ from jaxblt.training.recipe import Recipe
 from jaxblt.training.stored.remote_run import holds_run
 from jaxblt.training.stored.resolved import FILE, read_resolved
 from jaxblt.training.stored.safe_files import one_line
+from jaxblt.validation import perhaps
 
 FORMS = "a built-in recipe, FILE.py:FUNCTION, or the folder of a run (or its config.json)"
 
@@ -35,11 +35,8 @@ def find_recipe(given: str) -> Recipe:
         return recipes.get(given)
     if given.endswith(".json") or url_of(given) or holds_run(given):
         return from_config(given)
-    near = difflib.get_close_matches(given, recipes.RECIPES, n=1)
-    hint = f" (perhaps {near[0]})" if near else ""
-    raise ValueError(
-        f"unknown recipe {given!r}, choose one of: {', '.join(recipes.RECIPES)}{hint}; or name {FORMS}"
-    )
+    hint, known = perhaps(given, recipes.RECIPES), ", ".join(recipes.RECIPES)
+    raise ValueError(f"unknown recipe {given!r}{hint}, choose one of: {known}; or name {FORMS}")
 
 
 def from_config(given: str) -> Recipe:

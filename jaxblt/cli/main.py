@@ -4,12 +4,13 @@ A command is a row of `COMMANDS`: a function whose arguments are the options, or
 parses them itself. A text that the function returns is printed. Its module is imported when it runs.
 """
 
-import difflib
+import gc
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from jaxblt.cli.interrupts import end_quietly
+from jaxblt.validation import perhaps
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("jaxblt.cli.train:main", "train a recipe, or go on with its run"),
@@ -76,9 +77,8 @@ def main(argv: Sequence[str]) -> Any:
         return 0 if argv else 2
     name, *rest = argv
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f" (perhaps {near[0]})" if near else ""
-        raise ValueError(f"unknown command {name!r}{hint}, choose one of: {', '.join(COMMANDS)}")
+        known = ", ".join(COMMANDS)
+        raise ValueError(f"unknown command {name!r}{perhaps(name, COMMANDS)}, choose one of: {known}")
     return call(name, rest)
 
 
@@ -115,6 +115,8 @@ def usage() -> str:
 def console() -> None:
     """Run the program with the command line of its process, and exit."""
     end_quietly()
+    # Keep Python's collector from looking through modules and traces again and again
+    gc.set_threshold(100_000, 20, 100)
     # Import after that, so that Ctrl-C is quiet from here on
     from jaxblt.cli.parsing import run
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csgraph, csr_matrix
 
 from jaxblt.data.words import LENGTHS, kind_of, word_sets
 
@@ -45,6 +44,8 @@ def group_records(sequences: Sequence[bytes], *, length: int | None = None, shar
 
 
 def _components(count: int, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    from scipy.sparse import csgraph, csr_matrix  # here, as few runs group records
+
     graph = csr_matrix((np.ones(len(left), np.int8), (left, right)), shape=(count, count))
     return csgraph.connected_components(graph, directed=False)[1].astype(np.int64)
 
@@ -93,24 +94,24 @@ def _link_groups(sets: Any, least: np.ndarray, groups: np.ndarray) -> tuple[np.n
     return left, right
 
 
-def _union(sets: csr_matrix, groups: np.ndarray) -> csr_matrix:
+def _union(sets: Any, groups: np.ndarray) -> Any:
     """Return which words each group has."""
     ones = np.ones(len(groups), np.int32)
-    union: Any = csr_matrix((ones, (groups, np.arange(len(groups))))) @ sets
+    union: Any = type(sets)((ones, (groups, np.arange(len(groups))))) @ sets
     union.data[:] = 1
     return union
 
 
-def _first_words(sets: csr_matrix, counts: np.ndarray) -> csr_matrix:
+def _first_words(sets: Any, counts: np.ndarray) -> Any:
     """Return the first so many words of each record."""
     held = np.diff(sets.indptr)
     place = np.arange(sets.nnz) - np.repeat(sets.indptr[:-1], held)
     kept = place < np.repeat(counts, held)
     ends = np.concatenate([[0], np.cumsum(np.minimum(held, counts))])
-    return csr_matrix((sets.data[kept], sets.indices[kept], ends), shape=sets.shape)
+    return type(sets)((sets.data[kept], sets.indices[kept], ends), shape=sets.shape)
 
 
-def _overlaps(left: csr_matrix, rows: np.ndarray, right: csr_matrix, others: np.ndarray) -> np.ndarray:
+def _overlaps(left: Any, rows: np.ndarray, right: Any, others: np.ndarray) -> np.ndarray:
     """Count the words that each row of `left` shares with the row of `right` beside it."""
     entries = np.cumsum(np.diff(left.indptr)[rows] + np.diff(right.indptr)[others])
     cuts = np.searchsorted(entries, np.arange(ENTRIES, entries[-1] if len(entries) else 0, ENTRIES))

@@ -2,10 +2,9 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 from jaxblt.data.words import LENGTHS, find_words, kind_of
 
@@ -36,7 +35,7 @@ class NearCopies(NamedTuple):
 def find_near_copies(
     train: Sequence[bytes], held: Sequence[bytes], *, length: int | None = None, share: float = 0.5
 ) -> NearCopies:
-    """Count held-out records that share at least `share` of their words with a training record.
+    """Count held-out records that are in training, or share at least `share` of their words with a training record.
 
     Both sides are samples, at even distances, so that it takes about a second; of large training sets the share is a
     lower bound.
@@ -60,6 +59,8 @@ def find_near_copies(
     seen = _sets(given.record[found], place[found], (len(train), len(words)))
     most = (have @ seen.T).max(1).toarray().ravel() if len(held) and len(train) else np.zeros(len(held))
     near = most >= np.maximum(share * np.asarray(have.sum(1)).ravel() - 1e-9, 1)
+    known = set(train)  # Records may be shorter than a word
+    near |= np.array([record in known for record in held], bool)
     return NearCopies(float(near.mean()) if len(near) else 0.0, len(held), length)
 
 
@@ -72,9 +73,9 @@ def warn_near_copies(train: Sequence[bytes], held: Sequence[bytes]) -> None:
     found = find_near_copies(train, held)
     if found.share >= LEAST:
         warnings.warn(
-            f"{found.share:.0%} of {found.records} sampled records of validation and test share half of their "
-            f"{found.length}-letter words with a training record, so their figures are of what training has nearly "
-            "seen: data.split = 'groups' keeps near-copies in one part",
+            f"{found.share:.0%} of {found.records} sampled records of validation and test are training records, or "
+            f"share half of their {found.length}-letter words with one, so their figures are of what training has "
+            "nearly seen: data.split = 'groups' keeps near-copies in one part",
             NearCopyWarning,
             stacklevel=3,
         )
@@ -85,8 +86,10 @@ def _spread(sequences: Sequence[bytes], most: int) -> list[bytes]:
     return [sequences[i] for i in np.linspace(0, len(sequences) - 1, count).astype(int)]
 
 
-def _sets(record: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> csr_matrix:
+def _sets(record: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> Any:
     """Return which records have which words, Int32 of zeros and ones."""
+    from scipy.sparse import csr_matrix  # here, as few runs look for copies
+
     sets = csr_matrix((np.ones(len(record), np.int32), (record, column)), shape=shape)
     sets.sum_duplicates()
     sets.data[:] = 1

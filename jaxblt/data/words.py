@@ -5,10 +5,9 @@ count; a word and its reverse complement may count as one. A record without a wo
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 Kind = Literal["dna", "protein", "text"]
 LENGTHS: dict[Kind, int] = {"dna": 21, "protein": 5, "text": 16}
@@ -85,7 +84,7 @@ class WordSets(NamedTuple):
     """
 
     sizes: np.ndarray
-    shared: csr_matrix
+    shared: Any
 
 
 def word_sets(sequences: Sequence[bytes], length: int, kind: Kind) -> WordSets:
@@ -103,6 +102,8 @@ def word_sets(sequences: Sequence[bytes], length: int, kind: Kind) -> WordSets:
     holders = np.diff(np.append(np.flatnonzero(_changes(code)), len(code)))
     kept, ends = np.repeat(holders > 1, holders), np.cumsum(holders[holders > 1])
     ones, shape = np.ones(int(kept.sum()), np.int32), (len(ends), len(sequences))
+    from scipy.sparse import csr_matrix  # here, as few runs look for words
+
     shared = csr_matrix((ones, record[kept], np.append(0, ends)), shape=shape)
     return WordSets(np.bincount(record, minlength=len(sequences)), shared)
 

@@ -14,10 +14,11 @@ from jaxblt.models.no_decoding import NoDecoding
 from jaxblt.models.pooling import pool
 from jaxblt.models.positions import PeriodicPosition, document_positions
 from jaxblt.models.row_layout import RowLayout, promise
+from jaxblt.models.squares import Levels, Squares
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.patching.config import PatcherConfig
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_read
 
 Pooling = Literal["mean", "last"]
 
@@ -33,6 +34,9 @@ class ByteClassifierConfig:
       hash: n-gram tables added to the byte embedding, or None.
       periods: of sinusoids of the position, in bytes, of which a linear map is added to the embedding; () for none. In
         images of 32 columns a period of 32 tells the column.
+      levels: bytes are grey levels, whose linear map takes the embedding's place (see `Levels`).
+      squares: pixels of an image's squares, each way, of which the stack reads each as one token (see `Squares`).
+      columns: pixels of the rows of images that are read in squares.
       vocab_size: ids.
     """
 
@@ -41,12 +45,21 @@ class ByteClassifierConfig:
     pooling: Pooling = "mean"
     hash: HashConfig | None = None
     periods: tuple[int, ...] = ()
+    levels: bool = False
+    squares: int = 1
+    columns: int = 32
     vocab_size: int = VOCAB_SIZE
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "num_classes", least=2, why=": a row is of one class or another")
-        check_bounds(self, "periods", least=1)
+        check_bounds(self, "periods", "squares", "columns", least=1)
+        check_read(self, "hash", needed="levels=False", is_read=not self.levels)
+        check_read(self, "columns", needed="squares above 1", is_read=self.squares > 1)
+        if self.columns % self.squares:
+            raise ValueError(
+                f"ByteClassifierConfig.squares = {self.squares} does not divide columns = {self.columns}: use a divisor"
+            )
         check_vocab_size(self)
         if self.stack.layout != CONTIGUOUS:
             raise ValueError(
@@ -117,12 +130,20 @@ class ByteClassifier(NoDecoding, nn.Module):
         """
         config = self.config
         table = EmbeddingConfig(dim=config.stack.dim, hash=config.hash, vocab_size=config.vocab_size)
-        x, _ = ByteEmbedding(table, self.dtype, name="embedding")(ids, segment_ids=segment_ids)
+        if config.levels:
+            x = Levels(config.stack.dim, self.dtype, name="levels")(ids)
+        else:
+            x, _ = ByteEmbedding(table, self.dtype, name="embedding")(ids, segment_ids=segment_ids)
         if config.periods:
             place = document_positions(ids, segment_ids) if positions is None else positions
             x = x + PeriodicPosition(config.periods, config.stack.dim, self.dtype, name="positions")(place)
+        if config.squares > 1:
+            x = Squares(config.squares, config.columns, self.dtype, name="squares")(x)
+            # Leave as many squares of padding as there are whole ones: a row holds one image, then padding
+            first = (slice(None), slice(None, None, config.squares**2))
+            segment_ids, positions = (None if a is None else a[first] for a in (segment_ids, positions))
         x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
-        there = jnp.ones(ids.shape, bool) if segment_ids is None else segment_ids > 0
+        there = jnp.ones(x.shape[:2], bool) if segment_ids is None else segment_ids > 0
         norm = config.stack.norm(self.dtype, "norm")
         x = norm(pool(x, there, config.pooling))
         sizes, names, zeros = {"c": config.num_classes}, ("embed", None), nn.initializers.zeros

@@ -43,20 +43,20 @@ def expect_derivative(subject: Subject, moved: Sequence[int]) -> None:
 
     Leaves are counted with the inputs as the last.
     """
-    ids, dy = jnp.asarray(subject.with_holes(subject.documents())), subject.noise(4, subject.x.shape)
-    dy, choices = dy * (np.asarray(ids) > 0)[..., None], subject.choices(ids)
+    ids = subject.with_holes(subject.documents())
+    dy = subject.noise(4, subject.x.shape) * (ids > 0)[..., None]
     paths = jax.tree.leaves_with_path(subject.params)
     names = [*("params" + jax.tree_util.keystr(path) for path, _ in paths), "x"]
     point = [*(np.asarray(leaf) for _, leaf in paths), subject.x]
-    found = subject.gradient(subject.params, jnp.asarray(subject.x), ids, jnp.asarray(dy))
+    found = subject.gradient(subject.params, subject.x, ids, dy)
     gradients = {i: np.asarray(jax.tree.leaves(found)[i], np.float64) for i in moved}
 
     def value(directions: dict[int, np.ndarray], h: float) -> float:
         at = [
-            jnp.asarray((leaf + h * directions[i]).astype(leaf.dtype) if i in directions else leaf)
+            (leaf + h * directions[i]).astype(leaf.dtype) if i in directions else leaf
             for i, leaf in enumerate(point)
         ]
-        params = jax.tree.unflatten(jax.tree.structure(subject.params), at[:-1]) | choices
+        params = jax.tree.unflatten(jax.tree.structure(subject.params), at[:-1]) | subject.choices
         y = subject.parallel(params, at[-1], ids)
         return float(np.sum(np.asarray(y, np.float64) * dy))
 
@@ -101,8 +101,7 @@ def check_finite_gradients(subject: Subject) -> None:
     ids = np.ones((subject.rows, subject.length), np.int32)
     ids[1], ids[2] = 0, -1
     for x in (subject.x, np.zeros_like(subject.x)):
-        dy = jnp.ones(x.shape, jnp.float32)
-        gradients = subject.gradient(subject.params, jnp.asarray(x), jnp.asarray(ids), dy)
+        gradients = subject.gradient(subject.params, x, ids, np.ones_like(x))
         for path, leaf in jax.tree.leaves_with_path(gradients):
             if not np.all(np.isfinite(leaf)):
                 raise AssertionError(
@@ -192,8 +191,7 @@ def _by_parts(subject: Subject, x: np.ndarray, ids: np.ndarray, dy: np.ndarray) 
     for i in range(0, len(x), subject.rows):
         missing = max(i + subject.rows - len(x), 0)
         part = [
-            jnp.asarray(np.pad(a[i : i + subject.rows], [(0, missing)] + [(0, 0)] * (a.ndim - 1)))
-            for a in (x, ids, dy)
+            np.pad(a[i : i + subject.rows], [(0, missing)] + [(0, 0)] * (a.ndim - 1)) for a in (x, ids, dy)
         ]
         outputs.append(np.asarray(subject.parallel(subject.params, *part[:2])))
         gradients.append(jax.device_get(subject.gradient(subject.params, *part)[0]))

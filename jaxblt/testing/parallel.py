@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxblt.parallel import batch_sharding, make_mesh, replicated
@@ -78,13 +77,13 @@ def check_holes(subject: Subject) -> None:
     expect_close(
         "documents with holes are not kept apart", y[live], subject.apart(subject.x, ids)[live], subject.limit
     )
-    dy = jnp.asarray(subject.noise(9, subject.x.shape) * live[..., None])
-    gradients = subject.gradient(subject.params, jnp.asarray(subject.x), jnp.asarray(ids), dy)
+    dy = subject.noise(9, subject.x.shape) * live[..., None]
+    gradients = subject.gradient(subject.params, subject.x, ids, dy)
     what = "the contents of holes or padding are read"
     for poison in (100.0, np.nan):
         x = np.where(live[..., None], subject.x, np.float32(poison))
         expect_close(what, subject.run(x, ids), y, subject.limit)
-        found = subject.gradient(subject.params, jnp.asarray(x), jnp.asarray(ids), dy)
+        found = subject.gradient(subject.params, x, ids, dy)
         pairs = zip(jax.tree.leaves_with_path(gradients), jax.tree.leaves(found), strict=True)
         for (path, leaf), got in pairs:
             expect_close(f"{what} in the gradient{jax.tree_util.keystr(path)}", got, leaf, subject.limit)
@@ -97,7 +96,7 @@ def check_odd_lengths(subject: Subject) -> None:
     for length in (1, 2, 13):
         ids = np.zeros((subject.rows, subject.length), np.int32)
         ids[:, :length] = 1
-        short = subject.parallel(subject.params, jnp.asarray(subject.x[:, :length]), None)
+        short = subject.parallel(subject.params, subject.x[:, :length], None)
         padded = subject.run(ids=ids)[:, :length]
         expect_close(f"a row of {length} differs from itself padded", short, padded, subject.limit)
 
@@ -119,8 +118,7 @@ def check_positions(subject: Subject) -> None:
     change = ids != np.concatenate([np.zeros_like(ids[:, :1]), ids[:, :-1]], 1)
     index = np.broadcast_to(np.arange(subject.length), ids.shape)
     offset = index - np.maximum.accumulate(np.where(change, index, 0), 1)
-    inputs = (jnp.asarray(a) for a in (subject.x, ids, offset.astype(np.int32)))
-    y = subject.parallel(subject.params, *inputs)
+    y = subject.parallel(subject.params, subject.x, ids, offset.astype(np.int32))
     live = ids > 0
     expect_close(
         "explicit positions differ from counted",

@@ -25,19 +25,20 @@ def check_split_call(subject: Subject) -> None:
     Before it come a few tokens of the same document, behind it a few of what it ended in: the calls of a
     conversation. A row changes its document amid the prompt, and one has nothing but 0s at its end.
     """
-    sizes = (5, SHORTEST * DEVICES, 5)  # two sizes, of which each takes two programs
+    ends = 7  # a call of as many is compiled already, unless the state grows with its capacity
+    sizes = (ends, SHORTEST * DEVICES, ends)
     total = sum(sizes)
     x = subject.noise(10, (subject.rows, total, subject.config.dim))
     ids = np.ones((subject.rows, total), np.int32)
     if subject.packed:
-        ids[1, 5 + SHORTEST // 2 :] = 2
-    ids[2, 5 + SHORTEST + 7 : -5] = 0
+        ids[1, ends + SHORTEST // 2 :] = 2
+    ids[2, ends + SHORTEST + 7 : -ends] = 0
 
     def played() -> np.ndarray:
         state, outputs, at = init_state(subject.config, subject.rows, capacity=total), [], 0
         for size in sizes:
             part = slice(at, at + size)
-            y, state = subject.step(params, jnp.asarray(x[:, part]), jnp.asarray(ids[:, part]), state)
+            y, state = subject.step(params, x[:, part], ids[:, part], state)
             outputs.append(np.asarray(y))
             at += size
         return np.concatenate(outputs, 1)

@@ -36,8 +36,8 @@ def check_chunked(subject: Subject) -> None:
 def check_continued(subject: Subject) -> None:
     """Check that without segment ids every token continues the row's document."""
     state, half = subject.start(), subject.length // 2
-    first, state = subject.step(subject.params, jnp.asarray(subject.x[:, :half]), None, state)
-    rest, _ = subject.step(subject.params, jnp.asarray(subject.x[:, half:]), None, state)
+    first, state = subject.step(subject.params, subject.x[:, :half], None, state)
+    rest, _ = subject.step(subject.params, subject.x[:, half:], None, state)
     fed = np.concatenate([first, rest], 1)
     expect_close("calls without segment ids differ from the training pass", fed, subject.run(), subject.limit)
 
@@ -82,9 +82,7 @@ def check_rows_advance_alone(subject: Subject) -> None:
             span = np.arange(at[row], at[row] + count)
             chunk[row, slots], chunk_ids[row, slots] = subject.x[row, span], ids[row, span]
             taken.append((slots, span))
-        out, after = subject.step(
-            subject.params, jnp.asarray(chunk), jnp.asarray(chunk_ids, jnp.int32), state
-        )
+        out, after = subject.step(subject.params, chunk, chunk_ids.astype(np.int32), state)
         for row, (slots, span) in enumerate(taken):
             y[row, span] = np.asarray(out)[row, slots]
             at[row] += len(span)

@@ -88,17 +88,19 @@ class Subject:
 
         return jax.jit(gradients)
 
-    def choices(self, ids: jax.Array) -> dict[str, Any]:
-        """Return the hard choices for the inputs, to be given beside the parameters.
+    @functools.cached_property
+    def choices(self) -> dict[str, Any]:
+        """The hard choices for the inputs as documents with holes, to be given beside the parameters.
 
         See `jaxblt.mixers.driver.choices`.
         """
+        ids = jnp.asarray(self.with_holes(self.documents()))
 
         def decide(params: Any, x: jax.Array) -> Any:
             return self.module.apply(params, x, segment_ids=ids, mutable=[COLLECTION])[1]
 
-        x = jnp.asarray(self.x)
-        return dict(jax.jit(decide)(self.params, x)) if jax.eval_shape(decide, self.params, x) else {}
+        given = self.params, jnp.asarray(self.x)
+        return dict(jax.jit(decide)(*given)) if jax.eval_shape(decide, *given) else {}
 
     @functools.cached_property
     def step(self) -> Callable[..., tuple[jax.Array, State]]:
@@ -115,7 +117,7 @@ class Subject:
         """Run the training pass on the host; all of one document by default."""
         x = self.x if x is None else x
         ids = np.ones(x.shape[:2], np.int32) if ids is None else ids
-        return np.asarray(self.parallel(self.params, jnp.asarray(x), jnp.asarray(ids)))
+        return np.asarray(self.parallel(self.params, x, ids))
 
     def feed(self, x: np.ndarray, ids: np.ndarray, sizes: Iterable[int]) -> np.ndarray:
         """Return outputs of the streaming pass in calls of the given sizes.
@@ -128,7 +130,7 @@ class Subject:
             missing = size - chunk.shape[1]
             chunk = np.pad(chunk, ((0, 0), (0, missing), (0, 0)), constant_values=np.nan)
             chunk_ids = np.pad(chunk_ids, ((0, 0), (0, missing)))
-            y, state = self.step(self.params, jnp.asarray(chunk), jnp.asarray(chunk_ids), state)
+            y, state = self.step(self.params, chunk, chunk_ids, state)
             outputs.append(np.asarray(y)[:, : size - missing])
             at += size
         return np.concatenate(outputs, 1)

@@ -16,6 +16,7 @@ from jaxblt.training.evaluate import Validation
 from jaxblt.training.fitted import Fitted
 from jaxblt.training.log.hosted_trackers import check_trackers
 from jaxblt.training.log.journal import open_journal
+from jaxblt.training.log.report import known_costs
 from jaxblt.training.log.trackers import Tracker
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
@@ -107,9 +108,10 @@ def _fit(
         startup.done("parameters")
 
         validation = Validation(setup, source)
+        costs = known_costs(train_step.kept, setup, data)
         options = {"first": first, "seconds": meta["seconds"], "trackers": trackers}
         # Up to here a start may fail, and while the journal is opened: nothing before this block writes to the folder.
-        with open_journal(run_dir, setup, data, train_step.choices, **options) as journal:
+        with open_journal(run_dir, setup, data, train_step.choices, costs, **options) as journal:
             startup.done("report")
             stop = closed_last.enter_context(StopRequest())
             write_folder(run_dir, setup.recipe, state, first, is_main=is_main)

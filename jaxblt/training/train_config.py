@@ -51,8 +51,8 @@ class TrainConfig:
       time_limit_s: seconds of training after which the run saves and ends, whatever the step; None for no limit. Those
         of all processes of the run count: raise it to go on in another piece.
       profile_steps: (first, last) steps to trace with the profiler; None for none.
-      compilation_cache: folder in which compiled programs and calibrations outlive the process; "user" for the one in
-        the user's cache (not on CPUs), None for none.
+      compilation_cache: folder in which compiled programs, the step and calibrations outlive the process; "user" for
+        the one in the user's cache (not on CPUs), None for none. Its executables are trusted.
     """
 
     steps: int = 1000

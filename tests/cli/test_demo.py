@@ -21,7 +21,7 @@ from tests.training.log.test_runlog import events
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "experiments" / "notebooks" / "quickstart.ipynb"
 BYTES = 40_000
-NAMES = ("after 2 steps on it", "english, before", "order-5 byte model", "gzip", "bzip2", "xz")
+NAMES = ("after 2 steps on it", "english_patches, before", "order-5 byte model", "gzip", "bzip2", "xz")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,7 +61,7 @@ def test_demo_leaves_everything_it_promises_and_goes_on(small, tmp_path, capsys)
     assert (run / "generated.txt").read_text(encoding="utf-8").startswith("The Time Traveller ")
     resolved = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert resolved["versions"]["jax"]
-    assert resolved["recipe"]["patcher"]["threshold"] == jaxblt.load("english").threshold
+    assert resolved["recipe"]["patcher"]["threshold"] == jaxblt.load("english_patches").threshold
     assert events(run).Scalars("eval/bits_per_byte")
     assert (run / "checkpoints" / "2").is_dir()
     call("patch", [str(ROOT / "LICENSE"), "--run-dir", str(run), "--length", "300"])

@@ -22,7 +22,7 @@ def test_the_table_names_what_it_compares(monkeypatch, capsys):
             recipe=recipe, step=step, evaluate=lambda split, *, data: {"bits_per_byte": bits}
         )
 
-    demo._compare(model("book", 24, 1.25), model("english", 9176, 1.75))
+    demo._compare(model("book", 24, 1.25), model("english_patches", 9176, 1.75))
     rows = [line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines()[3:]]
-    assert rows[:2] == [["after 24 steps on it", "1.250"], ["english, before", "1.750"]]
+    assert rows[:2] == [["after 24 steps on it", "1.250"], ["english_patches, before", "1.750"]]
     assert [name for name, _ in rows[2:5]] == ["order-5 byte model", "gzip", "bzip2"]

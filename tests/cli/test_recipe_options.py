@@ -137,7 +137,7 @@ def test_files_that_hold_no_recipe_are_told(tmp_path):
         (tmp_path / "bad.py").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=says):
             find_recipe(str(tmp_path / "bad.py"))
-    with pytest.raises(ValueError, match=r"unknown recipe 'bookz', .*\(perhaps books\); or name a built-in"):
+    with pytest.raises(ValueError, match=r"unknown recipe 'bookz' \(perhaps books\), .*; or name a built-in"):
         find_recipe("bookz")
 
 

@@ -40,6 +40,7 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     "StackConfig": (
         ({"norm_on_root": True, "layer_norm": True}, "StackConfig.norm_on_root = True is of RMS norms"),
+        ({"row_norm": True}, "StackConfig.row_norm = True reads whole documents in one way, and causal=True"),
     ),
     "AdamWConfig": (
         (

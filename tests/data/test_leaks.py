@@ -25,12 +25,17 @@ def test_near_copies_are_counted():
     assert found == (15 / 100, 100, 21)
     assert find_near_copies(train, held + copies, share=0.2).share == 20 / 100
     with pytest.warns(
-        NearCopyWarning, match=r"15% of 100 sampled records .* share half of their 21-letter words"
+        NearCopyWarning,
+        match=r"15% of 100 sampled records .* or share half of their 21-letter words with one",
     ):
         warn_near_copies(train, held + copies)
     warn_near_copies(train, held)
     assert find_near_copies(train, []) == (0, 0, 21)
     assert find_near_copies([], held).share == 0
+
+
+def test_records_shorter_than_a_word_are_compared_whole():
+    assert find_near_copies([b"ACGTA", b"GGTTA"], [b"ACGTA", b"ACGTC"]) == (0.5, 2, 21)
 
 
 def test_both_sides_are_sampled(monkeypatch):

@@ -15,7 +15,7 @@ STREAMED_AND_DIFFERENTIATED = (
     *("chunked", "documents_streamed", "holes_streamed", "rows_advance_alone", "keep", "state"),
     *("holes", "finite_gradients", "every_parameter"),
 )
-"""What runs two programs more: each run of those in `STREAMED`, of others once a week."""
+"""What runs two programs more: each run of those in `STREAMED`, of others in turns."""
 
 STREAMED = ("attention", "hyena_modal", "naive_steps", "naive_both")
 """Mixers that stream by code of their own. All others leave it to the driver, as "naive" does."""
@@ -24,7 +24,7 @@ OWN = {"naive_steps": ("gathers",), "naive_both": ("long",)}
 """Properties that run code which those of "naive" do not."""
 
 IN_TURNS = ("sharded", "gradients")
-"""Once a week of all mixers but "naive", which has every property each run: others of the driver run the same code."""
+"""In turns of all mixers but "naive", which has every property each run: others of the driver run the same code."""
 
 
 def further(name: str) -> pytest.MarkDecorator:
@@ -33,8 +33,8 @@ def further(name: str) -> pytest.MarkDecorator:
 
 
 def in_turns(name: str) -> pytest.MarkDecorator:
-    """What a few mixers are checked for each day."""
-    return pytest.mark.slow(days=7, group="streams, shards and gradients of mixers", turn=name)
+    """What a mixer is checked for on most days."""
+    return pytest.mark.slow(days=28, group="streams, shards and gradients of mixers", turn=name)
 
 
 def of_variant(name: str) -> pytest.MarkDecorator:

@@ -3,7 +3,7 @@
 import csv
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -24,7 +24,8 @@ FIGURES = ("accuracy", "mcc", "auroc")
 VALIDATION = 0.1
 """The share of the training reviews that picks strengths and steps."""
 BUCKETS = (512, 1024, 2048)
-MODELS = ("start", "finetuned", "cnn")
+Model = Literal["start", "finetuned", "cnn"]
+MODELS: tuple[Model, ...] = get_args(Model)
 
 
 def reviews(
@@ -39,6 +40,7 @@ def reviews(
     first_seed: int = 0,
     steps: int = 1500,
     batch_size: int = 64,
+    models: tuple[Model, ...] = MODELS,
 ) -> dict[str, Any]:
     """Fine-tune a run on reviews of films, beside a CNN of equal size and the regression on phrases it starts as.
 
@@ -58,6 +60,7 @@ def reviews(
       first_seed: see there.
       steps: of each network.
       batch_size: rows of a batch of the shortest reviews; longer rows come in smaller batches.
+      models: that are scored; of the regression alone, the networks' start, it takes minutes on a CPU.
     """
     from experiments.benchmark.figures.saved import save
     from jaxblt.data.sources.files import expand_one
@@ -72,9 +75,12 @@ def reviews(
     for seed in chosen:
         table = write_table(files, root / f"records_{seed}.csv", seed, longest, most)
         data = data_of(table, seed, longest, batch_size)
-        figures["runs"].append(score_start(data))
-        save("reviews" if base_run else "review_baselines", out, figures)
+        if "start" in models:
+            figures["runs"].append(score_start(data))
+            save("reviews" if base_run else "review_baselines", out, figures)
         for name, recipe in networks(base_run, data, steps, seed).items() if base_run else ():
+            if name not in models:
+                continue
             found = train(recipe, root / f"{name}_{seed}", FIGURES)
             figures["runs"].append({"model": name, "seed": seed, **found})
             figures["wins"] = count_wins(figures["runs"], "finetuned", MODELS, "accuracy")

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.data.vocab import OFFSET
 from jaxblt.models.pooling import pool
+from jaxblt.models.row_norm import RowNorm
 
 
 def as_square(ids: Int[Array, "B T"]) -> Float[Array, "B S S"]:
@@ -29,7 +30,7 @@ class LinearPixels(nn.Module):
 
 
 class SquareCNN(nn.Module):
-    """x += conv(gelu(conv(norm x))) a block, all 3 x 3, then the mean over pixels.
+    """x += conv(gelu(conv(norm x))) a block, all 3 x 3, then the mean over pixels; norms are of channels over pixels.
 
     Attributes:
       classes: of the head.
@@ -46,10 +47,11 @@ class SquareCNN(nn.Module):
     @nn.compact
     def __call__(self, ids: Int[Array, "B T"]) -> tuple[Float[Array, "B C"], None]:
         """Return logits in fp32, and no patches."""
-        # Keep black pixels off zero: the norm of a zero vector multiplies gradients by a thousand in each block
+        # Keep black pixels off zero: norms multiply gradients of an image that is all zero by a thousand in each block
         x = self._conv("first")((as_square(ids)[..., None] - 0.5).astype(self.dtype))
         for i in range(self.blocks):
-            y = self._conv(f"in_{i}")(nn.RMSNorm(dtype=self.dtype, name=f"norm_{i}")(x))
+            norm = RowNorm(self.dtype, name=f"norm_{i}")
+            y = self._conv(f"in_{i}")(norm(x.reshape(len(x), -1, self.width)).reshape(x.shape))
             x = x + self._conv(f"out_{i}")(jax.nn.gelu(y))
         flat = x.reshape(len(x), -1, self.width)
         pooled = nn.RMSNorm(name="norm")(pool(flat, jnp.ones(flat.shape[:2], bool), "mean"))

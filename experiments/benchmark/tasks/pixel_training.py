@@ -25,9 +25,9 @@ SCORED = 500
 """Images of a call that scores."""
 FIRST = 0.1
 """The share of the images, of those with the least ink, that a ramp begins with."""
-MASTERED = 0.8
+MASTERED = 0.7
 """The share of a call's images that are right before more join."""
-GROWTH = 1.08
+GROWTH = 1.1
 """The factor by which the number of images grows then."""
 
 

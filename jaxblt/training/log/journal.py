@@ -19,7 +19,7 @@ from jaxblt.training.log.continuations import Continuation, continuation_of
 from jaxblt.training.log.hosted_trackers import open_trackers
 from jaxblt.training.log.meter import Cost, Meter
 from jaxblt.training.log.pictures import first_passage, log_confusion, log_passage
-from jaxblt.training.log.report import costs_by_length, describe
+from jaxblt.training.log.report import describe
 from jaxblt.training.log.runlog import Progress, RunLog
 from jaxblt.training.log.trackers import Tracker, hyperparameters_of
 from jaxblt.training.metrics import Metrics, as_scalars
@@ -121,24 +121,26 @@ def open_journal(
     setup: Setup,
     data: Dataset,
     choices: list[str],
+    costs: dict[int, Cost],
     *,
     first: int,
     seconds: float,
     trackers: Sequence[Tracker],
 ) -> Iterator[Journal]:
-    """Trace what a step costs, then open the log of a run; nothing is written to the folder before that.
+    """Open the log of a run; nothing is written to the folder before that.
 
     Args:
       run_dir: folder of the run.
       setup: of the run.
       data: of the run.
       choices: which implementation each op of the step got, in lines.
+      costs: of rows by their length.
       first: the step that the run goes on from.
       seconds: of training before this process.
       trackers: of one's own.
     """
     recipe, is_main = setup.recipe, jax.process_index() == 0
-    costs, full = costs_by_length(setup, data), recipe.data.seq_len
+    full = recipe.data.seq_len
     report = describe(setup, data, choices, costs[full])
     peak = peak_flops(jax.devices()[0].device_kind)
     meter = Meter(costs[full], None if peak is None else peak * setup.mesh.size, seconds=seconds)

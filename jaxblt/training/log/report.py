@@ -1,6 +1,6 @@
 """What a run says of itself before step 0: size, cost, devices, shardings, and which implementation each op gets."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import flax.linen as nn
@@ -18,6 +18,7 @@ from jaxblt.patching import PatcherConfig
 from jaxblt.training.experimental.hybrid import without_weights
 from jaxblt.training.flops import count_params, countable_device, matmul_flops, peak_flops
 from jaxblt.training.log.meter import Cost
+from jaxblt.training.start.kept_step import KeptStep
 from jaxblt.training.start.setup import Setup, make_task
 from jaxblt.training.step import Task
 
@@ -50,6 +51,14 @@ def costs_by_length(setup: Setup, data: Dataset) -> dict[int, Cost]:
     """Count `model_cost` of full rows, and of the shorter ones of a length schedule."""
     lengths = data.row_lengths if data.settled else (setup.recipe.data.seq_len,)
     return {length: _cost(setup, length) for length in lengths}
+
+
+def known_costs(kept: KeptStep, setup: Setup, data: Dataset) -> dict[int, Cost]:
+    """Return `costs_by_length`, as an earlier process counted them if there was one."""
+    found = kept.told(
+        "costs", lambda: [(n, *astuple(cost)) for n, cost in costs_by_length(setup, data).items()]
+    )
+    return {length: Cost(*cost) for length, *cost in found}
 
 
 def _cost(setup: Setup, length: int) -> Cost:

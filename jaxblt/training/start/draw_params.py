@@ -27,7 +27,11 @@ def draw(init: Callable[[], Any], shardings: Any) -> Any:
       shardings: of its results.
     """
     traced, shapes = jax.make_jaxpr(init, return_shape=True)()
-    places, tree = jax.tree.leaves(shardings), jax.tree.structure(shapes)
+    return jax.tree.unflatten(jax.tree.structure(shapes), draw_traced(traced, jax.tree.leaves(shardings)))
+
+
+def draw_traced(traced: core.ClosedJaxpr, places: Sequence[Any]) -> list[Any]:
+    """Run a traced `init` as `draw` does; `places` are the shardings of its results."""
     jaxpr = traced.jaxpr
     makers = {var: equation for equation in jaxpr.eqns for var in equation.outvars}
     known = dict(zip(jaxpr.constvars, traced.consts, strict=True))
@@ -53,7 +57,18 @@ def draw(init: Callable[[], Any], shardings: Any) -> Any:
     drawn = dict(zip(alone, made(*(known[var] for var in whole.invars)), strict=True))
     for numbers, make in zip(kinds, others, strict=True):
         drawn |= {i: make(*(known[var] for var in pieces[i].invars))[0] for i in numbers}
-    return jax.tree.unflatten(tree, [drawn[i] for i in range(len(pieces))])
+    return [drawn[i] for i in range(len(pieces))]
+
+
+def draw_at_once(traced: core.ClosedJaxpr, places: Sequence[Any]) -> list[Any]:
+    """Run a traced `init` as one program, which compiles sooner where arrays are few."""
+    return jax.jit(core.jaxpr_as_fun(traced), out_shardings=list(places))()
+
+
+def only(traced: core.ClosedJaxpr, numbers: Sequence[int]) -> core.ClosedJaxpr:
+    """Return a traced `init` with these of its results alone."""
+    jaxpr = traced.jaxpr
+    return core.ClosedJaxpr(jaxpr.replace(outvars=[jaxpr.outvars[i] for i in numbers]), traced.consts)
 
 
 def _cut(

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxblt.adapters.update.attach import stacks_of
 from jaxblt.models.remat import Remat
 from jaxblt.training.packing import HEADROOM
 from jaxblt.training.recipe import Recipe
@@ -66,8 +67,9 @@ def detect(device_kind: str, memory: float | None) -> str:
 def with_preset(recipe: Recipe, name: str) -> tuple[Recipe, str]:
     """Return the recipe as a type of GPU computes it best, and a line that says what was set.
 
-    Stacks are unrolled. Remat is the cheapest that holds the batch, in as few micro-batches as that takes, by an
-    estimate of 16 bytes a parameter and `BYTES`. `jaxblt plan` compiles the step and knows better.
+    Stacks are unrolled, unless they have more than `LONGEST_UNROLLED` blocks. Remat is the cheapest that holds the
+    batch, in as few micro-batches as that takes, by an estimate of 16 bytes a parameter and `BYTES`. `jaxblt plan`
+    compiles the step and knows better.
 
     Raises:
       ValueError: there is no such preset, or no setting holds the batch.
@@ -83,7 +85,9 @@ def with_preset(recipe: Recipe, name: str) -> tuple[Recipe, str]:
     recipe = replace(recipe, train=train, model=with_stacks(recipe.model, _unrolled))
     remat, parts, size = cheapest(recipe, FILL * preset.memory_gb * 1e9)
     model = with_stacks(recipe.model, lambda stack: replace(stack, remat=remat))
-    told = f"remat {remat}, accumulate {parts}, precision {precision}"
+    looped = [name for name, stack in stacks_of(model).items() if stack.scan]
+    told = f"blocks {'unrolled' if not looped else f'of {", ".join(looped)} in a loop'}, remat {remat}"
+    told += f", accumulate {parts}, precision {precision}"
     told += f", about {size / 1e9:.0f} GB of {preset.memory_gb:g}"
     return replace(
         recipe, model=model, train=replace(train, accumulate=parts)

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend import core
 from jax.sharding import Mesh
 from jaxtyping import Array
 
@@ -38,7 +39,7 @@ from jaxblt.training.optimisers.schedule import for_rows, make_schedule
 from jaxblt.training.packing import check_alignment, has_full_rows, promise_rows
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import at_start, trained_part
-from jaxblt.training.start.draw_params import draw
+from jaxblt.training.start.draw_params import draw_at_once, draw_traced, only
 from jaxblt.training.state import BASE, ENTROPY, REFERENCE, Frozen, TrainState, start
 from jaxblt.training.step import Task, make_train_step
 from pallas_kernels.runtime import current_device
@@ -69,6 +70,7 @@ class Setup:
       abstract: shapes and shardings of the state.
       notes: lines for the report on where the parameters come from.
       sites: paths of the products that run in FP8.
+      init: the program that draws the leaves of `whole`, which `make_setup` traced for their shapes.
     """
 
     recipe: Recipe
@@ -81,6 +83,7 @@ class Setup:
     abstract: TrainState
     notes: tuple[str, ...] = ()
     sites: frozenset[tuple[str, ...]] = frozenset()
+    init: core.ClosedJaxpr | None = None
 
     __repr__ = show
 
@@ -153,12 +156,12 @@ def make_setup(
     """
     task = make_task(recipe)
     check_sites(recipe.model)
-    trace, sites = lambda: check_first_codes(lambda: boxed_params(task, recipe)), frozenset()
+    trace, sites = lambda: check_first_codes(lambda: _traced_init(task, recipe)), frozenset()
     if task.fp8 is None:
-        whole = trace()
+        init, whole = trace()
     else:
         check_fp8(current_device())
-        sites, whole = find_sites(task.fp8, trace)
+        sites, (init, whole) = find_sites(task.fp8, trace)
     boxed = trained_part(recipe, whole)
     stacks = getattr(task.model, "stacks", {})
     rates = for_rows(recipe.optimizer, recipe.data.batch_size)
@@ -182,7 +185,7 @@ def make_setup(
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
-    return Setup(recipe, mesh, task, optimizer, schedule, whole, boxed, abstract, notes, sites)
+    return Setup(recipe, mesh, task, optimizer, schedule, whole, boxed, abstract, notes, sites, init)
 
 
 def _scaling(task: Task, sites: frozenset[tuple[str, ...]], whole: Any) -> dict[str, Any] | None:
@@ -245,6 +248,11 @@ def boxed_params(task: Task, recipe: Recipe) -> Any:
     return jax.eval_shape(lambda: init_params(task, recipe.data, recipe.train.seed))
 
 
+def _traced_init(task: Task, recipe: Recipe) -> tuple[core.ClosedJaxpr, Any]:
+    """Return the program that draws parameters, with `boxed_params`."""
+    return jax.make_jaxpr(lambda: init_params(task, recipe.data, recipe.train.seed), return_shape=True)()
+
+
 def blank_inputs(task: Task, data: RowsConfig) -> dict[str, Array]:
     """Return what the model takes, of the shapes of a batch: ids, and entropies if there is a patcher."""
     ids = jnp.zeros((data.batch_size, data.seq_len), jnp.int32)
@@ -255,11 +263,8 @@ def blank_inputs(task: Task, data: RowsConfig) -> dict[str, Array]:
 
 def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> TrainState:
     """Make the state before step 0 where it is to live."""
-    recipe = setup.recipe
-
-    def params() -> Any:
-        whole = nn.meta.unbox(init_params(setup.task, recipe.data, recipe.train.seed))
-        return trained_part(recipe, whole)
+    recipe, init = setup.recipe, setup.init
+    assert init is not None
 
     def begin(params: Any, frozen: Mapping[str, Frozen] | None) -> TrainState:
         ema = recipe.train.ema is not None
@@ -268,9 +273,11 @@ def init_state(setup: Setup, frozen: Mapping[str, Frozen] | None = None) -> Trai
             at_start(recipe, params, frozen or {}), setup.optimizer, frozen, ema=ema, scaling=scaling
         )
 
-    places = setup.shardings.params
-    whole = len(jax.tree.leaves(places)) < MANY
-    drawn = jax.jit(params, out_shardings=places)() if whole else draw(params, places)
+    places, tree = jax.tree.flatten(setup.shardings.params)
+    leaves = jax.tree.structure(nn.meta.unbox(setup.whole))
+    trained = jax.tree.leaves(trained_part(recipe, leaves.unflatten(range(leaves.num_leaves))))
+    run = draw_at_once if len(places) < MANY else draw_traced
+    drawn = tree.unflatten(run(only(init, trained), places))
     return jax.jit(begin, out_shardings=setup.shardings, donate_argnums=0)(drawn, frozen)
 
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from scipy.sparse import csr_matrix, vstack
-from scipy.special import logsumexp
 
 from jaxblt.data.label_tasks import UNLABELLED
 from jaxblt.data.labelled import LabelledDataConfig
@@ -108,6 +106,8 @@ def read_words(
       task: whose labels are read; records without one are left out. None if there is one label.
       center, scale: of numbers, which become (y - center) / scale.
     """
+    from scipy.sparse import vstack  # here and below, as few runs fit words
+
     find = jax.jit(lambda ids, segments: word_rows(ids, content(ids, segments), config))
     parts = {}
     for name in names:
@@ -125,10 +125,12 @@ def read_words(
     return parts
 
 
-def _counted(rows: np.ndarray, size: int) -> csr_matrix:
+def _counted(rows: np.ndarray, size: int) -> Any:
     """Return how often each row has each feature."""
     record, _ = there = np.nonzero(rows < size)
     ones = np.ones(len(record), np.float32)
+    from scipy.sparse import csr_matrix
+
     return csr_matrix((ones, (record, rows[there])), shape=(len(rows), size))
 
 
@@ -266,7 +268,7 @@ def fit(
     return Regression(*_unpacked(found.x.astype(np.float32), words, outputs))
 
 
-def loss(x: csr_matrix, y: np.ndarray, fitted: Regression) -> float:
+def loss(x: Any, y: np.ndarray, fitted: Regression) -> float:
     """Return the mean ℓ of records."""
     return _losses(x @ fitted.kernel + fitted.bias, y)[0] / len(y)
 
@@ -280,6 +282,8 @@ def _losses(z: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
     if z.shape[1] == 1:
         error = z - y[:, None].astype(z.dtype)
         return float((error**2).sum() / 2), error
+    from scipy.special import logsumexp
+
     rows, total = np.arange(len(y)), logsumexp(z, axis=1, keepdims=True)
     slope = np.exp(z - total)
     slope[rows, y] -= 1

@@ -40,6 +40,7 @@ MODELS: dict[str, dict[str, tuple[Any, ...]]] = {
         "norm_epsilon": (0.0, NAN),
         "norm_on_root": (1,),
         "layer_norm": (1,),
+        "row_norm": (1,),
         "gated_mlp": (1,),
         "activation": ("relu", (), ("gelu", "silu"), ("gelu", "silu", "silu", "tanh")),
     },
@@ -48,6 +49,9 @@ MODELS: dict[str, dict[str, tuple[Any, ...]]] = {
         "num_classes": (1, 2.5),
         "pooling": ("max",),
         "periods": ((0,), [32], (2.5,)),
+        "levels": (1,),
+        "squares": (0, 2.5, 3),
+        "columns": (0, 2.5, 64),
         "vocab_size": (256,),
     },
     "ByteLMConfig": {

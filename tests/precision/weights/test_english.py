@@ -16,7 +16,7 @@ MOST = {"int8": 0.001, "fp8": 0.003, "int4": 0.02}
 @pytest.mark.slow(days=28, group="long")
 def test_fewer_bits_cost_little(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    run, book = jaxblt.load("english"), load_sample("book")
+    run, book = jaxblt.load("english_patches"), load_sample("book")
     text, products = [book[40_000:44_000], book[100_000:104_000]], products_of(run)
     before = nats_of(run, text)
     for scheme, most in MOST.items():

@@ -30,7 +30,7 @@ def test_a_preset_is_found_by_device_and_memory():
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_changes_how_a_step_is_computed_and_not_what_it_learns(name):
     changed, line = with_preset(RECIPE, name)
-    assert line.startswith(f"preset {name}: bfloat16, remat none, accumulate 1, precision ")
+    assert line.startswith(f"preset {name}: bfloat16, blocks unrolled, remat none, accumulate 1, precision ")
     assert (changed.model.stack.scan, changed.model.stack.remat, changed.train.accumulate) == (
         False,
         "none",
@@ -40,6 +40,13 @@ def test_a_preset_changes_how_a_step_is_computed_and_not_what_it_learns(name):
     assert (changed.train.precision, changed.train.fp8.margin) == (("fp8", 1) if fp8 else ("dtype", 0))
     train = replace(changed.train, precision="fp8", fp8=RECIPE.train.fp8, accumulate=4)
     assert replace(changed, model=RECIPE.model, train=train) == RECIPE
+
+
+def test_a_deep_stack_stays_in_a_loop_and_the_line_says_so():
+    stack = replace(RECIPE.model.stack, num_layers=49, scan=True)
+    changed, line = with_preset(replace(RECIPE, model=replace(RECIPE.model, stack=stack)), "h200")
+    assert changed.model.stack.scan
+    assert "bfloat16, blocks of stack in a loop, remat none" in line
 
 
 def test_less_memory_takes_micro_batches_first_and_remat_then():
@@ -64,7 +71,7 @@ def test_the_billion_fits_smaller_gpus_by_smaller_micro_batches():
 def test_options_come_after_a_preset_and_a_wrong_one_is_named(capsys):
     words = ["demo_entropy", "--preset", "a100", "--train.accumulate", "2"]
     recipe, _ = parse_recipe(words, prog="jaxblt train", about="")
-    assert "preset a100: bfloat16, remat none, accumulate 1" in capsys.readouterr().out
+    assert "preset a100: bfloat16, blocks unrolled, remat none, accumulate 1" in capsys.readouterr().out
     assert recipe.train.accumulate == 2
     assert not recipe.model.stack.scan
     with pytest.raises(

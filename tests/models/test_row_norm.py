@@ -1,0 +1,46 @@
+"""Norms over rows: those of numpy, document by document, and blocks that have them see no other document."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxblt.mixers import ExplicitFilter, HyenaConfig
+from jaxblt.models import Stack, StackConfig
+from jaxblt.models.row_norm import RowNorm
+from tests.tolerances import assert_close
+
+IDS = np.array([[1, 1, 1, 2, -2, 2, 2, 0], [1, 1, 1, 1, 1, -1, 0, 0]], np.int32)
+
+
+def drawn(length=8, width=3):
+    return np.random.default_rng(0).normal(2.0, 3.0, (2, length, width)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("ids", "packed"), [(None, True), (IDS, True), (IDS[1:], False)])
+def test_tokens_are_normalised_over_their_document(ids, packed):
+    """Channels have scales and biases of their own; holes and padding do not count."""
+    x = drawn() if ids is None else drawn()[-len(ids) :]
+    scale, bias = np.array([[1, 2, 3], [0.5, 0, -1]], np.float32)
+    params = {"scale": jnp.asarray(scale), "bias": jnp.asarray(bias)}
+    given = None if ids is None else jnp.asarray(ids)
+    found = RowNorm(packed=packed).apply({"params": params}, jnp.asarray(x), given)
+    for row, numbers in enumerate(np.ones(x.shape[:2], np.int32) if ids is None else ids):
+        for document in set(numbers[numbers > 0]):
+            own = x[row, numbers == document]
+            expected = (own - own.mean(0)) / own.std(0) * scale + bias
+            assert_close(found[row, numbers == document], expected, n=len(own), what=f"{row} {document}")
+
+
+def test_packed_documents_are_as_apart():
+    mixers = {"rows": HyenaConfig(dim=8, filter=ExplicitFilter(taps=3))}
+    config = StackConfig(
+        dim=8, num_layers=2, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False, row_norm=True
+    )
+    stack, x = Stack(config), jnp.asarray(drawn(12, 8))
+    ids = jnp.array([[1] * 5 + [2] * 7] * 2)
+    params = jax.jit(stack.init)(jax.random.key(0), x, segment_ids=ids)
+    run = jax.jit(lambda x, ids: stack.apply(params, x, segment_ids=ids)[0])
+    together = run(x, ids)
+    apart = run(jnp.pad(x[:, 5:], ((0, 0), (0, 5), (0, 0))), jnp.array([[1] * 7 + [0] * 5] * 2))
+    assert_close(together[:, 5:], apart[:, :7], n=12 * 8, what="second documents")
