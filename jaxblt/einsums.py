@@ -1,6 +1,6 @@
 """The product of an array and a weight, written as an einsum, in the form that the device is fastest at."""
 
-from functools import partial
+from functools import partial, reduce
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 from jaxblt.parallel.islands import open_axes
 from jaxblt.parallel.sequence import seq_axis
 from pallas_kernels.runtime import current_device
-from pallas_kernels.token_product import token_product
 
 PRODUCT = "product"
 """The `checkpoint_name` of products with a weight that remat's "dots" does not recognise."""
@@ -30,11 +29,11 @@ def multiply(
     """Multiply x by a kernel: `jnp.einsum`, or for channel-major arrays on GPUs a GEMM a row.
 
     XLA makes one GEMM of an einsum with several rows, and transposes channel-major arrays in a pass of its own. On a
-    CPU it keeps the sums of such a product in 16 bits if x has them, so both are widened there. On GPUs one token has a
-    kernel.
+    CPU it keeps the sums of such a product in 16 bits if x has them, so both are widened there. One token on a GPU is
+    multiplied in parts.
     """
     if is_one_token(equation, x, kernel):
-        return _multiply_token(equation, x, kernel, preferred_element_type)
+        return multiply_token(equation, x, kernel).astype(preferred_element_type or x.dtype)
     if is_by_row(equation, x, kernel):
         y: Any = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
         return checkpoint_name(y, PRODUCT)
@@ -105,23 +104,34 @@ def rounds_sums(equation: str, x: Float[Array, "..."]) -> bool:
     return narrow and not all(read_equation(equation).channels_last)
 
 
+PARTS = 8
+"""Parts of the sums of a product of one token."""
+
+
 def is_one_token(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> bool:
-    """Return whether `multiply` leaves a product to `token_product`: of one token of 16 bits on one GPU."""
+    """Return whether `multiply` sums in parts: one token of 16 bits on one GPU.
+
+    XLA would write each weight times its channel to memory, and read that again to add it up.
+    """
     given, summed, new, result = read_equation(equation)
     inner = prod(kernel.shape[: len(summed)])
     ordered = all("".join(c for c in a if c in b) == b for a, b in ((given, summed), (result, new)))
-    alone = x.size == inner and ordered and not open_axes()
+    alone = x.size == inner and inner % PARTS == 0 and ordered and not open_axes()
     return alone and jnp.finfo(x.dtype).bits == 16 and current_device().platform == "gpu"
 
 
-def _multiply_token(
-    equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."], dtype: Any
-) -> Float[Array, "..."]:
+def multiply_token(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return x W of one token in fp32: one pass over the kernel, as the parts of a sum fill the device.
+
+    The parts are added up one after another, which XLA fuses with what reads y.
+    """
     given, summed, new, result = (letters.replace("...", "") for letters in read_equation(equation))
-    flat = kernel.reshape(prod(kernel.shape[: len(summed)]), -1)
-    (y,) = token_product(x.reshape(1, -1), (flat,), dtype=dtype)
+    inner = prod(kernel.shape[: len(summed)])
+    token, matrix = (a.reshape(PARTS, inner // PARTS, -1).astype(jnp.float32) for a in (x, kernel))
+    y = reduce(jnp.add, jnp.sum(token * matrix, 1))
     sizes = dict(zip(new, kernel.shape[len(summed) :], strict=True))
-    return y.reshape([1] * (x.ndim - len(given)) + [sizes.get(c, 1) for c in result])
+    shape = [1] * (x.ndim - len(given)) + [sizes.get(c, 1) for c in result]
+    return y.reshape(shape)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 3, 4))

@@ -15,14 +15,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.errors import ScopeParamShapeError
-from jaxtyping import Array, Bool, Float, UInt32
+from jaxtyping import Array, Float, UInt32
 
 from jaxblt.einsums import multiply, read_equation
 from jaxblt.parallel.constraints import whole_weight
 from jaxblt.parallel.islands import open_axes, over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from pallas_kernels.norm_dropout import is_kept, norm_dropout
-from pallas_kernels.token_product import is_one_launch, token_product
 
 FP8 = "fp8"
 """The collection of what `Linear`s remember for their scales in FP8 (`jaxblt.precision`)."""
@@ -75,11 +74,6 @@ class StoredKernel(ABC):
     @abstractmethod
     def multiply(self, layer: "Linear", x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return x W, as `layer` multiplies."""
-
-
-def is_stored(kernel: Any) -> bool:
-    """Return whether a kernel has fewer bits than its product."""
-    return isinstance(kernel, StoredKernel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,28 +199,6 @@ def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Arra
     return [_shifted(*each) for each in zip(products, layers, weights, strict=True)]
 
 
-def is_few_tokens(x: Float[Array, "B T D"]) -> bool:
-    """Return whether `fused_products` of x are one launch: of one token in each of a few rows, on one GPU."""
-    return x.shape[1] == 1 and not open_axes() and is_one_launch(x.shape[0], x.dtype)
-
-
-def fused_products(
-    x: Float[Array, "B ..."], layers: Sequence[Linear], norm: "RMSNorm | None" = None, **options: Any
-) -> list[Float[Array, "B 1 ..."]]:
-    """Return W norm(x) of layers with plain kernels and no bias, in one launch.
-
-    Options are those of `token_product`.
-    """
-    rows, weights = len(x), [layer.weights(x) for layer in layers]
-    summed = [len(read_equation(layer.equation).summed) for layer in layers]
-    kernels = [jnp.asarray(w.kernel).reshape(x.size // rows, -1) for w in weights]
-    if norm is not None:
-        options |= {"scale": norm.scale(x), "epsilon": norm.epsilon}
-    found = token_product(x.reshape(rows, -1), kernels, **options)
-    shapes = [w.kernel.shape[count:] for w, count in zip(weights, summed, strict=True)]
-    return [y.reshape(rows, 1, *shape) for y, shape in zip(found, shapes, strict=False)]
-
-
 def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:
     """Add the bias along the axes of y that the kernel brings, wherever the equation puts them."""
     bias = weights.bias
@@ -264,12 +236,9 @@ class RMSNorm(nn.Module):
     on_root: bool = False
 
     @nn.compact
-    def scale(self, x: Float[Array, "... D"]) -> Float[Array, "D"]:
-        """Return the parameter for inputs such as x."""
-        return self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
-
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        scale, square = self.scale(x), _mean_square(x)
+        scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
+        square = _mean_square(x)
         inverse = 1 / (_root(square) + self.epsilon) if self.on_root else jax.lax.rsqrt(square + self.epsilon)
         return _times(x, inverse, scale.reshape((1,) * (x.ndim - 1) + (-1,)), self.dtype)
 
@@ -410,21 +379,12 @@ class MLP(nn.Module):
     gated: bool = True
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "B T D"], norm: "RMSNorm | None" = None, kept: Bool[Array, "B"] | None = None
-    ) -> Float[Array, "B T D"]:
-        """Return the MLP of x; with a norm x + MLP(norm(x)), of a token in each row, zeros in rows not kept.
-
-        With one it has to be gated by silu, and its kernels have to be plain (see `fused_products`).
-        """
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         options: dict[str, Any] = {"dtype": self.dtype, "biased": not self.gated}
         names = ("gate", "up") if self.gated else ("up",)
         into = [dense(self.hidden, axes=("embed", "mlp"), name=name, **options) for name in names]
-        down = dense(x.shape[-1], axes=("mlp", "embed"), name="down", scale=self.out_scale, **options)
-        if norm is not None:
-            (hidden,) = fused_products(x, into, norm, gated=True)
-            return fused_products(hidden, [down], added=x[:, 0], kept=kept)[0]
         hidden = linears(x, into)
+        down = dense(x.shape[-1], axes=("mlp", "embed"), name="down", scale=self.out_scale, **options)
         if not self.gated:
             return down(_activated(hidden[0], self.activation))
         return down(_gated(hidden[0], hidden[1], self.activation))

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -13,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxblt.array_checks import check_width
-from jaxblt.layers import FP8, MLP, Activation, Dropout, LayerNorm, RMSNorm, is_few_tokens, is_stored
+from jaxblt.layers import FP8, MLP, Activation, Dropout, LayerNorm, RMSNorm
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
@@ -32,7 +31,6 @@ from jaxblt.models.mixer_table import (
 )
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.models.routed import BlockState, call_routed, check_routers
-from jaxblt.models.row_norm import RowNorm
 from jaxblt.parallel.constraints import by_token
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.show import show
@@ -65,7 +63,6 @@ class StackConfig:
       norm_epsilon: added to the mean square in the norms of the blocks, and in the norm of a head behind them.
       norm_on_root: it is added to the root of the mean square instead (see `jaxblt.layers.RMSNorm`).
       layer_norm: norms take off the mean and add a bias (see `jaxblt.layers.LayerNorm`).
-      row_norm: norms of the blocks are of each channel over a document's tokens instead (see `RowNorm`); not causal.
       adapter: of the products in the blocks (`jaxblt.adapters.attach` sets it), or None.
     """
 
@@ -83,7 +80,6 @@ class StackConfig:
     norm_epsilon: float = 1e-6
     norm_on_root: bool = False
     layer_norm: bool = False
-    row_norm: bool = False
     adapter: Any = None
 
     __repr__ = show
@@ -99,7 +95,6 @@ class StackConfig:
             raise ValueError(
                 "StackConfig.norm_on_root = True is of RMS norms: set layer_norm=False, or leave it out"
             )
-        self._check_row_norm()
         self._fill_table()
         self._check_activation()
         apart = [name for name in self.pattern if _layout(self.mixers[name]) != CONTIGUOUS]
@@ -109,14 +104,6 @@ class StackConfig:
                 f"as other mixers need their tokens in order; got pattern {self.pattern!r}: use layout='contiguous'"
             )
         self._check_adapter()
-
-    def _check_row_norm(self) -> None:
-        if self.row_norm and (self.causal or self.norm_on_root or self.layer_norm):
-            raise ValueError(
-                f"StackConfig.row_norm = True reads whole documents in one way, and causal={self.causal}, "
-                f"norm_on_root={self.norm_on_root}, layer_norm={self.layer_norm}: set all three to False, or leave "
-                "row_norm out"
-            )
 
     def _check_activation(self) -> None:
         if isinstance(self.activation, tuple) and len(self.activation) != len(self.pattern):
@@ -214,7 +201,7 @@ class StackConfig:
         return given[layer % len(self.pattern)] if isinstance(given, tuple) else given
 
     def norm(self, dtype: Any, name: str | None = None) -> RMSNorm | LayerNorm:
-        """Make a norm of each position, as blocks without `row_norm` have it."""
+        """Make a norm as the blocks have it."""
         if self.layer_norm:
             return LayerNorm(dtype, self.norm_epsilon, name=name)
         return RMSNorm(dtype, self.norm_epsilon, self.norm_on_root, name=name)
@@ -346,37 +333,20 @@ class Block(nn.Module):
 
     def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any) -> tuple[Any, Any]:
         config, split = self.config, state is None or splits_call(x.shape[1])
-        fuses, options = self._fuses(x, state), {"segment_ids": segment_ids, "positions": positions}
-        own, content = config.mixer(self.kind), content_of(segment_ids)
-        mixer, norm = own.build(dtype=self.dtype, name="mixer"), self._norm("mixer_norm", segment_ids)
-        if fuses and isinstance(norm, RMSNorm) and getattr(own, "takes_norm", False):
-            x, state = mixer(x, **options, state=state, norm=norm)
-        else:
-            y, state = mixer(norm(x), **options, state=state)
-            x = by_token(x + self._drop(y), split=split)
+        mixer = config.mixer(self.kind).build(dtype=self.dtype, name="mixer")
+        y, state = mixer(
+            config.norm(self.dtype, "mixer_norm")(x),
+            segment_ids=segment_ids,
+            positions=positions,
+            state=state,
+        )
+        x = by_token(x + self._drop(y), split=split)
         if config.hidden and not getattr(config.mixers[self.kind], "bare", False):
             scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
             mlp = MLP(config.hidden, self.dtype, scale, activation, config.gated_mlp, name="mlp")
-            norm = self._norm("mlp_norm", segment_ids)
-            if fuses and isinstance(norm, RMSNorm) and config.gated_mlp and activation == "silu":
-                return mlp(x, norm, None if content is None else content[:, 0]), state
-            x = x + self._drop(mlp(norm(x)))
+            x = x + self._drop(mlp(config.norm(self.dtype, "mlp_norm")(x)))
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
-        return by_token(blank(x, content), split=split), state
-
-    def _fuses(self, x: Any, state: Any) -> bool:
-        """Return whether the block's norms, products and sums are joined: of a decoded token, with plain weights."""
-        config, held = self.config, jax.tree.leaves(self.variables.get("params", {}), is_leaf=is_stored)
-        plain = not (config.norm_on_root or any(map(is_stored, held)))
-        alone = config.adapter is None and (config.dropout == 0 or not self.has_rng("dropout"))
-        return state is not None and plain and alone and is_few_tokens(x)
-
-    def _norm(self, name: str, segment_ids: Any) -> Callable[[Any], Any]:
-        config = self.config
-        if not config.row_norm:
-            return config.norm(self.dtype, name)
-        packed = getattr(config.mixers[self.kind], "packed", True)
-        return partial(RowNorm(self.dtype, config.norm_epsilon, packed, name=name), segment_ids=segment_ids)
+        return by_token(blank(x, content_of(segment_ids)), split=split), state
 
     def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return Dropout(self.config.dropout)(x)

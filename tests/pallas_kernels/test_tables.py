@@ -102,12 +102,6 @@ def adapted(call: Call) -> list[Any]:
     return [like(*rows, *(sizes[::-1] if call.options["channels_first"] else sizes))] * len(w)
 
 
-def multiplied(call: Call) -> list[Any]:
-    """Return what the outputs of `token_product` are like: one a kernel, and one if they are gated."""
-    x, kernels = call.args
-    return [like(x.shape[0], kernel.shape[1]) for kernel in kernels[: 1 if call.options["gated"] else None]]
-
-
 LIKE = {
     "blocked_conv.api.TABLE": lambda call: call.args[0],
     "byte_head.api.CROSS_ENTROPY_TABLE": lambda call: like(*call.args[0].shape[:2], dtype=jnp.float32),
@@ -122,7 +116,6 @@ LIKE = {
     "norm_dropout.api.TABLE": lambda call: call.args[0],
     "routed_lora.api.TABLE": adapted,
     "short_conv.api.TABLE": lambda call: call.args[0],
-    "token_product.api.TABLE": multiplied,
 }
 """What the outputs of calls that reach a table are like."""
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.einsums import multiply
-from jaxblt.layers import Linear, RMSNorm, fused_products, named
+from jaxblt.layers import Linear, named
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import ShortHistory
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
@@ -94,11 +94,6 @@ class HyenaConfig:
             return stored | {"implementation": "mosaic_gpu_vjp"}
         return stored
 
-    @property
-    def takes_norm(self) -> bool:
-        """True if the module's call takes a norm, of a block that decodes a token."""
-        return not (self.in_bias or self.out_bias or self.fp8_in)
-
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Hyena":
         """Build the module.
 
@@ -174,13 +169,8 @@ class Hyena(nn.Module):
         segment_ids: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         state: HyenaState | None = None,
-        norm: RMSNorm | None = None,
     ) -> tuple[Float[Array, "B T D"], HyenaState | None]:
-        """Return the output and the next state (None in training); positions play no part.
-
-        With a norm the output is x + hyena(norm(x)), of a token in each row, in few launches: see `fused_products`. At
-        holes and padding it means nothing then.
-        """
+        """Return the output and the next state (None in training); positions play no part."""
         config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
         bias = nn.initializers.zeros if config.in_bias else None
         product = fp8_by_ratio if config.fp8_in else multiply
@@ -193,11 +183,7 @@ class Hyena(nn.Module):
         clock = None if state is None else state.clock
         options = {"width": config.dim, "alignment": config.segment_alignment, "packed": config.packed}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
-        if norm is None:
-            z = self._blank(rows, project_in(rows.x))
-        else:
-            kept = None if rows.content is None else rows.content[:, 0]
-            z = fused_products(x, [project_in], norm, kept=kept)[0].reshape(x.shape[0], -1, 1)
+        z = self._blank(rows, project_in(rows.x))
         z, short = self._short(rows, z, None if state is None else state.short)
         v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)
         filters = []
@@ -208,10 +194,7 @@ class Hyena(nn.Module):
                 check_filter_state(config.filter, carry, state.capacity)
             v, after = self._long_conv(i)(rows, (v, gates[i], post_gate), carry)
             filters.append(after)
-        if norm is None:
-            y = rows.restore(project_out(v))
-        else:
-            (y,) = fused_products(v, [project_out], added=x[:, 0])
+        y = rows.restore(project_out(v))
         if state is None:
             return y, None
         return y, dataclasses.replace(state, clock=rows.clock, short=short, filters=tuple(filters))
