@@ -135,7 +135,7 @@ def check_recovers(subject: Any) -> None:
         return error(params, other)
 
     x = rows(22)
-    made = module.init(make_key(subject.seed), x, side=x[..., :size] if size else None)["params"]
+    made = jax.jit(module.init)(make_key(subject.seed), x, side=x[..., :size] if size else None)["params"]
     left = float(jax.jit(search)(nn.meta.unbox(made), x, rows(23)))
     share = 1 - left / float(np.sum(np.var(codes, 0)))
     if not share > FOUND:

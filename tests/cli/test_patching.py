@@ -103,7 +103,9 @@ def test_a_context_reaches_the_entropy_model_of_a_router():
 def test_entropies_are_written_with_model_and_context(tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes(np.random.default_rng(0).integers(0, 256, 50).astype(np.uint8).tobytes())
-    params = nn.meta.unbox(CONFIG.build().init(jax.random.key(0), jnp.ones((1, 4), jnp.int32)))["params"]
+    params = nn.meta.unbox(jax.jit(CONFIG.build().init)(jax.random.key(0), jnp.ones((1, 4), jnp.int32)))[
+        "params"
+    ]
     model = patching.EntropyModel(
         CONFIG, freeze(params, jnp.bfloat16), None, context=bounded_context(CONFIG, 16)
     )

@@ -49,7 +49,7 @@ def test_a_layer_adds_waves_of_the_place_in_the_document() -> None:
     layer = config.build()
     segments = jnp.asarray([[1] * 5 + [2] * 4 + [0]])
     x = jnp.ones((1, 10, 4))
-    params = layer.init(jax.random.key(0), x)
+    params = jax.jit(layer.init)(jax.random.key(0), x)
     kernel = np.asarray(jax.tree.leaves(nn.meta.unbox(params))[0])
     found, _ = jax.jit(layer.apply)(nn.meta.unbox(params), x, segment_ids=segments)
     place = np.array([*range(5), *range(4)])[:, None]

@@ -209,7 +209,7 @@ def test_a_predictor_keeps_more_than_pooled_keys_do() -> None:
         dim=32, num_heads=4, num_kv_heads=2, head_dim=8, block=4, top_k=8, window=4, predictor=16
     )
     rows = jax.random.normal(jax.random.key(1), (304, 8, 128, 32))
-    start = config.build().init(jax.random.key(0), rows[0])
+    start = jax.jit(config.build().init)(jax.random.key(0), rows[0])
     sharp = {name: jax.tree.map(lambda w: 5 * w, start["params"][name]) for name in "qk"}
     start = {"params": start["params"] | sharp}
     optimizer = optax.adam(1e-2)

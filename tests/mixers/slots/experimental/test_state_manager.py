@@ -129,7 +129,7 @@ def test_codes_stand_for_states_and_the_encoder_learns_through_them() -> None:
 
 def test_codes_out_of_the_book_are_refused() -> None:
     compressor = StateCompressor(dim=4, codes=3)
-    variables = compressor.init(jax.random.key(0), jnp.zeros((1, 4)))
+    variables = jax.jit(compressor.init)(jax.random.key(0), jnp.zeros((1, 4)))
     for codes, said in (
         (jnp.array([0, 3]), r"codes must lie in 0\.\.2, got 0\.\.3: `encode` makes them"),
         (jnp.array([-1]), r"got -1\.\.-1"),
