@@ -18,7 +18,6 @@ import tyro
 import jaxblt
 from jaxblt import boxed, recipes
 from jaxblt.interchange.runs import alone, write_run_folder
-from jaxblt.interchange.tensors import check_new
 
 DAY = (2026, 1, 1, 0, 0, 0)
 """The date of all entries, so that the archive says nothing of when it was made."""
@@ -35,10 +34,11 @@ def box(
     Args:
       run_dir: folder of the run.
       name: of the recipe that trained it, and of the run in the box.
-      out: folder of the archive, which must not be there.
+      out: folder to write NAME.zip into; it must not be there.
     """
     archive = out / f"{name}.zip"
-    check_new(archive, overwrite=False)
+    if archive.exists():
+        raise SystemExit(f"{archive} is there: remove it, or choose another folder by --out")
     run = jaxblt.load(run_dir)
     recipe = replace(alone(run.recipe), name=name, data=recipes.get(name).data)
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), run.params)

@@ -31,6 +31,7 @@ from jaxblt.models.mixer_table import (
 )
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.models.routed import BlockState, call_routed, check_routers
+from jaxblt.models.row_norm import RowNorm
 from jaxblt.parallel.constraints import by_token
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.show import show
@@ -63,6 +64,7 @@ class StackConfig:
       norm_epsilon: added to the mean square in the norms of the blocks, and in the norm of a head behind them.
       norm_on_root: it is added to the root of the mean square instead (see `jaxblt.layers.RMSNorm`).
       layer_norm: norms take off the mean and add a bias (see `jaxblt.layers.LayerNorm`).
+      row_norm: norms of the blocks are of each channel over a document's tokens instead (see `RowNorm`); not causal.
       adapter: of the products in the blocks (`jaxblt.adapters.attach` sets it), or None.
     """
 
@@ -80,6 +82,7 @@ class StackConfig:
     norm_epsilon: float = 1e-6
     norm_on_root: bool = False
     layer_norm: bool = False
+    row_norm: bool = False
     adapter: Any = None
 
     __repr__ = show
@@ -95,6 +98,7 @@ class StackConfig:
             raise ValueError(
                 "StackConfig.norm_on_root = True is of RMS norms: set layer_norm=False, or leave it out"
             )
+        self._check_row_norm()
         self._fill_table()
         self._check_activation()
         apart = [name for name in self.pattern if _layout(self.mixers[name]) != CONTIGUOUS]
@@ -104,6 +108,14 @@ class StackConfig:
                 f"as other mixers need their tokens in order; got pattern {self.pattern!r}: use layout='contiguous'"
             )
         self._check_adapter()
+
+    def _check_row_norm(self) -> None:
+        if self.row_norm and (self.causal or self.norm_on_root or self.layer_norm):
+            raise ValueError(
+                f"StackConfig.row_norm = True reads whole documents in one way, and causal={self.causal}, "
+                f"norm_on_root={self.norm_on_root}, layer_norm={self.layer_norm}: set all three to False, or leave "
+                "row_norm out"
+            )
 
     def _check_activation(self) -> None:
         if isinstance(self.activation, tuple) and len(self.activation) != len(self.pattern):
@@ -201,7 +213,7 @@ class StackConfig:
         return given[layer % len(self.pattern)] if isinstance(given, tuple) else given
 
     def norm(self, dtype: Any, name: str | None = None) -> RMSNorm | LayerNorm:
-        """Make a norm as the blocks have it."""
+        """Make a norm of each position, as blocks without `row_norm` have it."""
         if self.layer_norm:
             return LayerNorm(dtype, self.norm_epsilon, name=name)
         return RMSNorm(dtype, self.norm_epsilon, self.norm_on_root, name=name)
@@ -335,7 +347,7 @@ class Block(nn.Module):
         config, split = self.config, state is None or splits_call(x.shape[1])
         mixer = config.mixer(self.kind).build(dtype=self.dtype, name="mixer")
         y, state = mixer(
-            config.norm(self.dtype, "mixer_norm")(x),
+            self._norm("mixer_norm", x, segment_ids),
             segment_ids=segment_ids,
             positions=positions,
             state=state,
@@ -344,9 +356,16 @@ class Block(nn.Module):
         if config.hidden and not getattr(config.mixers[self.kind], "bare", False):
             scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
             mlp = MLP(config.hidden, self.dtype, scale, activation, config.gated_mlp, name="mlp")
-            x = x + self._drop(mlp(config.norm(self.dtype, "mlp_norm")(x)))
+            x = x + self._drop(mlp(self._norm("mlp_norm", x, segment_ids)))
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
         return by_token(blank(x, content_of(segment_ids)), split=split), state
+
+    def _norm(self, name: str, x: Float[Array, "B T D"], segment_ids: Any) -> Float[Array, "B T D"]:
+        config = self.config
+        if not config.row_norm:
+            return config.norm(self.dtype, name)(x)
+        packed = getattr(config.mixers[self.kind], "packed", True)
+        return RowNorm(self.dtype, config.norm_epsilon, packed, name=name)(x, segment_ids)
 
     def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return Dropout(self.config.dropout)(x)
