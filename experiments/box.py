@@ -1,7 +1,7 @@
 """Packs a run as one that comes with jaxblt: `python -m experiments.box RUN_DIR NAME --out FOLDER`.
 
-FOLDER/NAME.zip holds weights in bfloat16 and the data that the recipe NAME names; its SHA-256, which `boxed.json` is to
-say, is printed.
+FOLDER/NAME.zip holds weights in bfloat16 and names the data that the recipe NAME reads, whatever the run read. Its
+SHA-256, which `boxed.json` is to say, is printed.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ import tyro
 import jaxblt
 from jaxblt import boxed, recipes
 from jaxblt.interchange.runs import alone, write_run_folder
+from jaxblt.outputs import whole_file
 
 DAY = (2026, 1, 1, 0, 0, 0)
 """The date of all entries, so that the archive says nothing of when it was made."""
@@ -38,13 +39,14 @@ def box(
     """
     archive = out / f"{name}.zip"
     if archive.exists():
-        raise SystemExit(f"{archive} is there: remove it, or choose another folder by --out")
+        raise FileExistsError(f"{archive} is there: remove it, or choose another folder by --out")
     run = jaxblt.load(run_dir)
     recipe = replace(alone(run.recipe), name=name, data=recipes.get(name).data)
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), run.params)
     with tempfile.TemporaryDirectory() as folder:
         write_run_folder(Path(folder, name), recipe, params, dict(run.frozen), step=run.step)
-        write_archive(Path(folder, name), archive)
+        with whole_file(archive) as partial:
+            write_archive(Path(folder, name), partial)
     return hashlib.sha256(archive.read_bytes()).hexdigest()
 
 

@@ -1,6 +1,7 @@
 """Models that read raw bytes over very long contexts."""
 
 import os
+import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 """Version of the package."""
+BEGAN = time.time()
+"""When this process began to read this code, in seconds since 1970."""
 
 __all__ = ["__version__", "checked_ops", "load", "reference_ops"]
 

@@ -36,7 +36,7 @@ class ByteClassifierConfig:
         images of 32 columns a period of 32 tells the column.
       levels: bytes are grey levels, whose linear map takes the embedding's place (see `Levels`).
       squares: pixels of an image's squares, each way, of which the stack reads each as one token (see `Squares`).
-      columns: pixels of the rows of images that are read in squares.
+      columns: pixels of the rows of images that are read in squares; an image holds whole rows of squares.
       vocab_size: ids.
     """
 
@@ -141,7 +141,8 @@ class ByteClassifier(NoDecoding, nn.Module):
             x = Squares(config.squares, config.columns, self.dtype, name="squares")(x)
             # Leave as many squares of padding as there are whole ones: a row holds one image, then padding
             first = (slice(None), slice(None, None, config.squares**2))
-            segment_ids, positions = (None if a is None else a[first] for a in (segment_ids, positions))
+            segment_ids = None if segment_ids is None else segment_ids[first]
+            positions = None if positions is None else positions[first] // config.squares**2
         x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
         there = jnp.ones(x.shape[:2], bool) if segment_ids is None else segment_ids > 0
         norm = config.stack.norm(self.dtype, "norm")

@@ -38,7 +38,7 @@ class RowNorm(nn.Module):
         """Return the norm.
 
         Raises:
-          ValueError: devices split the rows.
+          ValueError: a `shard_map` has split the rows.
         """
         check_whole_rows(x, "a norm over rows")
         shape = (x.shape[-1],)
@@ -60,7 +60,8 @@ def _normed(
     dtype: Any,
 ) -> Float[Array, "B T D"]:
     """Return the norm; the backward pass keeps x in its own dtype."""
-    wide = x.astype(jnp.float32)
+    # What holes hold may be NaN
+    wide = (x if segment_ids is None else jnp.where((segment_ids > 0)[..., None], x, 0)).astype(jnp.float32)
     wide = wide - _mean(wide, segment_ids, packed)
     inverse = jax.lax.rsqrt(_mean(wide * wide, segment_ids, packed) + epsilon)
     return (wide * inverse * scale + bias).astype(dtype)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import ExplicitFilter, HyenaConfig
+from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig
 from jaxblt.models import ByteClassifierConfig, StackConfig
 from jaxblt.models.squares import Squares
 from tests.tolerances import assert_close
@@ -34,3 +34,14 @@ def test_padding_behind_an_image_changes_no_answer():
     alone, _ = jax.jit(model.apply)(params, ids[:, :16])
     padded, _ = jax.jit(model.apply)(params, ids, segment_ids=jnp.array([[1] * 16 + [0] * 16] * 2))
     assert_close(padded, alone, n=16 * 8, what="logits")
+
+
+def test_positions_of_squares_have_no_gaps():
+    mixers = {"rows": AttentionConfig(8, 2, causal=False)}
+    stack = StackConfig(dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False)
+    model = ByteClassifierConfig(stack=stack, levels=True, squares=2, columns=4).build()
+    ids = jax.random.randint(jax.random.key(0), (1, 16), 4, 260)
+    params = jax.jit(model.init)(jax.random.key(1), ids)
+    told, _ = jax.jit(model.apply)(params, ids, positions=jnp.arange(16)[None])
+    counted, _ = jax.jit(model.apply)(params, ids)
+    assert_close(told, counted, n=16 * 8, what="logits")

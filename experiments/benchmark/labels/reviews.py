@@ -61,10 +61,15 @@ def reviews(
       steps: of each network.
       batch_size: rows of a batch of the shortest reviews; longer rows come in smaller batches.
       models: that are scored; of the regression alone, the networks' start, it takes minutes on a CPU.
+
+    Raises:
+      ValueError: nothing is left to score.
     """
     from experiments.benchmark.figures.saved import save
     from jaxblt.data.sources.files import expand_one
 
+    if not models or (not base_run and "start" not in models):
+        raise ValueError(f"models = {models} leaves nothing to score: name start, or networks and --base-run")
     files = {"train": expand_one(train_file), "test": expand_one(test_file)}
     chosen, root = seeds_of(first_seed, seeds), new_folder(work)
     settings = {"longest": longest, "most": most, "validation": VALIDATION}

@@ -5,7 +5,7 @@ to compile.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,22 +16,16 @@ import numpy as np
 from jax.extend import core
 
 
-def draw(init: Callable[[], Any], shardings: Any) -> Any:
-    """Run `jax.jit(init, out_shardings=shardings)()`, compiling less where arrays are made alike from keys.
+def draw_traced(traced: core.ClosedJaxpr, places: Sequence[Any]) -> list[Any]:
+    """Run a traced `init` as jit would, compiling less where arrays are made alike from keys.
 
     Keys come first. Then arrays of one kind share a program that makes one of them, and what has no like is made by one
     more. So layers that are not scanned take as many programs as one of them. They compile side by side.
 
     Args:
-      init: takes nothing. What its results do not depend on is not computed.
-      shardings: of its results.
+      traced: takes nothing. What its results do not depend on is not computed.
+      places: the shardings of its results.
     """
-    traced, shapes = jax.make_jaxpr(init, return_shape=True)()
-    return jax.tree.unflatten(jax.tree.structure(shapes), draw_traced(traced, jax.tree.leaves(shardings)))
-
-
-def draw_traced(traced: core.ClosedJaxpr, places: Sequence[Any]) -> list[Any]:
-    """Run a traced `init` as `draw` does; `places` are the shardings of its results."""
     jaxpr = traced.jaxpr
     makers = {var: equation for equation in jaxpr.eqns for var in equation.outvars}
     known = dict(zip(jaxpr.constvars, traced.consts, strict=True))

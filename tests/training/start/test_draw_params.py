@@ -11,7 +11,7 @@ from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.training.start import setup
-from jaxblt.training.start.draw_params import draw
+from jaxblt.training.start.draw_params import draw_traced
 from jaxblt.training.start.setup import init_state, make_setup
 from tests.training.tiny import tiny_recipe
 
@@ -29,6 +29,11 @@ def init_of(layers: int, *, scan: bool = False):
     )
     model = ByteLMConfig(stack=stack).build()
     return lambda: nn.meta.unbox(model.init(jax.random.key(3), jnp.zeros((1, 16), jnp.int32))["params"])
+
+
+def draw(init, places):
+    traced, shapes = jax.make_jaxpr(init, return_shape=True)()
+    return jax.tree.unflatten(jax.tree.structure(shapes), draw_traced(traced, jax.tree.leaves(places)))
 
 
 def placed(init):

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+import jaxblt
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.recipe import Recipe
@@ -88,7 +89,8 @@ def test_a_kept_step_is_not_traced_and_takes_the_same_step(
     for before, after in zip(first, second, strict=True):
         np.testing.assert_array_equal(before, after)
     (file,) = tmp_path.rglob(STEP)
-    file.write_bytes(file.read_bytes()[:100])
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with _started(recipe) as began:
         began.step(began.state, began.batch)
     assert len(taken) == 2
@@ -111,9 +113,16 @@ def test_a_step_of_anything_else_is_another(tmp_path: Path, monkeypatch: pytest.
     with monkeypatch.context() as patched:
         patched.setenv("XLA_FLAGS", "--xla_dump_to=x")
         assert kept != place(recipe)
+    with jaxblt.reference_ops():
+        assert kept != place(recipe)
+    with jax.default_device(jax.devices()[0]):
+        assert kept != place(recipe)
     with monkeypatch.context() as patched:
         patched.setattr(kept_step, "_sources", lambda: "changed")
         assert kept != place(recipe)
+    with monkeypatch.context() as patched:
+        patched.setattr(jaxblt, "BEGAN", 0.0)
+        assert place(recipe) is None
     assert place(replace(recipe, model=TinyConfig())) is None
     bare = replace(recipe, train=replace(recipe.train, compilation_cache=None))
     assert place(bare) is None
