@@ -174,8 +174,8 @@ class EventFile:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        now = time.time_ns()
-        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9}"
+        now = time.time_ns()  # TensorBoard reads files in the order of their names
+        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9:09}"
         self._records = RecordWriter(open(folder / name, "ab", opener=open_own))  # noqa: SIM115
         self.write(event_pb2.Event(file_version="brain.Event:2"))
 
