@@ -43,7 +43,7 @@ class Subject:
 
     @functools.cached_property
     def long(self) -> "Subject":
-        """The same mixer and parameters with rows of at least `LONG` tokens."""
+        """Have the same mixer and parameters with rows of at least `LONG` tokens."""
         if self.length >= LONG:
             return self
         return Subject(self.config, length=LONG, seed=self.seed, params=self.params)
@@ -90,7 +90,7 @@ class Subject:
 
     @functools.cached_property
     def choices(self) -> dict[str, Any]:
-        """The hard choices for the inputs as documents with holes, to be given beside the parameters.
+        """Find the hard choices for the inputs as documents with holes, to be given beside the parameters.
 
         See `jaxblt.mixers.driver.choices`.
         """
