@@ -11,8 +11,10 @@ IN_ONE_GRAPH = {
         "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
     )
 }
-"""Options of XLA with which a program's loops and conditions lie in its CUDA graph. Else the host asks the device at each
-turn whether the loop goes on, and nothing of the next call is prepared meanwhile."""
+"""Options of XLA that put loops and conditions into a program's CUDA graph.
+
+Without them the host waits for the device at each condition, and prepares nothing of the next call meanwhile.
+"""
 
 
 def advancing[P](advance: Callable[..., tuple[P, Any]], place: P) -> Callable[..., tuple[P, Any]]:
