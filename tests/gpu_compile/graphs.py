@@ -54,7 +54,7 @@ def lower(decoder: Decoder, name: str, rows: int) -> Any:
 
     def arrays() -> tuple[Any, ...]:
         ids, static = jnp.zeros((1, BLOCK), jnp.int32), PatcherConfig(mode="static", block_size=BLOCK)
-        modules = {"model": decoder.model.build(patcher=static), "entropy": decoder.reader()}
+        modules: dict[str, Any] = {"model": decoder.model.build(patcher=static), "entropy": decoder.reader()}
         drawn = {name: module.init(jax.random.key(0), ids) for name, module in modules.items()}
         params = {name: nn.meta.unbox(one)["params"] for name, one in drawn.items()}
         layers = unroll_params(prepare_decoding(decoder, params, rows=rows, num_bytes=NUM_BYTES))

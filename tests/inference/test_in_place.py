@@ -1,7 +1,7 @@
 """Programs that decode: what keeps their loops in one CUDA graph, as far as it shows without a GPU."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -23,8 +23,8 @@ def traced(request: pytest.FixtureRequest) -> Any:
     small, lane = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16), Lane(request.param, 64)
     model = BLTConfig(small, small, small, hash=None)
     decoder = Decoder(model, PatcherConfig(mode="static", block_size=32))
-    ids = jnp.zeros((1, 32), jnp.int32)
-    params = nn.meta.unbox(jax.eval_shape(unrolled(decoder).build().init, jax.random.key(0), ids))["params"]
+    ids, built = jnp.zeros((1, 32), jnp.int32), cast(Any, unrolled(decoder).build())
+    params = nn.meta.unbox(jax.eval_shape(built.init, jax.random.key(0), ids))["params"]
     rows = jax.eval_shape(partial(programs._empty, decoder, lane))
     live = jax.ShapeDtypeStruct((request.param,), bool)
     given = ({"model": params, CHOSEN: {}}, rows, live)

@@ -47,7 +47,7 @@ def decode_graphs(decoder: Any, params: Any, *, rows: int, rounds: int) -> dict[
     with ThreadPoolExecutor(2) as pool:
         options = (None, STEPPED if jax.default_backend() == "gpu" else None)
         compiled = list(pool.map(lambda one: lowered.compile(compiler_options=one), options))
-    ways = dict(zip(("one_graph", "stepped"), compiled, strict=True))
+    ways: dict[str, Any] = dict(zip(("one_graph", "stepped"), compiled, strict=True))
     places = {way: jax.tree.map(jnp.copy, lane._rows) for way in ways}
 
     def decode(way: str) -> Any:
