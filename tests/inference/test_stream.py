@@ -13,6 +13,7 @@ from jaxblt.inference.generate import PIECE, _sent
 from jaxblt.inference.requests import bucket
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.models.packed import pack_small
 from jaxblt.parallel import make_mesh, replicated
 from tests.mixer_table import table
 from tests.parameters import drawn
@@ -121,7 +122,7 @@ def test_the_device_has_the_next_piece_before_one_is_read():
         sent.append(int(start))
         return place, start
 
-    begun = [(start, len(sent)) for start, _ in _sent(advance, None, range(0, 96, 32))]
+    begun = [(start, len(sent)) for start, _ in _sent(advance, pack_small(()), range(0, 96, 32))]
     assert begun == [(0, 2), (32, 3), (64, 3)]
 
 
