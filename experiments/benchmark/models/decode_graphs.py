@@ -1,0 +1,91 @@
+"""A round of the engine as one CUDA graph, beside the same program with loops that the host steps."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+STEPPED = {"xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL"}
+"""Options of the compiler that are its own: graphs without loops and conditions."""
+
+QUEUED = 16
+"""Rounds that are sent one behind the other."""
+
+
+def decode_graphs(decoder: Any, params: Any, *, rows: int, rounds: int) -> dict[str, Any]:
+    """Return the milliseconds of a round by either program: waited for, queued, and until a call returns.
+
+    Both go on from the same rows, which draw from their beginnings at seeds of their own. First they have to agree on
+    rounds for a block and a half, behind whose end the latent stack skips unused slots.
+
+    Args:
+      decoder, params: of the model.
+      rows: of the lane; all draw all the time.
+      rounds: that are waited for; of queued ones there are half as many trials.
+
+    Raises:
+      ValueError: the programs draw unlike bytes, or predict unlike.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling, programs
+    from jaxblt.inference.engine.draws import unpack_draws
+    from pallas_kernels.runtime import alone
+
+    block = max(programs.STEPS, decoder.build().grid)
+    capacity, compared = 3 * block, 3 * block // (2 * programs.STEPS)
+    run: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
+    engine = Engine(run, EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=rows), as_trained=False)
+    (lane,), live = engine._lanes, np.ones(rows, bool)
+    for slot in range(rows):
+        request = Request(b"", capacity - 1, Sampling(temperature=float(decoder.needs_entropies), seed=slot))
+        lane.enter(lane.begin(), [slot], [request], [np.ones(1, np.int32)])
+    lowered: Any = programs._decode.lower(lane._apart, lane._layout, lane._narrow, lane._rows, live)
+    with ThreadPoolExecutor(2) as pool:
+        options = (None, STEPPED if jax.default_backend() == "gpu" else None)
+        compiled = list(pool.map(lambda one: lowered.compile(compiler_options=one), options))
+    ways: dict[str, Any] = dict(zip(("one_graph", "stepped"), compiled, strict=True))
+    places = {way: jax.tree.map(jnp.copy, lane._rows) for way in ways}
+
+    def decode(way: str) -> Any:
+        places[way], table = ways[way](lane._narrow, places[way], live)
+        return table
+
+    def queue(way: str) -> tuple[float, float]:
+        begun = time.perf_counter()
+        tables = [decode(way) for _ in range(QUEUED)]
+        sent = time.perf_counter() - begun
+        jax.block_until_ready(tables)
+        return (time.perf_counter() - begun) / QUEUED, sent / QUEUED
+
+    def wait(way: str) -> float:
+        begun = time.perf_counter()
+        jax.block_until_ready(decode(way))
+        return time.perf_counter() - begun
+
+    tables = {way: jax.device_get([decode(way) for _ in range(compared)]) for way in ways}
+    if not np.array_equal(*(np.stack(tables[way]) for way in ways), equal_nan=True):
+        raise ValueError(
+            "a round as one graph draws otherwise than the same round whose loops the host steps"
+        )
+    with alone():
+        waited = {way: [] for way in ways}
+        for _ in range(rounds):
+            for way in ways:
+                waited[way].append(wait(way))
+        queued = {way: [] for way in ways}
+        for _ in range(max(1, rounds // 2)):
+            for way in ways:
+                queued[way].append(queue(way))
+    draws = [unpack_draws(table) for table in tables["one_graph"]]
+    kept = sum(int(drawn.kept.sum()) for drawn in draws)
+    figures: dict[str, Any] = {"rows": rows, "bytes_compared": kept}
+    figures["closed_a_byte"] = sum(int((drawn.closed & drawn.kept).sum()) for drawn in draws) / kept
+    for way in ways:
+        all_, sent = zip(*queued[way], strict=True)
+        times = {"round": waited[way], "queued_round": all_, "send": sent}
+        figures[way] = {f"{name}_ms": 1e3 * median(some) for name, some in times.items()}
+    return figures
