@@ -21,7 +21,7 @@ def decode_graphs(decoder: Any, params: Any, *, rows: int, rounds: int) -> dict[
 
     Args:
       decoder, params: of the model.
-      rows: of the lane; all draw all the time.
+      rows: of the lane; they draw until each ends by chance.
       rounds: that are waited for; of queued ones there are half as many trials.
 
     Raises:
@@ -41,7 +41,7 @@ def decode_graphs(decoder: Any, params: Any, *, rows: int, rounds: int) -> dict[
     engine = Engine(run, EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=rows), as_trained=False)
     (lane,), live = engine._lanes, np.ones(rows, bool)
     for slot in range(rows):
-        request = Request(b"", capacity - 1, Sampling(temperature=float(decoder.needs_entropies), seed=slot))
+        request = Request(b"", capacity - 1, Sampling(temperature=1.0, seed=slot))
         lane.enter(lane.begin(), [slot], [request], [np.ones(1, np.int32)])
     lowered: Any = programs._decode.lower(lane._apart, lane._layout, lane._narrow, lane._rows, live)
     with ThreadPoolExecutor(2) as pool:
