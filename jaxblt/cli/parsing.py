@@ -69,7 +69,7 @@ def replace_unknown_characters() -> None:
 
 
 def explain(error: Exception) -> str:
-    """Return what an error says; where JAX speaks of its devices, one line of what to do."""
+    """Return what an error says; where JAX or the file system speaks, one line of what to do."""
     said = str(error)
     if "RESOURCE_EXHAUSTED" in said:
         return (
@@ -78,12 +78,21 @@ def explain(error: Exception) -> str:
         )
     if isinstance(error, OSError) and (error.errno, error.filename) == (errno.ENOSPC, None):
         return f"{said}: free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)"
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return _explain_missing(os.fsdecode(error.filename))
     if _is_without_device(error):
         return (
             f"JAX finds no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} here: unset it to take "
             "what there is, or set it to cpu; `jaxblt doctor` shows what JAX finds"
         )
     return said
+
+
+def _explain_missing(name: str) -> str:
+    folder, where = os.path.dirname(name), f"(looked from {os.getcwd()!r})"
+    if folder and not os.path.isdir(folder):
+        return f"there is no folder {folder!r} for {name!r} {where}: make it, or name another file"
+    return f"there is no file {name!r} {where}: name one that exists"
 
 
 def _is_without_device(error: Exception) -> bool:

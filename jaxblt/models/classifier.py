@@ -14,7 +14,7 @@ from jaxblt.models.no_decoding import NoDecoding
 from jaxblt.models.pooling import pool
 from jaxblt.models.positions import PeriodicPosition, document_positions
 from jaxblt.models.row_layout import RowLayout, promise
-from jaxblt.models.squares import Levels, Squares
+from jaxblt.models.squares import Levels, Squares, ids_of_squares
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.patching.config import PatcherConfig
@@ -36,7 +36,8 @@ class ByteClassifierConfig:
         images of 32 columns a period of 32 tells the column.
       levels: bytes are grey levels, whose linear map takes the embedding's place (see `Levels`).
       squares: pixels of an image's squares, each way, of which the stack reads each as one token (see `Squares`).
-      columns: pixels of the rows of images that are read in squares; an image holds whole rows of squares.
+      columns: pixels of the rows of images that are read in squares. An image that ends amid a row of squares is filled
+        up with zeros.
       vocab_size: ids.
     """
 
@@ -138,11 +139,13 @@ class ByteClassifier(NoDecoding, nn.Module):
             place = document_positions(ids, segment_ids) if positions is None else positions
             x = x + PeriodicPosition(config.periods, config.stack.dim, self.dtype, name="positions")(place)
         if config.squares > 1:
+            if segment_ids is not None:
+                # The last squares of an image may hold padding, which would be read with its pixels
+                x = jnp.where((segment_ids > 0)[..., None], x, 0)
+                segment_ids = ids_of_squares(segment_ids, config.squares, config.columns)
             x = Squares(config.squares, config.columns, self.dtype, name="squares")(x)
-            # Leave as many squares of padding as there are whole ones: a row holds one image, then padding
-            first = (slice(None), slice(None, None, config.squares**2))
-            segment_ids = None if segment_ids is None else segment_ids[first]
-            positions = None if positions is None else positions[first] // config.squares**2
+            pixels = config.squares**2
+            positions = None if positions is None else positions[:, ::pixels] // pixels
         x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
         there = jnp.ones(x.shape[:2], bool) if segment_ids is None else segment_ids > 0
         norm = config.stack.norm(self.dtype, "norm")

@@ -11,6 +11,9 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import named
 from jaxblt.parallel.sequence import check_whole_rows
 
+PART = 256
+"""Tokens that are added one after another; of longer sums in fp32 the last digits get lost."""
+
 
 class RowNorm(nn.Module):
     """y = (x - mean(x)) / sqrt(var(x) + eps) * scale + bias, in each channel over the tokens of a document.
@@ -81,4 +84,8 @@ def _sum_documents(x: Float[Array, "T D"], ids: Int[Array, "T"]) -> Float[Array,
     """Return the sum over its document at each position; documents lie one behind the other."""
     starts = jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]])
     number = jnp.cumsum(starts, dtype=jnp.int32)
-    return jax.ops.segment_sum(x, number, num_segments=len(ids), indices_are_sorted=True)[number]
+    part = jnp.cumsum(starts | (jnp.arange(len(ids)) % PART == 0), dtype=jnp.int32) - 1
+    add = partial(jax.ops.segment_sum, num_segments=len(ids), indices_are_sorted=True)
+    # Parts behind the last one are empty; let them be of its document, for indices that are sorted
+    document = jnp.full(len(ids), number[-1]).at[part].set(number, indices_are_sorted=True)
+    return add(add(x, part), document)[number]

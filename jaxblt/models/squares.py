@@ -4,7 +4,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from jaxblt.array_checks import check_ids, check_rows
 from jaxblt.data.vocab import OFFSET, VOCAB_SIZE
@@ -55,13 +55,27 @@ class Squares(nn.Module):
         Raises:
           ValueError: the image has rows that fill no squares.
         """
-        rows, length, dim = x.shape
-        if length % (self.columns * self.side):
-            raise ValueError(
-                f"a row of {length} pixels is no image of {self.columns} columns in squares of {self.side} x "
-                f"{self.side}: set columns, or squares=1"
-            )
-        pixels = x.reshape(rows, -1, self.side, self.columns // self.side, self.side, dim)
-        names = (None, None, None, "embed")
+        names, (rows, _, dim) = (None, None, None, "embed"), x.shape
+        pixels = _pixels(x, self.side, self.columns)
         y = Linear("byixjd,ijde->byxe", {"e": dim}, names, self.dtype, name="pixels")(pixels)
         return y.reshape(rows, -1, dim)
+
+
+def ids_of_squares(segment_ids: Int[Array, "B T"], side: int, columns: int) -> Int[Array, "B N"]:
+    """Return segment ids of squares: a square with any pixel of the image is a token.
+
+    Raises:
+      ValueError: the image has rows that fill no squares.
+    """
+    return _pixels(segment_ids, side, columns).max((2, 4)).reshape(len(segment_ids), -1)
+
+
+def _pixels(x: Shaped[Array, "B T ..."], side: int, columns: int) -> Shaped[Array, "B Y S X S ..."]:
+    """Take rows of pixels apart into squares."""
+    rows, length = x.shape[:2]
+    if length % (columns * side):
+        raise ValueError(
+            f"a row of {length} pixels is no image of {columns} columns in squares of {side} x {side}: set columns, or "
+            "squares=1"
+        )
+    return x.reshape(rows, -1, side, columns // side, side, *x.shape[2:])

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,26 @@ def test_a_full_disk_is_explained():
     said = explain(OSError(errno.ENOSPC, "No space left on device"))
     assert said.endswith("device: free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)")
     assert explain(OSError(errno.ENOSPC, "free some", "run")).endswith("free some: 'run'")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no.fa", "there is no file 'no.fa' (looked from {here!r}): name one that exists"),
+        (
+            "no/x.json",
+            "there is no folder 'no' for 'no/x.json' (looked from {here!r}): make it, or name another file",
+        ),
+    ],
+)
+def test_a_missing_file_is_named_with_the_fix(name, said, tmp_path, monkeypatch, capsys):
+    """The system's own error says "[Errno 2]"; benchmarks and commands open files of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["jaxblt"])
+    with pytest.raises(SystemExit) as stopped:
+        run(lambda argv: Path(name).read_text("utf-8"))
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err == f"error: {said.format(here=str(tmp_path))}\n"
 
 
 @pytest.mark.slow(days=28, group="costly", turn="cli/test_terminal")

@@ -36,6 +36,21 @@ def test_padding_behind_an_image_changes_no_answer():
     assert_close(padded, alone, n=16 * 8, what="logits")
 
 
+def test_an_image_that_ends_amid_a_row_of_squares_is_read_to_its_end():
+    """Three rows of four pixels: what its padding holds is not read, and its last pixel is."""
+    mixers = {"rows": HyenaConfig(dim=8, filter=ExplicitFilter(taps=3))}
+    stack = StackConfig(
+        dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False, row_norm=True
+    )
+    model = ByteClassifierConfig(stack=stack, levels=True, squares=2, columns=4).build()
+    ids, there = jax.random.randint(jax.random.key(0), (1, 16), 4, 260), jnp.array([[1] * 12 + [0] * 4])
+    params = jax.jit(model.init)(jax.random.key(1), ids)
+    run = jax.jit(lambda ids: model.apply(params, ids, segment_ids=there)[0])
+    logits = run(ids)
+    assert_close(run(ids.at[:, 12:].set(200)), logits, n=16 * 8, what="logits")
+    assert not np.allclose(run(ids.at[0, 11].set(4 + (ids[0, 11] + 124) % 256)), logits, atol=1e-3)
+
+
 def test_positions_of_squares_have_no_gaps():
     mixers = {"rows": AttentionConfig(8, 2, causal=False)}
     stack = StackConfig(dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False)

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def new_folder(work: str) -> Path:
-    """Make a folder.
+    """Make a folder, or take an empty one, which a call without its file leaves behind.
 
     Raises:
-      FileExistsError: it is there already.
+      FileExistsError: it holds something already.
     """
     root = Path(work)
-    if root.exists():
+    if root.exists() and any(root.iterdir()):
         raise FileExistsError(f"{work} is there already, and nothing is overwritten: choose another --work")
-    root.mkdir(parents=True)
+    root.mkdir(parents=True, exist_ok=True)
     return root
 
 

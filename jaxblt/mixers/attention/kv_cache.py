@@ -66,14 +66,22 @@ def init_attention_state(
 
 
 def check_ring(state: AttentionState | None, window: int | None) -> None:
-    """Raise ValueError for a ring that has forgotten what `window` still sees."""
+    """Raise ValueError for a cache that was made for another window.
+
+    A ring may have forgotten what `window` still sees. Kernels read whole documents of a bounded cache, whatever the
+    window.
+    """
     if state is None:
         return
-    slots = state.times.shape[1]
-    if state.capacity is None and (window is None or slots < window):
+    slots, most = state.times.shape[1], state.capacity
+    held = None
+    if most is None and slots != window:
+        held = f"the ring of a window of {slots} tokens"
+    elif most is not None and window is not None and window < most:
+        held = f"a cache of documents of {most} tokens"
+    if held is not None:
         raise ValueError(
-            f"the state is the ring of a window of {slots} tokens, and the config has window = {window}: make it by "
-            "init_state of the same config"
+            f"the state is {held}, and the config has window = {window}: make it by init_state of the same config"
         )
 
 

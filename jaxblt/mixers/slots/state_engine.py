@@ -50,11 +50,11 @@ SMALL_SHARE = -2.0
 class StateEngineConfig:
     """slot_s <- (1 - w_ts) slot_s + w_ts [k_t, v_t], w_ts = 1 - exp(route_ts g_t); read by softmax over slots.
 
-    g_t <= 0 is a gate of each head, -`start_gate` on average at first. Routes are a softmax over the S slots of a head,
-    so a token writes as much as one slot takes, whatever S is. They start uneven, or all slots would hold the same; q,
-    k and v start as `recall` of `Streams` says. Slots are convex mixtures of zero and of what was routed to them: they
-    do not grow with the number of tokens. They begin at zero, and the first 2 S tokens or so of a document fill them;
-    norms are flat from there, of outputs from the start.
+    g_t <= 0 is a gate of each head, -1 on average at first. Routes are a softmax over the S slots of a head, so a token
+    writes as much as one slot takes, whatever S is. They start uneven, or all slots would hold the same; q, k and v
+    start as `recall` of `Streams` says. Slots are convex mixtures of zero and of what was routed to them: they do not
+    grow with the number of tokens. They begin at zero, and the first 2 S tokens or so of a document fill them; norms
+    are flat from there, of outputs from the start.
     Reading is gated slot attention (Zhang et al., 2409.07146, sec. 3).
 
     With a `cell`, `state_attention` or `state_routes` slots move at edges, every `interval` tokens of a document.
@@ -72,8 +72,6 @@ class StateEngineConfig:
         `top_k_states`. Chunks run one after another then.
       cell: how slots move at an edge, from what they were at the edge before; None for not at all.
       interval: tokens from edge to edge.
-      start_gate: mean of -g_t at the start of training. With a quarter of S norms are flat from 20 tokens on, and slots
-        forget as soon at first.
       state_attention: at an edge the slots of a head attend to each other.
       state_routes: routes look at the slots as of the last edge, too.
       adaptive_count: a token uses 4 + c (S - 4) slots, with a c of the document so far (`slots.state_count`).
@@ -100,7 +98,6 @@ class StateEngineConfig:
     gathered: bool = False
     cell: Cell | None = None
     interval: int = 64
-    start_gate: float = 1.0
     state_attention: bool = False
     state_routes: bool = False
     adaptive_count: bool = False
@@ -118,7 +115,6 @@ class StateEngineConfig:
         sizes = ("dim", "num_heads", "num_slots", "levels", "head_dim", "top_k_states", "interval")
         check_bounds(self, *sizes, "short_taps", "segment_alignment", "chunk_size", least=1)
         check_bounds(self, "balance_weight", "count_weight", least=0)
-        check_bounds(self, "start_gate", above=0)
         edges = "cell, state_attention or state_routes"
         check_read(self, "interval", needed=edges, is_read=self.has_edges)
         check_read(self, "count_weight", needed="adaptive_count", is_read=self.adaptive_count)
@@ -310,9 +306,8 @@ class StateEngine(nn.Module):
         spread = nn.initializers.variance_scaling(ROUTE_SPREAD**2, "fan_in", "truncated_normal")
         start: Any = {"bias": bias, "kernel_init": spread}
         logits = Linear("btd,dhs->bths", sizes, ("embed", "heads", None), name="route", **start, **shared)(x)
-        first = config.start_gate + math.log(-math.expm1(-config.start_gate))  # softplus of it is start_gate
-        start = {"bias": nn.initializers.constant(first)}
-        gate = Linear("btd,dh->bth", {"h": heads}, ("embed", "heads"), name="gate", **start, **shared)(x)
+        one = nn.initializers.constant(math.log(math.e - 1))  # softplus of it is 1
+        gate = Linear("btd,dh->bth", {"h": heads}, ("embed", "heads"), bias=one, name="gate", **shared)(x)
         log_gate, logits = -jax.nn.softplus(gate.astype(jnp.float32)), logits.astype(jnp.float32)
         logits = logits if closed is None else logits + closed[None, None]
         if config.state_routes:

@@ -153,6 +153,8 @@ def test_the_guide_s_mixer_is_short_and_stands_in_a_stack() -> None:
         ("hyena_implicit", {"filter": SHORT_IMPLICIT}),
         ("attention", {"window": 6}),
         ("attention_window", {"window": 4}),
+        ("attention_window", {"window": 8}),
+        ("attention_window", {"window": None}),
         ("ntm", {"slots": 7}),
         ("state_engine", {"cell": "linear"}),
         ("state_engine", {"adaptive_count": True}),

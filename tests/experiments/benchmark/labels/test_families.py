@@ -75,6 +75,14 @@ def test_words_tell_superfamilies(tmp_path: Path) -> None:
     assert found["nearest"] > 0.4
 
 
+def test_a_call_without_its_file_can_be_repeated(tmp_path: Path) -> None:
+    """The folder for its tables is there then, and empty."""
+    given = (str(tmp_path / "astral.fa"), str(tmp_path / "f.json"))
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match=r"astral\.fa"):
+            families(*given, work=str(tmp_path / "work"))
+
+
 def test_seeds_are_added_to_a_file(tmp_path: Path) -> None:
     out, figures = tmp_path / "f.json", {"settings": {"seen": (1, 2)}}
     assert earlier_runs(str(out), figures, range(1)) == []
