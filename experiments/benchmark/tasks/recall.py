@@ -165,7 +165,7 @@ def train(model: "ByteLMConfig", task: "MQAR", settings: Settings, seed: int) ->
     import jax.numpy as jnp
 
     from experiments.benchmark.tasks.recall_rows import draw_rows
-    from experiments.benchmark.tasks.small_models import fit, scores_on
+    from experiments.benchmark.tasks.small_models import fit, share_right
 
     rows = max(settings.tokens // task.length, 1)
     init, data, test = jax.random.split(jax.random.key(seed), 3)
@@ -175,6 +175,6 @@ def train(model: "ByteLMConfig", task: "MQAR", settings: Settings, seed: int) ->
     chunks = (keys(first + jnp.arange(CHUNK)) for first in range(0, settings.steps - CHUNK + 1, CHUNK))
     fitted = fit(model, task.length, settings, init, chunks, drawn, enough=SOLVED)
     batches = -(-TEST_ROWS // rows)
-    score = jax.jit(lambda params, key: scores_on(fitted.module, params, draw_rows(task, key, rows))[0])
+    score = jax.jit(lambda params, key: share_right(fitted.module, params, draw_rows(task, key, rows)))
     accuracy = sum(float(score(fitted.params, key)) for key in jax.random.split(test, batches)) / batches
     return {"accuracy": accuracy, **fitted.figures, "rows": rows, "positions": task.length}
