@@ -3,6 +3,7 @@
 from typing import Any
 
 from jaxblt.adapters import AdapterLosses
+from jaxblt.mixers import ExplicitFilter, ModalFilter
 from jaxblt.models import ByteLMConfig, LabelHeadConfig, LevelConfig, StackConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
@@ -22,6 +23,22 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     "SlotMemoryConfig": (
         ({"prune_below": 0.1, "prune_after": 0}, "SlotMemoryConfig.prune_after must be at least 1"),
     ),
+    "StateEngineConfig": (
+        ({"levels": (4, 2), "num_slots": 5}, "hold 6 slots, got num_slots = 5"),
+        ({"num_slots": 4, "top_k_states": 5}, "at most slots = 4, got 5"),
+        ({"num_slots": 4, "adaptive_count": True}, "got 4: raise num_slots"),
+        ({"adaptive_count": True, "top_k_states": 5}, "top_k_states must be at most 4"),
+    ),
+    "HyenaConfig": (
+        (
+            {"filter": ExplicitFilter(512), "implementation": "monarch"},
+            "or None with ExplicitFilter, which blocked_conv runs",
+        ),
+        (
+            {"filter": ModalFilter(), "implementation": "monarch"},
+            "with ModalFilter, which modal_conv runs, got 'monarch'",
+        ),
+    ),
     "AttentionConfig": (
         (
             {"position": "none", "rope_theta": 500.0},
@@ -40,6 +57,11 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     "StackConfig": (
         ({"norm_on_root": True, "layer_norm": True}, "StackConfig.norm_on_root = True is of RMS norms"),
+        ({"pattern": "SASD", "num_layers": 2}, "'SASD' names 4 layers, and num_layers is 2: "),
+        ({"pattern": ()}, "pattern is empty (()): name a mixer for each layer"),
+        ({"pattern": "R"}, "write 'recurrence', or add a config"),
+        ({"pattern": ("attenton",)}, "write 'attention', or add a config"),
+        ({"pattern": "HN"}, "experimental mixer is named by its config, such as mixers={'N': NTMConfig"),
         ({"row_norm": True}, "StackConfig.row_norm = True reads whole documents in one way, and causal=True"),
     ),
     "AdamWConfig": (
@@ -59,6 +81,11 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
             {"precision": "fp8", "dtype": "float32"},
             "TrainConfig.precision='fp8' rounds products that are else in",
         ),
+        ({"keep": 1}, "TrainConfig.keep must be at least 2, got 1, so that there is one to fall back to"),
+        ({"eval_every": -1}, "eval_every must be at least 0, got -1: 0 evaluates never"),
+        ({"eval_batches": 0}, "eval_batches must be at least 1, got 0: None takes the whole split"),
+        ({"max_overflow": 1.5}, "max_overflow must lie in 0..1, got 1.5: it is a share"),
+        ({"ema": 1.0}, "1.0: it is a decay"),
         ({"fp8": Fp8Config(margin=1)}, "is read with precision='fp8' only"),
         ({"loss_scale": LossScaleConfig(every=9)}, "is read with dtype='float16' only"),
         (
@@ -71,6 +98,10 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
             {"eval_every": 0, "best_by": "f1"},
             "TrainConfig.best_by = 'f1' is read with eval_every above 0 only",
         ),
+    ),
+    "DataConfig": (
+        ({"length_schedule": ((2, 8),), "packing": "first_fit"}, "needs packing='windows' without stride"),
+        ({"length_schedule": ((2, 8),), "stride": 16}, "needs packing='windows' without stride"),
     ),
     "PatcherConfig": (
         (
@@ -176,7 +207,7 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     "LabellerConfig": (
         (
             {"head": LabelHeadConfig(target="positions", crf=True), "strands": "both"},
-            "LabellerConfig.strands = 'both' takes the mean of both strands",
+            "takes the mean of both strands, and the potentials of a CRF are of one direction",
         ),
     ),
     "Masked": (

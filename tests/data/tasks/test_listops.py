@@ -168,13 +168,6 @@ def test_a_length_between_those_of_expressions_ends_with_an_error(monkeypatch: p
         task.open("train").example(0)
 
 
-def test_orders_are_bounded() -> None:
-    with pytest.raises(
-        ValueError, match=r"orders must be at most 1024, got 1025: their lengths are held in memory"
-    ):
-        ListOpsFiles(path="any", orders=1025)
-
-
 def test_training_expressions_are_shown_in_several_orders(tmp_path):
     write_files(ListOps(train_size=5, eval_size=2, min_symbols=12, max_symbols=40), tmp_path, processes=1)
     once, often = (ListOpsFiles(path=str(tmp_path), orders=orders, max_symbols=20) for orders in (1, 4))

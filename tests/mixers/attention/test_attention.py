@@ -160,13 +160,6 @@ def test_over_a_split_sequence_nothing_is_gathered(window: int | None) -> None:
     assert not re.search(r" all-(gather|to-all)\(", text)
 
 
-def test_an_unknown_exchange_is_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"context_parallel must be one of 'ring', .* or None, got 'ulysses'"
-    ):
-        AttentionConfig(dim=8, context_parallel="ulysses")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
