@@ -19,7 +19,7 @@ ROOMS = {
     "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "fp8_products", "quantized_decode", "step_kernels"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
-    "peers": ("evo2", "evo2_parity"),
+    "peers": ("evo2",),
     "trained_runs": ("baselines", "context", "record"),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),
