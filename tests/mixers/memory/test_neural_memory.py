@@ -226,17 +226,6 @@ def test_heads_that_do_not_divide_the_devices_are_refused() -> None:
         jax.eval_shape(module.init, jax.random.key(0), x)
 
 
-@pytest.mark.parametrize("config", [MEMORY, MAG, MAC], ids=["memory", "mag", "mac"])
-def test_the_state_of_another_config_is_refused(config: Any) -> None:
-    state = init_state(config, 3, capacity=24)
-    changes: Any = ({"chunk_size": 2, "segment_alignment": 2}, {"depth": 2}, {"head_dim": 2})
-    for change in changes:
-        module = dataclasses.replace(config, **change).build()
-        given = jax.ShapeDtypeStruct((3, 2, 8), jnp.float32)
-        with pytest.raises(ValueError, match="make it by init_state of the same config"):
-            jax.eval_shape(lambda x, m=module: m.init_with_output(jax.random.key(0), x, state=state), given)
-
-
 @pytest.mark.parametrize("kind", [NeuralMemoryConfig, MAGConfig, MACConfig])
 @pytest.mark.parametrize("name", ["chunk_size", "expand", "short_taps", "segment_alignment"])
 def test_sizes_below_one_are_refused_under_the_config_s_own_name(kind: Any, name: str) -> None:
