@@ -12,7 +12,11 @@ import configs
 from jaxblt.data import BytesSource, DataConfig
 from jaxblt.mixers import init_state
 from jaxblt.models.mixer_table import STORED, WORDS
+from jaxblt.patching import PatcherConfig
+from jaxblt.run import Run
 from jaxblt.show import MOST, show
+from jaxblt.training.start.setup import make_task
+from tests.training.tiny import tiny_recipe
 
 MANY = 2_000
 """Characters that no object is shown in."""
@@ -67,6 +71,17 @@ def test_states_and_their_parts_are_shown_without_their_numbers(config: Any) -> 
 def test_data_are_shown_by_their_number() -> None:
     check_short(DataConfig(paths=tuple(f"data/{i}.txt" for i in range(1000)), seq_len=8))
     check_short(BytesSource([b"ACGT" * 1000] * 100))
+
+
+def test_a_run_is_shown_in_a_few_lines() -> None:
+    patcher = PatcherConfig(mode="space", block_size=16, capacity=8)
+    recipe = dataclasses.replace(tiny_recipe(), patcher=patcher)
+    params = {f"layer_{i}": np.zeros((30, 30), np.float32) for i in range(40)}
+    shown = repr(Run(recipe, 1200, make_task(recipe), params, {}))
+    assert shown.startswith(f"Run {recipe.name!r} at step 1,200 of 24\n")
+    assert "TinyConfig, 36,000 parameters" in shown
+    assert "patcher    space, 8 slots of 16 bytes" in shown
+    assert len(shown) < MANY
 
 
 def check_short(value: Any) -> None:

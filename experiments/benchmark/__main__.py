@@ -10,16 +10,16 @@ from jaxblt.profiling.provenance import git_commit
 from jaxblt.validation import perhaps
 
 ROOMS = {
-    "operations": ("dynamic_layer", "kernels", "sparse_attention", "sparse_books"),
+    "operations": ("dynamic_layer", "kernels", "sparse_attention"),
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
     "memory": ("babilong", "gap_recall", "memory_context"),
     "adapters": ("adapter_speed",),
-    "labels": ("families", "fitness", "promoters", "reviews", "zero_shot"),
-    "tasks": ("pixels", "recall", "state_counts", "tasks"),
+    "labels": ("families", "promoters", "zero_shot"),
+    "tasks": ("pixels", "recall", "tasks"),
     "splitting": ("ring", "sequence_parallel", "split_step"),
-    "precision": ("fp8_loss", "fp8_products", "fp8_step", "quantized_decode", "step_kernels"),
+    "precision": ("fp8_loss", "fp8_products", "quantized_decode", "step_kernels"),
     "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
-    "peers": ("evo2", "evo2_parity"),
+    "peers": ("evo2",),
     "trained_runs": ("baselines", "context", "record"),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),

@@ -2,12 +2,28 @@
 
 from typing import Any
 
-from jaxblt.adapters import AdapterLosses
+import numpy as np
+
+from jaxblt.adapters import (
+    AdapterLosses,
+    ChunkMean,
+    Draw,
+    Neighbours,
+    Prefix,
+    RouterConfig,
+    Side,
+    Sticky,
+    Traces,
+)
+from jaxblt.adapters.experimental.capacity import Capacity
+from jaxblt.mixers import ExplicitFilter, ModalFilter
 from jaxblt.models import ByteLMConfig, LabelHeadConfig, LevelConfig, StackConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.precision import Fp8Config, LossScaleConfig
 from jaxblt.training.experimental.hybrid import HybridNextByte
 from jaxblt.training.experimental.policy import PolicyConfig
+from pallas_kernels.attention import Chosen
+from pallas_kernels.attention.rules import PrefixLM, Strided
 
 BOTH_WAYS = {
     name: StackConfig(dim=dim, num_layers=1, pattern="A", causal=False)
@@ -20,9 +36,50 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"beams": 9}, "EngineConfig.beams=9 rows of 8192 bytes or more exceed the largest lane"),
     ),
     "SlotMemoryConfig": (
+        ({"slots": 4, "top_k": 9}, "SlotMemoryConfig.top_k must lie in 1..slots = 4, got 9"),
+        ({"ratio": 0.0}, "got 0.0: it is the share of an interval's tokens"),
         ({"prune_below": 0.1, "prune_after": 0}, "SlotMemoryConfig.prune_after must be at least 1"),
     ),
+    "Sampling": (
+        ({"presence_penalty": 101.0}, "Sampling.presence_penalty must lie in -100.0..100.0, got 101.0"),
+    ),
+    "Request": (({"prompt": "text"}, "Request.prompt must be bytes, got 'text': call its encode()"),),
+    "ModalFilter": (({"min_timescale": 5.0, "max_timescale": 2.0}, "got 5.0 and 2.0"),),
+    "ImplicitFilter": (({"fast": 2.0}, "expected fast <= slow, got 2.0 and 1.5"),),
+    "ListOps": (
+        ({"max_depth": 2, "max_args": 2, "min_symbols": 501}, "min_symbols must be at most 4, the longest"),
+        (
+            {"max_depth": 3, "max_args": 3, "min_symbols": 30, "max_symbols": 40},
+            "min_symbols must be at most 17, the longest expression",
+        ),
+    ),
+    "StateEngineConfig": (
+        ({"levels": (4, 2), "num_slots": 5}, "hold 6 slots, got num_slots = 5"),
+        ({"num_slots": 4, "top_k_states": 5}, "at most slots = 4, got 5"),
+        ({"num_slots": 4, "adaptive_count": True}, "got 4: raise num_slots"),
+        ({"adaptive_count": True, "top_k_states": 5}, "top_k_states must be at most 4"),
+    ),
+    "HyenaConfig": (
+        (
+            {"filter": ExplicitFilter(512), "implementation": "monarch"},
+            "or None with ExplicitFilter, which blocked_conv runs",
+        ),
+        (
+            {"filter": ModalFilter(), "implementation": "monarch"},
+            "with ModalFilter, which modal_conv runs, got 'monarch'",
+        ),
+    ),
     "AttentionConfig": (
+        ({"num_heads": 8, "num_kv_heads": 3}, "num_heads 8 is not a multiple of num_kv_heads 3"),
+        ({"position": "alibi", "causal": False}, "use position='rope' when causal=False"),
+        ({"rule": PrefixLM(4)}, "shows later keys and causal=True hides them: set causal=False"),
+        ({"rule": Strided(2) | PrefixLM(4)}, "shows later keys"),
+        (
+            {"rule": Chosen(np.zeros((1, 1, 4, 1), np.int32))},
+            "AttentionConfig.rule holds arrays, got a Chosen: ",
+        ),
+        ({"rule": Strided(2), "context_parallel": "ring"}, "a rule goes round a ring by times"),
+        ({"rule": Strided(2), "layout": "zigzag"}, "a rule goes round a ring by times"),
         (
             {"position": "none", "rope_theta": 500.0},
             "AttentionConfig.rope_theta = 500.0 is read with position='rope' only",
@@ -40,6 +97,11 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     "StackConfig": (
         ({"norm_on_root": True, "layer_norm": True}, "StackConfig.norm_on_root = True is of RMS norms"),
+        ({"pattern": "SASD", "num_layers": 2}, "'SASD' names 4 layers, and num_layers is 2: "),
+        ({"pattern": ()}, "pattern is empty (()): name a mixer for each layer"),
+        ({"pattern": "R"}, "write 'recurrence', or add a config"),
+        ({"pattern": ("attenton",)}, "write 'attention', or add a config"),
+        ({"pattern": "HN"}, "experimental mixer is named by its config, such as mixers={'N': NTMConfig"),
         ({"row_norm": True}, "StackConfig.row_norm = True reads whole documents in one way, and causal=True"),
     ),
     "AdamWConfig": (
@@ -59,6 +121,11 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
             {"precision": "fp8", "dtype": "float32"},
             "TrainConfig.precision='fp8' rounds products that are else in",
         ),
+        ({"keep": 1}, "TrainConfig.keep must be at least 2, got 1, so that there is one to fall back to"),
+        ({"eval_every": -1}, "eval_every must be at least 0, got -1: 0 evaluates never"),
+        ({"eval_batches": 0}, "eval_batches must be at least 1, got 0: None takes the whole split"),
+        ({"max_overflow": 1.5}, "max_overflow must lie in 0..1, got 1.5: it is a share"),
+        ({"ema": 1.0}, "1.0: it is a decay"),
         ({"fp8": Fp8Config(margin=1)}, "is read with precision='fp8' only"),
         ({"loss_scale": LossScaleConfig(every=9)}, "is read with dtype='float16' only"),
         (
@@ -72,7 +139,43 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
             "TrainConfig.best_by = 'f1' is read with eval_every above 0 only",
         ),
     ),
+    "DataConfig": (
+        ({"paths": "a.txt"}, "paths must be a tuple of paths, got 'a.txt': write ('a.txt',)"),
+        ({"buckets": (8,)}, "buckets (8,) need packing='buckets', got packing='windows'"),
+        ({"stride": 3, "packing": "first_fit"}, "stride and context are of packing='windows', got 3 and 0"),
+        ({"test_names": ("x",)}, "need split='names', got split='position'"),
+        ({"max_tokens": 10**6}, "max_tokens 1000000 needs packing='buckets', got packing='windows'"),
+        ({"bed": "x.bed"}, "bed='x.bed' needs kind='fasta', got 'text'"),
+        ({"reverse_complement": True}, "reverse_complement needs eos=False"),
+        (
+            {"reverse_complement": True, "kind": "fasta", "entropies": "e.npy"},
+            "entropies='e.npy' are of one strand",
+        ),
+        ({"length_schedule": ((2, 8),), "packing": "first_fit"}, "needs packing='windows' without stride"),
+        ({"length_schedule": ((2, 8),), "stride": 16}, "needs packing='windows' without stride"),
+    ),
     "PatcherConfig": (
+        ({"min_length": 9, "max_length": 8}, "min_length 9 exceeds max_length 8"),
+        ({"mode": "static", "patch_size": 0}, "patch_size"),
+        ({"mode": "space", "monotonic": True}, "belong to mode='entropy'"),
+        ({"mode": "greedy", "threshold_add": 0.1}, "belong to mode='entropy'"),
+        ({"monotonic": True, "threshold_add": 0.1}, "not both"),
+        ({"mode": "greedy", "threshold": -1.0}, "at least 0, got -1.0: nats, in mode='greedy'"),
+        ({"mode": "optimal", "patch_cost": -1.0}, "patch_cost"),
+        ({"num_patches": 4}, "length_constrained"),
+        ({"mode": "length_constrained"}, "length_constrained"),
+        (
+            {"mode": "length_constrained", "num_patches": 3, "block_size": 64, "max_length": 16},
+            "choose num_patches in 4..64",
+        ),
+        (
+            {"mode": "length_constrained", "num_patches": 20, "block_size": 64, "min_length": 4},
+            "choose num_patches in 1..16",
+        ),
+        (
+            {"mode": "length_constrained", "num_patches": 8, "capacity": 7, "block_size": 64},
+            "exceeds capacity",
+        ),
         (
             {"mode": "space", "threshold": 0.5},
             "PatcherConfig.threshold = 0.5 is read with a mode that needs entropies",
@@ -176,7 +279,7 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     "LabellerConfig": (
         (
             {"head": LabelHeadConfig(target="positions", crf=True), "strands": "both"},
-            "LabellerConfig.strands = 'both' takes the mean of both strands",
+            "takes the mean of both strands, and the potentials of a CRF are of one direction",
         ),
     ),
     "Masked": (
@@ -189,7 +292,29 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
             "HybridNextByte.policy = PolicyConfig(method='reinforce', discount=0.1",
         ),
     ),
+    "Governor": (
+        ({"least": 2.0}, "Governor.start must lie in 2.0..most = 5.0, got 1.0"),
+        ({"low": 0.2}, "Governor.low must be at least 0 and < high = 0.1, got 0.2"),
+    ),
+    "Neighbours": (({"capacity": 8, "count": 9}, "count = 9 is more than capacity = 8"),),
+    "RouterConfig": (
+        ({"reads": (Prefix,)}, "must hold reads such as Prefix(16), got"),
+        ({"reads": (ChunkMean(), Side(2), Side(3))}, "Side(features=3), whose states"),
+        ({"level": "prefix", "reads": (Prefix(), Neighbours())}, "nothing for level prefix: leave it out"),
+        ({"lag": 2, "reads": (ChunkMean(), Traces())}, "RouterConfig.lag = 2 asks for a code that is known"),
+        ({"reads": ()}, "holds nothing that level 'chunk' reads: add ChunkMean()"),
+    ),
     "AdapterConfig": (
+        (
+            {"router": RouterConfig(), "code": (Draw(),)},
+            "Draw chooses an expert of a bank, and blocks is None",
+        ),
+        ({"router": RouterConfig(), "code": (Sticky(),)}, "blocks is None: set the number of experts"),
+        ({"router": RouterConfig(), "code": (Capacity(),)}, "blocks is None: set the number of experts"),
+        (
+            {"router": RouterConfig("prefix"), "blocks": 2, "code": (Capacity(),)},
+            "level 'prefix' gives it one: leave it out",
+        ),
         ({"sites": ()}, "AdapterConfig.sites is empty: name at least one pattern"),
         (
             {"losses": AdapterLosses(flip=0.1)},

@@ -56,29 +56,6 @@ def test_eos_follows_text_but_not_genomes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"paths": "a.txt"}, r"paths must be a tuple of paths, got 'a.txt': write \('a.txt',\)"),
-        ({"seq_len": 0}, "seq_len must be at least 1, got 0"),
-        ({"context": 4096}, r"context must be at least 0 and < seq_len = 4096, got 4096"),
-        ({"buckets": (8,)}, r"buckets \(8,\) need packing='buckets', got packing='windows'"),
-        ({"stride": 3, "packing": "first_fit"}, "stride and context are of packing='windows', got 3 and 0"),
-        ({"test_names": ("x",)}, "need split='names', got split='position'"),
-        ({"max_tokens": 10**6}, "max_tokens 1000000 needs packing='buckets', got packing='windows'"),
-        ({"bed": "x.bed"}, "bed='x.bed' needs kind='fasta', got 'text'"),
-        ({"reverse_complement": True}, "reverse_complement needs eos=False"),
-        (
-            {"reverse_complement": True, "kind": "fasta", "entropies": "e.npy"},
-            "entropies='e.npy' are of one strand",
-        ),
-    ],
-)
-def test_options_that_do_not_go_together(options, message):
-    with pytest.raises(ValueError, match=message):
-        build(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
         ({}, r"give either paths or sample, got paths=\(\) and sample=None"),
         ({"paths": ("x",), "sample": "book"}, "give either paths or sample"),
         ({"sample": "boook"}, "unknown sample 'boook': choose one of 'book', 'udhr', 'lambda'"),

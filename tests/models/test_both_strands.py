@@ -94,7 +94,5 @@ def test_each_task_has_the_mean_of_its_strands():
 
 
 def test_what_is_of_one_strand_is_refused():
-    with pytest.raises(ValueError, match="the potentials of a CRF are of one direction"):
-        LabellerConfig(BYTES, LabelHeadConfig(target="positions", crf=True), "both")
     with pytest.raises(ValueError, match="patches of mode 'entropy' are of one strand"):
         LabellerConfig(PATCHES, strands="both").build(patcher=PATCHER)

@@ -209,35 +209,9 @@ def test_mixers_are_named_by_words_or_short_forms():
     assert StackConfig(pattern="A", mixers={"attention": ATTENTION}).mixers["A"] == ATTENTION
 
 
-@pytest.mark.parametrize(
-    ("pattern", "fix"),
-    [
-        ("R", "write 'recurrence', or add a config"),
-        (("attenton",), "write 'attention', or add a config"),
-        ("HN", r"experimental mixer is named by its config, such as mixers=\{'N': NTMConfig"),
-    ],
-)
-def test_other_names_are_refused_with_the_one_that_is_meant(pattern, fix):
-    with pytest.raises(ValueError, match=fix):
-        StackConfig(pattern=pattern)
-
-
 def test_letters_of_stored_stacks_are_read():
     """With a config for each, as stacks are stored, or without one, as older versions stored them."""
     old = StackConfig.upgrade({"pattern": "SRNB", "mixers": {"R": ATTENTION}})
     assert StackConfig(**old).mixers["R"] == ATTENTION
     assert StackConfig(**old).mixers["S"] == StackConfig(pattern=("hyena_short",)).mixers["hyena_short"]
     assert [type(StackConfig(**old).mixers[c]).__name__ for c in "NB"] == ["NTMConfig", "SlotMemoryConfig"]
-
-
-def test_errors_name_the_letter():
-    with pytest.raises(ValueError, match="Z"):
-        StackConfig(pattern="HZ")
-    with pytest.raises(
-        ValueError, match=r"pattern 'SASD' names 4 layers, and num_layers is 2: .* leave out 'SD'"
-    ):
-        StackConfig(pattern="SASD", num_layers=2)
-    with pytest.raises(ValueError, match=r"pattern is empty \(\(\)\): name a mixer for each layer"):
-        StackConfig(pattern=())
-    with pytest.raises(ValueError, match="num_layers"):
-        StackConfig(num_layers=0)

@@ -80,11 +80,3 @@ def test_a_run_keeps_its_best_ends_early_and_stays_ended(
         "is finished: it is at step 10 of 24, and its evaluations no longer improved"
         in capsys.readouterr().out
     )
-
-
-def test_without_evaluations_there_is_no_best(tmp_path: Path) -> None:
-    fit(tiny_recipe(steps=5, eval_every=0), tmp_path, source=Letters())
-    with pytest.raises(ValueError, match="has no best step: it was trained without evaluations"):
-        jaxblt.load(tmp_path, step="best")
-    with pytest.raises(ValueError, match="keep_best = 1 is read with eval_every above 0 only"):
-        tiny_recipe(eval_every=0, keep_best=1)

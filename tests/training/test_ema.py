@@ -15,7 +15,6 @@ from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.loop import fit
 from jaxblt.training.state import averaged, start
 from jaxblt.training.step import Task, make_train_step
-from jaxblt.training.train_config import TrainConfig
 from tests.parameters import drawn
 from tests.training.tiny import Letters, TinyConfig, random_batch, tiny_recipe
 
@@ -125,8 +124,3 @@ def test_a_run_without_average_goes_on_with_one_and_back(tmp_path):
     assert not np.array_equal(fitted.state.ema["head"]["kernel"], before["head"]["kernel"])
     assert fit(longer, tmp_path, source=Letters(), resume_with=True).state.ema is None
     assert jaxblt.load(tmp_path).weights == "raw"
-
-
-def test_a_decay_outside_of_0_to_1_is_refused():
-    with pytest.raises(ValueError, match=r"TrainConfig.ema must be .*1.0.*it is a decay"):
-        TrainConfig(ema=1.0)

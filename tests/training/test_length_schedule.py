@@ -60,24 +60,3 @@ def test_rows_that_do_not_divide_among_devices_are_refused_before_the_run() -> N
     recipe = tiny_recipe(data={"length_schedule": ((2, 4),)})
     with pytest.raises(ValueError, match="4"):
         open_data(recipe, make_mesh(seq=8), source=Letters())
-
-
-@pytest.mark.parametrize(
-    ("schedule", "options", "message"),
-    [
-        (((2, 8), (2, 16)), {}, r"must rise from above 0, got \(\(2, 8\), \(2, 16\)\)"),
-        (((2, 16), (3, 8)), {}, "must rise from above 0"),
-        (((0, 8),), {}, "must rise from above 0"),
-        (((2, 12),), {}, r"must divide seq_len = 32 and lie below it, got \(\(2, 12\),\)"),
-        (((2, 32),), {}, r"must divide seq_len = 32 and lie below it, got \(\(2, 32\),\)"),
-        (
-            ((2, 8),),
-            {"packing": "first_fit"},
-            "needs packing='windows' without stride, got packing='first_fit'",
-        ),
-        (((2, 8),), {"stride": 16}, "needs packing='windows' without stride"),
-    ],
-)
-def test_bad_schedules_are_named(schedule, options, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        DataConfig(seq_len=32, length_schedule=schedule, **options)

@@ -200,6 +200,8 @@ def test_time_limit_saves_and_ends_and_other_data_are_refused(tmp_path, capsys):
     fitted = fit(tiny_recipe(time_limit_s=1e-3), tmp_path, source=Letters())
     assert not fitted.finished
     assert (tmp_path / "checkpoints" / str(fitted.step)).exists()
+    with pytest.raises(ValueError, match="has no best step: it was trained without evaluations"):
+        jaxblt.load(tmp_path, step="best")
     said = capsys.readouterr()
     assert re.search(
         r"train\.time_limit_s = 0\.001 counts all \d+ s of the run: raise it", said.err + said.out

@@ -27,7 +27,7 @@ FIGURES = ("accuracy", "mcc", "f1", "auroc", "auprc")
 RATES = {"finetuned": 3e-4, "probe": 1e-2, "cnn": 1e-3}
 """Peak learning rates."""
 MODELS = ("markov", "nearest", "kmers", "start", "finetuned", "probe", "cnn")
-Network = Literal["finetuned", "probe", "cnn", "by_tricks"]
+Network = Literal["finetuned", "probe", "cnn"]
 SHARE = 0.001
 """One common 21-mer links two sequences: they are stretches of one genome, and many overlap."""
 LONGEST = (3, 4, 5, 6)
@@ -68,7 +68,7 @@ def promoters(
       batch_size: rows of a batch.
       pool: of the fine-tuned run and the probe.
       layer_decay: of the fine-tuned run's learning rate.
-      networks: that are trained; "by_tricks" is the fine-tuned run with one change at a time, see `by_tricks`.
+      networks: that are trained.
     """
     from experiments.benchmark.figures.saved import save
 
@@ -130,7 +130,7 @@ def recipes(
     pool: Any,
     layer_decay: float,
 ) -> dict[str, "Recipe"]:
-    """Return recipes of the run fine-tuned as it is by default or by tricks, of a probe of its states, and a CNN."""
+    """Return recipes of the fine-tuned run, of a probe of its states, and of a CNN."""
     import jaxblt
     from experiments.benchmark.labels.cnn import equal_size
     from jaxblt.training.finetune import finetune_recipe
@@ -164,32 +164,4 @@ def recipes(
         train=train,
     )
     found = {"finetuned": tuned, "probe": probe, "cnn": cnn}
-    made = {name: recipe for name, recipe in found.items() if name in networks}
-    return made | (by_tricks(tuned) if "by_tricks" in networks else {})
-
-
-def by_tricks(tuned: "Recipe") -> dict[str, "Recipe"]:
-    """Return the fine-tuned run's recipe with one change each."""
-    from jaxblt.training.finetune import finetune_recipe
-
-    model, train, optimizer = tuned.model, tuned.train, tuned.optimizer
-    plain = replace(optimizer, rates=())
-    options = {"train": train, "optimizer": plain, "pool": model.head.pool}
-
-    def head(**changed: Any) -> dict[str, Any]:
-        return {"model": replace(model, head=replace(model.head, **changed))}
-
-    changes: dict[str, dict[str, Any]] = {
-        "attention": head(pool="attention"),
-        "dropout": head(dropout=0.3),
-        "layer_rates": {"optimizer": replace(optimizer, layer_decay=0.7)},
-        "average": {"train": replace(train, ema=0.98)},
-        "smoothing": {"objective": replace(tuned.objective, label_smoothing=0.1)},
-        "best_by_loss": {"train": replace(train, best_by="loss")},
-    }
-    made = {name: replace(tuned, name=name, **changed) for name, changed in changes.items()}
-    others: dict[str, dict[str, Any]] = {"no_words": {"words": 0}, "both_strands": {"strands": "both"}}
-    assert tuned.init_from is not None
-    for name, changed in others.items():
-        made[name] = finetune_recipe(tuned.init_from, tuned.data, name=name, **options, **changed)
-    return made
+    return {name: recipe for name, recipe in found.items() if name in networks}

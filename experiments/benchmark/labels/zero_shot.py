@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import tyro
 
-from experiments.benchmark.labels.fitness import read_variants
-
 Kind = Literal["brca1", "mpra", "dms"]
 ORDER = 5
 """Bases of context of the Markov model."""
@@ -212,6 +210,37 @@ def scan(file: Path, context: int) -> Variants:
     columns = [[s[i] for s, *_, places in variants if i not in places][:1] for i in range(length)]
     wild = "".join(held[0] if held else "X" for held in columns).encode()
     return Variants([Rated(wild, s.encode(), y, places, "") for s, y, places in variants], b"")
+
+
+def read_variants(file: Path) -> list[tuple[str, float, tuple[int, ...]]]:
+    """Return sequence, score and changed positions of each variant whose letters are amino acids.
+
+    The wild type's letters are those that variants say; a position that none changes is X.
+
+    Raises:
+      ValueError: the table has no column "variant" or "score", or two variants disagree on the wild type.
+    """
+    from jaxblt.models.word_features import LETTERS
+
+    rows = _table(file)
+    if not rows or not {"variant", "score"} <= rows[0].keys():
+        raise ValueError(f"{file} has no columns 'variant' and 'score' of tab-separated values")
+    changes = [[(m[0], int(m[1:-1]), m[-1]) for m in row["variant"].split(",")] for row in rows]
+    wild: dict[int, str] = {}
+    for letter, place, _ in (change for found in changes for change in found):
+        if wild.setdefault(place, letter) != letter:
+            raise ValueError(f"{file}: variants say {wild[place]} and {letter} of position {place}")
+    first, last = min(wild), max(wild)
+    letters = [wild.get(place, "X") for place in range(first, last + 1)]
+    variants = []
+    for row, found in zip(rows, changes, strict=True):
+        if row["score"] in ("", "nan") or any(new not in LETTERS["protein"] for *_, new in found):
+            continue
+        own = letters.copy()
+        for _, place, new in found:
+            own[place - first] = new
+        variants.append(("".join(own), float(row["score"]), tuple(place - first for _, place, _ in found)))
+    return variants
 
 
 def windows(text: bytes, index: int, alternate: str, context: int) -> tuple[bytes, bytes]:

@@ -202,8 +202,8 @@ def attend(torch: Any, q: Any, kv: Any) -> Any:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
 
-def load(torch: Any, given: dict[str, Any], tensors: dict[str, Any], *, precise: bool = False) -> Any:
-    """Return the peer's model with these weights, loaded and rounded as its own loader does, or left in fp32."""
+def load(torch: Any, given: dict[str, Any], tensors: dict[str, Any]) -> Any:
+    """Return the peer's model with these weights, loaded and rounded as its own loader does."""
     model = import_vortex(torch)
     from vortex.model.utils import dotdict
 
@@ -211,8 +211,6 @@ def load(torch: Any, given: dict[str, Any], tensors: dict[str, Any], *, precise:
     with torch.inference_mode():
         net.to_bfloat16_except_pr_lc(to_float32=True)
         net.custom_load_state_dict({name: to_torch(torch, x) for name, x in tensors.items()})
-        if precise:
-            return net.float()
         net.to_bfloat16_except_pr_lc()
     return net
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from experiments.benchmark.figures.saved import save
-from experiments.benchmark.precision.fp8_step import Form, with_form
+from experiments.benchmark.precision.step_kernels import Form, with_form
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def fp8_loss(
     Args:
       out: JSON file to write, anew after each seed. What stands outside of "seeds" is of the first.
       recipe: its name.
-      forms: as for `fp8_step`; the first is what others are compared with.
+      forms: as for `step_kernels`; the first is what others are compared with.
       paths: texts to train on, in folders train, validation and test; () is the recipe's own.
       steps: the most steps, and the learning rate's horizon.
       seconds: after which training ends, compilation not counted.

@@ -6,15 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from experiments.benchmark.figures.saved import save
-from experiments.benchmark.precision.fp8_step import PEAK, Form, with_form
 from experiments.benchmark.splitting.split_step import Model, read_mesh, step_recipe
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from jaxblt.training.recipe import Recipe
     from jaxblt.training.start.timed_step import Ready
 
+Form = Literal["dtype", "delayed", "current", "float16"]
+PEAK = 989e12
+"""Dense bf16 FLOP/s of an H200's datasheet."""
 TRACED = 5
 """Steps in a trace."""
 
@@ -42,7 +45,7 @@ def step_kernels(
       model: as for `split_step`; or the recipe `books` on the embedded book, without dropout in its encoder, with a
         head of its own, a drawn entropy model and as many slots for patches as a mean length of 4.5 bytes takes. Of
         the options behind it only `rows`, `length`, `trials` and `peak` count then.
-      form: as for `fp8_step`.
+      form: "dtype" is bf16 throughout, "float16" is fp16 with a scaled loss, the others are scales of FP8.
       rows: of a batch.
       length: bytes of a row.
       dim: width; None for that of a billion parameters.
@@ -81,6 +84,18 @@ def step_kernels(
         found |= _timed(ready, trials, peak)
     save("step_kernels", out, found)
     return found
+
+
+def with_form(recipe: "Recipe", form: Form) -> "Recipe":
+    """Return the recipe with its products in FP8, in fp16 throughout, or as it is."""
+    from jaxblt.precision import Fp8Config
+
+    if form == "dtype":
+        return recipe
+    if form == "float16":
+        return replace(recipe, train=replace(recipe.train, dtype=form))
+    fp8 = Fp8Config(scaling=form)
+    return replace(recipe, train=replace(recipe.train, precision="fp8", fp8=fp8))
 
 
 def _books(rows: int, length: int, mesh: "Mesh") -> "Ready":

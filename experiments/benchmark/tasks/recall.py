@@ -149,14 +149,11 @@ def recall(
 
 def over_seeds(accuracies: Sequence[float]) -> dict[str, float | None]:
     """Return the mean over seeds with Student's 95 % interval, cut at 0 and 1; no interval of one seed."""
-    import numpy as np
-    from scipy import stats
+    from experiments.benchmark.figures.over_seeds import over_seeds as student
 
-    mean, count = float(np.mean(accuracies)), len(accuracies)
-    if count < 2:
-        return {"accuracy": mean, "low": None, "high": None}
-    reach = float(stats.t.ppf(0.975, count - 1) * np.std(accuracies, ddof=1) / count**0.5)
-    return {"accuracy": mean, "low": max(mean - reach, 0.0), "high": min(mean + reach, 1.0)}
+    found = student(accuracies)
+    cut = {name: end if end is None else min(max(end, 0.0), 1.0) for name, end in found.items()}
+    return {"accuracy": cut["value"], "low": cut["low"], "high": cut["high"]}
 
 
 def train(model: "ByteLMConfig", task: "MQAR", settings: Settings, seed: int) -> dict[str, Any]:
@@ -165,7 +162,7 @@ def train(model: "ByteLMConfig", task: "MQAR", settings: Settings, seed: int) ->
     import jax.numpy as jnp
 
     from experiments.benchmark.tasks.recall_rows import draw_rows
-    from experiments.benchmark.tasks.small_models import fit, scores_on
+    from experiments.benchmark.tasks.small_models import fit, share_right
 
     rows = max(settings.tokens // task.length, 1)
     init, data, test = jax.random.split(jax.random.key(seed), 3)
@@ -175,6 +172,6 @@ def train(model: "ByteLMConfig", task: "MQAR", settings: Settings, seed: int) ->
     chunks = (keys(first + jnp.arange(CHUNK)) for first in range(0, settings.steps - CHUNK + 1, CHUNK))
     fitted = fit(model, task.length, settings, init, chunks, drawn, enough=SOLVED)
     batches = -(-TEST_ROWS // rows)
-    score = jax.jit(lambda params, key: scores_on(fitted.module, params, draw_rows(task, key, rows))[0])
+    score = jax.jit(lambda params, key: share_right(fitted.module, params, draw_rows(task, key, rows)))
     accuracy = sum(float(score(fitted.params, key)) for key in jax.random.split(test, batches)) / batches
     return {"accuracy": accuracy, **fitted.figures, "rows": rows, "positions": task.length}

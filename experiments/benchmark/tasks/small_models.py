@@ -11,9 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from experiments.benchmark.tasks.training_budget import CHUNK, Budget
-from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.training.flops import count_params
-from jaxblt.training.metrics import sown_losses
 from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ def fit(
     rows_of: Callable[[Any], Rows],
     *,
     enough: float = math.inf,
-    paid: Callable[[Array, Rows], Any] | None = None,
 ) -> Fitted:
     """Train on the cross-entropy of scored positions.
 
@@ -57,7 +54,6 @@ def fit(
       chunks: for each call, what `rows_of` makes the rows of its steps from, with a leading axis of `CHUNK`.
       rows_of: traced.
       enough: a model that answers such a share of a chunk's questions, on rows it has not seen, is trained no further.
-      paid: (logits, rows) -> the share of a sown price that each row pays; None to leave out all that parts sow.
     """
     module = model.build(dtype=jnp.dtype(budget.dtype))
     boxed = jax.jit(module.init)(key, jnp.zeros((1, length), jnp.int32))
@@ -68,7 +64,7 @@ def fit(
 
     def step(carried: Any, given: Any) -> tuple[Any, Any]:
         params, state = carried
-        answers = lambda params: cross_entropy(module, params, rows_of(given), paid)  # noqa: E731
+        answers = lambda params: cross_entropy(module, params, rows_of(given))  # noqa: E731
         (_, accuracy), gradients = jax.value_and_grad(answers, has_aux=True)(params)
         updates, state = optimizer.update(gradients, state, params)
         with jax.numpy_dtype_promotion("standard"):
@@ -95,22 +91,16 @@ def fit(
     return Fitted(module, carried[0], figures)
 
 
-def cross_entropy(
-    module: Any, params: Any, rows: Rows, paid: Callable[[Array, Rows], Any] | None = None
-) -> tuple[Array, Array]:
-    """Return mean nats of the scored targets, and the share of them that is the likeliest id."""
-    (logits, _), side = module.apply(params, rows.inputs, mutable=SIDE_OUTPUTS if paid else ())
+def cross_entropy(module: Any, params: Any, rows: Rows) -> tuple[Array, Array]:
+    """Return mean nats of the scored targets, and the share of them that is the likeliest id; parts may sow losses."""
+    logits, _ = module.apply(params, rows.inputs)
     chosen = jnp.take_along_axis(logits, rows.targets[..., None], 2)[..., 0]
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen
     asked = jnp.sum(rows.scored, dtype=jnp.float32)
     right = jnp.sum((jnp.argmax(logits, -1) == rows.targets) & rows.scored, dtype=jnp.float32)
-    sown = 0 if paid is None else sown_losses(side, paid(logits, rows))
-    return jnp.sum(jnp.where(rows.scored, losses, 0)) / asked + sown, right / asked
+    return jnp.sum(jnp.where(rows.scored, losses, 0)) / asked, right / asked
 
 
-def scores_on(module: Any, params: Any, rows: Rows) -> tuple[Array, Array]:
-    """Return shares of the scored targets that are the likeliest id, and of rows without a wrong one; traceable."""
-    logits, _ = module.apply(params, rows.inputs)
-    right = (jnp.argmax(logits, -1) == rows.targets) | ~rows.scored
-    wrong = jnp.sum(~right, dtype=jnp.float32) / jnp.sum(rows.scored, dtype=jnp.float32)
-    return 1 - wrong, jnp.mean(jnp.all(right, 1), dtype=jnp.float32)
+def share_right(module: Any, params: Any, rows: Rows) -> Array:
+    """Return the share of the scored targets that is the likeliest id; traceable."""
+    return cross_entropy(module, params, rows)[1]

@@ -98,8 +98,8 @@ class AttentionConfig:
             return
         if not is_static(self.rule):
             raise ValueError(
-                f"AttentionConfig.rule holds arrays, {self.rule!r}: pass lists to the op `attention`, or let "
-                "SparseAttentionConfig choose blocks"
+                f"AttentionConfig.rule holds arrays, got a {type(self.rule).__name__}: pass lists to the op "
+                "`attention`, or let SparseAttentionConfig choose blocks"
             )
         if self.causal and self.rule.looks_ahead:
             raise ValueError(

@@ -133,8 +133,6 @@ def test_gradients_of_the_code_are_straight_through(params):
 
 
 def test_what_is_refused(params):
-    with pytest.raises(ValueError, match="Draw chooses an expert of a bank, and blocks is None"):
-        AdapterConfig(router=RouterConfig(), code=(Draw(),))
     state = init_router_state(BANK, len(IDS), inputs().shape[-1])
     with pytest.raises(ValueError, match="draws experts of whole rows, and the call has a state"):
         jax.eval_shape(lambda p: passed(p, state=state, rngs={POLICY: jax.random.key(0)}), params)

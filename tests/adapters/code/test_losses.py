@@ -136,8 +136,3 @@ def test_orthogonality_arrives_from_every_layer_of_a_scan():
             count += 1
     assert count == 6
     np.testing.assert_allclose(sown_losses(side), found, rtol=1e-5)
-
-
-def test_losses_of_codes_need_a_router():
-    with pytest.raises(ValueError, match=r"weighs \['flip'\] of a router's code, and router is None"):
-        AdapterConfig(losses=AdapterLosses(flip=0.1))

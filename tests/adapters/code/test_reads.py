@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.adapters import AdapterConfig, ChunkMean, Neighbours, Prefix, Read, RouterConfig, Side, Traces
+from jaxblt.adapters import AdapterConfig, Prefix, Read, RouterConfig
 from jaxblt.adapters.code.pools import Smooth
 from jaxblt.adapters.code.router import Router, init_router_state
 from jaxblt.adapters.files.shared_caches import first_code
@@ -65,30 +65,6 @@ def test_a_read_that_hands_over_other_features_than_it_says_is_refused():
         ValueError, match=r"Count\(told=2\) hands level 'token' 1 features, and its width says 2"
     ):
         jax.eval_shape(Router(config).init, jax.random.key(0), jnp.asarray(inputs()))
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (
-            lambda: RouterConfig(reads=(Prefix,)),
-            r"must hold reads such as Prefix\(16\), got .*: call it, Prefix",
-        ),
-        (
-            lambda: RouterConfig(reads=(ChunkMean(), Side(2), Side(3))),
-            r"Side\(features=3\), whose states .* 'side'",
-        ),
-        (
-            lambda: RouterConfig("prefix", reads=(Prefix(), Neighbours())),
-            "nothing for level prefix: leave it out",
-        ),
-        (lambda: RouterConfig(lag=2, reads=(ChunkMean(), Traces())), r"RouterConfig.lag = 2 asks for a code"),
-        (lambda: RouterConfig(reads=()), r"holds nothing that level 'chunk' reads: add ChunkMean\(\)"),
-    ],
-)
-def test_reads_that_do_not_go_together_are_refused(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
 
 
 def test_the_state_of_other_reads_is_refused():

@@ -119,19 +119,3 @@ def test_sparse_cuts_small_numbers_and_leaves_others():
     found, state = Sparse(0.25).apply(Router(BANK), "", code, None, None, ())
     np.testing.assert_array_equal(found, [[[0.5, -0.25, 0.25, -0.75], [0.0, 0.0, -0.5, 3.0]]])
     assert state == ()
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: Sticky(1.0), r"Sticky.tau must be at least 0 and < 1, got 1.0"),
-        (lambda: Sparse(0.0), r"Sparse.theta must be > 0, got 0.0"),
-        (
-            lambda: AdapterConfig(router=RouterConfig(), code=(Sticky(),)),
-            "blocks is None: set the number of experts",
-        ),
-    ],
-)
-def test_what_is_refused(build, words):
-    with pytest.raises(ValueError, match=words):
-        build()

@@ -89,8 +89,3 @@ def test_the_order_of_tokens_counts():
     swapped[0, [1, 2]] = swapped[0, [2, 1]]
     moved = whole(config, params, swapped, DOCUMENTS) - whole(config, params, inputs(), DOCUMENTS)
     assert np.abs(moved[0, CHUNK : 2 * CHUNK]).min() > 1e-4
-
-
-def test_a_code_that_is_known_earlier_is_refused():
-    with pytest.raises(ValueError, match="lag = 2 asks for a code that is known earlier: set lag=1"):
-        over("chunk", lag=2)

@@ -80,21 +80,3 @@ def test_a_chunk_is_one_choice() -> None:
     assert max(seen) > 2
     np.testing.assert_array_equal(kept[0][first][5::5], np.array(seen) <= 2)
     np.testing.assert_array_equal(kept[0][first][5:25], np.repeat(kept[0][first][5:25:5], 5))
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (
-            lambda: dataclasses.replace(BANK, blocks=None, code=(LIMIT,)),
-            "blocks is None: set the number of experts",
-        ),
-        (
-            lambda: limited(dataclasses.replace(BANK, router=RouterConfig(level="prefix"))),
-            "level 'prefix' gives it one: leave it out",
-        ),
-    ],
-)
-def test_what_is_refused(build: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        build()

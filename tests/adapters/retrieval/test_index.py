@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jaxblt.adapters import Neighbours, Prefix, RouterConfig
+from jaxblt.adapters import Neighbours
 from jaxblt.adapters.retrieval import load_index, make_index, save_index
 from jaxblt.adapters.retrieval.index import owner_bytes, owner_keys
 from jaxblt.seals import UnsealedWarning
@@ -135,7 +135,3 @@ def test_what_makes_no_index():
         make_index(np.ones((2, 5)), np.ones(2), **none)
     with pytest.raises(ValueError, match="must be finite"):
         make_index(np.full((3, 5), np.nan), np.ones(3), **none)
-    with pytest.raises(ValueError, match=r"count = 9 is more than capacity = 8"):
-        Neighbours(capacity=8, count=9)
-    with pytest.raises(ValueError, match="nothing for level prefix: leave it out"):
-        RouterConfig(level="prefix", reads=(Prefix(), Neighbours()))

@@ -117,10 +117,3 @@ def test_a_step_bounds_the_next_one():
         np.abs(p["stack"]["periods"]["block_0"]["mlp"]["down"]["kernel"]).max() for p in (merged, larger)
     ]
     assert sizes[1] > sizes[0] + 0.1
-
-
-def test_what_is_refused():
-    with pytest.raises(ValueError, match=r"Governor.start must lie in 2.0..most = 5.0, got 1.0"):
-        Governor(least=2.0)
-    with pytest.raises(ValueError, match=r"Governor.low must be at least 0 and < high = 0.1, got 0.2"):
-        Governor(low=0.2)

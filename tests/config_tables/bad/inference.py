@@ -6,7 +6,11 @@ from tests.config_tables.bad.numbers import INF, NAN
 
 INFERENCE: dict[str, dict[str, tuple[Any, ...]]] = {
     "Drafts": {"count": (-1, 17, 2.5), "drafter": ("model", None), "order": (0, 17)},
-    "SamplingConfig": {"temperature": (-1, NAN, INF), "top_k": (-1, 2.5), "top_p": (0.0, 1.5, NAN)},
+    "SamplingConfig": {
+        "temperature": (-1, NAN, INF, 1e-40, 9e-7, 1.1e6, "hot"),
+        "top_k": (-1, 2.5, NAN, None),
+        "top_p": (0.0, 1e-40, -0.1, 1.01, NAN, None),
+    },
     "EngineConfig": {
         "lanes": ((), (8,)),
         "max_waiting": (0, 2.5),

@@ -148,31 +148,12 @@ def test_arguments_come_in_every_order_equally_often():
     assert sum((times - expected) ** 2 / expected for times in found.values()) < 120
 
 
-@pytest.mark.parametrize(
-    ("options", "longest"),
-    [
-        ({"max_depth": 2, "max_args": 2, "min_symbols": 501}, 4),
-        ({"max_depth": 3, "max_args": 3, "min_symbols": 30, "max_symbols": 40}, 17),
-    ],
-)
-def test_lengths_that_no_expression_has_are_refused(options: dict, longest: int) -> None:
-    with pytest.raises(ValueError, match=rf"min_symbols must be at most {longest}, the longest expression"):
-        ListOps(**options)
-
-
 def test_a_length_between_those_of_expressions_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two arguments of an operator: 4, 7 and 10 symbols, no 8."""
     monkeypatch.setattr(listops, "MOST_DRAWN", 100)
     task = ListOps(max_depth=3, max_args=2, min_symbols=8, max_symbols=8)
     with pytest.raises(ValueError, match=r"no expression of 8\.\.8 symbols among 100: widen min_symbols"):
         task.open("train").example(0)
-
-
-def test_orders_are_bounded() -> None:
-    with pytest.raises(
-        ValueError, match=r"orders must be at most 1024, got 1025: their lengths are held in memory"
-    ):
-        ListOpsFiles(path="any", orders=1025)
 
 
 def test_training_expressions_are_shown_in_several_orders(tmp_path):

@@ -14,7 +14,7 @@ from jaxblt.inference.waiting import MOST_STEPS, SHARE, none_waiting, step_or_wa
 from jaxblt.models import ByteLMConfig
 from tests.inference.engine.conftest import ONE
 
-ROWS, BYTES = 6, 36
+ROWS, BYTES = 6, 24
 STEPS = BYTES * (1 + MOST_STEPS)
 
 

@@ -16,7 +16,7 @@ from jaxblt.testing import Subject
 from jaxblt.testing.parallel import check_sequence
 from jaxblt.training.stored.serialize import from_json, to_json
 from pallas_kernels import _jax_triton
-from pallas_kernels.attention import Chosen, triton_gpu
+from pallas_kernels.attention import triton_gpu
 from pallas_kernels.attention.rules import Custom, Global, Interval, PrefixLM, Strided
 from pallas_kernels.runtime import Device, compiling_for, record_choices
 from tests.parameters import drawn
@@ -116,25 +116,6 @@ def test_a_far_stream_equals_a_near_one() -> None:
     np.testing.assert_array_equal(state.clock.time, 14)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dim": 10, "head_dim": None}, "dim 10 does not divide among num_heads = 6"),
-        ({"num_kv_heads": 4}, "num_heads 6 is not a multiple of num_kv_heads 4"),
-        ({"window": 0}, "window must be at least 1"),
-        ({"head_dim": 3}, "head_dim must be even, got 3"),
-        ({"position": "sine"}, "position must be one of 'rope', 'alibi', 'none', got 'sine'"),
-        (
-            {"position": "alibi", "causal": False, "rope_theta": 10_000.0},
-            "use position='rope' when causal=False",
-        ),
-    ],
-)
-def test_bad_options_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(BASE, **options)
-
-
 def test_bidirectional_attention_has_no_state() -> None:
     with pytest.raises(ValueError, match="set causal=True"):
         init_state(dataclasses.replace(BASE, causal=False), 1, capacity=8)
@@ -158,28 +139,6 @@ def test_over_a_split_sequence_nothing_is_gathered(window: int | None) -> None:
         text = jax.jit(backward).lower(params, *placed).compile().as_text() or ""
     assert " collective-permute(" in text
     assert not re.search(r" all-(gather|to-all)\(", text)
-
-
-def test_an_unknown_exchange_is_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"context_parallel must be one of 'ring', .* or None, got 'ulysses'"
-    ):
-        AttentionConfig(dim=8, context_parallel="ulysses")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rule": PrefixLM(4)}, "shows later keys and causal=True hides them: set causal=False"),
-        ({"rule": Strided(2) | PrefixLM(4)}, "shows later keys"),
-        ({"rule": Chosen(jnp.zeros((1, 1, 4, 1), jnp.int32))}, "AttentionConfig.rule holds arrays"),
-        ({"rule": Strided(2), "context_parallel": "ring"}, "a rule goes round a ring by times"),
-        ({"rule": Strided(2), "layout": "zigzag"}, "a rule goes round a ring by times"),
-    ],
-)
-def test_a_rule_that_the_layer_cannot_keep_is_named(changes: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(BASE, **changes)
 
 
 def test_a_rule_for_both_directions_does_not_fit_a_causal_stack() -> None:

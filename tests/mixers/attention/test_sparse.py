@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxblt.mixers import SparseAttentionConfig, init_state
+from jaxblt.mixers import SparseAttentionConfig
 from jaxblt.mixers.attention.branches import Stream, _asking
 from jaxblt.mixers.attention.pooled import NEVER, Queries, choose_blocks, find_all_ends, find_ends
 from jaxblt.mixers.attention.pooled import Pooled as Blocks
@@ -285,14 +285,6 @@ def test_queries_choose_what_their_heads_want_together() -> None:
     chosen = choose_blocks(Queries(q, ids, times // 2), pooled, 2)
     np.testing.assert_array_equal(chosen[0, :2, 0, 0], [0, 1])
     np.testing.assert_array_equal(chosen[0, 2, 0], [-1, -1])
-
-
-def test_the_state_of_other_blocks_is_refused() -> None:
-    other = SparseAttentionConfig(dim=12, num_heads=2, block=4, window=4)
-    x, module = jnp.zeros((1, 1, 12)), CONFIG.build()
-    state = init_state(other, 1, capacity=8)
-    with pytest.raises(ValueError, match="block = 4, and the config of 3"):
-        jax.eval_shape(module.init, jax.random.key(0), x, state=state)
 
 
 @pytest.mark.slow(days=28, group="further properties of mixers")

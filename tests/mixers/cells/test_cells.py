@@ -138,11 +138,3 @@ def test_heads_that_do_not_divide_the_devices_are_refused() -> None:
     )
     with jax.set_mesh(mesh), pytest.raises(ValueError, match=refused):
         jax.eval_shape(subject.parallel, subject.params, jnp.asarray(subject.x), None)
-
-
-@pytest.mark.parametrize("kind", [GRUConfig, LSTMConfig])
-def test_a_width_that_does_not_divide_and_both_directions_are_refused(kind: type) -> None:
-    with pytest.raises(ValueError, match="dim 8 does not divide among num_heads = 3"):
-        kind(8, num_heads=3)
-    with pytest.raises(ValueError, match="steps forward only, got causal=False"):
-        kind(8, causal=False)

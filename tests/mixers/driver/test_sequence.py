@@ -143,6 +143,14 @@ def test_the_guide_s_mixer_is_short_and_stands_in_a_stack() -> None:
     exec(compile(stack, str(GUIDE), "exec"), dict(written()))
 
 
+MEMORIES = {
+    "memory": NeuralMemoryConfig(dim=8, num_heads=2, chunk_size=4),
+    "mag": MAGConfig(dim=8, num_heads=2, window=8, chunk_size=4),
+    "mac": MACConfig(dim=8, num_heads=2, chunk_size=4),
+    "slots": SlotMemoryConfig(dim=8, num_heads=2),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -164,10 +172,17 @@ def test_the_guide_s_mixer_is_short_and_stands_in_a_stack() -> None:
         ("state_engine_edges", {"cell": "linear"}),
         ("recurrence", {"cell": "minlstm"}),
         ("hyena_modal", {"filter": ExplicitFilter(taps=5)}),
+        ("sparse_attention", {"block": 2}),
+        *itertools.product(
+            ("memory", "mag", "mac"),
+            ({"chunk_size": 2, "segment_alignment": 2}, {"depth": 1}, {"head_dim": 2}),
+        ),
+        *(("slots", change) for change in ({"slots": 7}, {"interval": 4}, {"head_dim": 2})),
     ],
 )
 def test_the_state_of_another_config_is_refused(name: str, change: dict[str, Any]) -> None:
-    config = (ALL | {"hyena_short_taps": HyenaConfig(dim=8, filter=MODAL, short_taps=2)})[name]
+    short = HyenaConfig(dim=8, filter=MODAL, short_taps=2)
+    config = (ALL | MEMORIES | {"hyena_short_taps": short})[name]
     with pytest.raises(ValueError, match="make it by init_state of the same config"):
         _call(config, dataclasses.replace(config, **change))
 
@@ -184,14 +199,6 @@ def test_the_matrices_of_another_mixer_are_refused(name: str, other: str) -> Non
     """Their shapes are the same."""
     with pytest.raises(ValueError, match=r"the state is of mixer = \w+, and the config of \w+: make it by"):
         _call(SAME_MATRICES[name], SAME_MATRICES[other])
-
-
-MEMORIES = {
-    "memory": NeuralMemoryConfig(dim=8, num_heads=2, chunk_size=4),
-    "mag": MAGConfig(dim=8, num_heads=2, window=8, chunk_size=4),
-    "mac": MACConfig(dim=8, num_heads=2, chunk_size=4),
-    "slots": SlotMemoryConfig(dim=8, num_heads=2),
-}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import ExplicitFilter, HyenaConfig, ImplicitFilter, ModalFilter
+from jaxblt.mixers import HyenaConfig, ImplicitFilter
 from jaxblt.mixers.driver.marks import mark
 from jaxblt.mixers.hyena import finite_filter
 from jaxblt.mixers.hyena.finite_filter import LongHistory
@@ -28,22 +28,6 @@ from tests.tolerances import assert_close
 CHANNELS, LENGTH = 16, 1024
 LONG = ImplicitFilter(LENGTH, width=4)
 KERNELS = [entry.name for entry in TABLE if "mosaic_gpu" in entry.name]
-
-
-@pytest.mark.parametrize(
-    ("filter", "name", "says"),
-    [
-        (
-            ExplicitFilter(512),
-            "monarch",
-            r"one of \['mosaic_gpu', .*'reference'\] or None with ExplicitFilter, which blocked_conv runs",
-        ),
-        (ModalFilter(), "monarch", "with ModalFilter, which modal_conv runs, got 'monarch'"),
-    ],
-)
-def test_an_implementation_that_the_op_lacks_is_refused(filter: Any, name: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        HyenaConfig(dim=4, filter=filter, implementation=name)  # pyright: ignore[reportArgumentType]
 
 
 @functools.cache

@@ -69,8 +69,3 @@ def test_nan_stays_in_its_document(cell: Any) -> None:
 def test_normalised_gates_hold_where_both_are_closed(forget: float, write: float, kept: float) -> None:
     given = (jnp.full((1, 1, 1), x, jnp.float32) for x in (forget, write))
     assert float(jax.nn.sigmoid(normalised(*given))[0, 0, 0]) == kept
-
-
-def test_there_is_no_bidirectional_form() -> None:
-    with pytest.raises(ValueError, match="runs forward only"):
-        GatedRecurrenceConfig(dim=6, causal=False)

@@ -304,27 +304,6 @@ def test_heads_that_do_not_divide_the_devices_are_refused_only_with_edges() -> N
                 jax.eval_shape(module.init, jax.random.key(0), x)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"num_heads": 4}, "dim 6 does not divide among num_heads = 4: set head_dim"),
-        ({"num_heads": 2, "levels": (4, 2), "num_slots": 5}, "hold 6 slots, got num_slots = 5"),
-        (
-            {"num_heads": 2, "num_slots": 4, "top_k_states": 5},
-            r"top_k_states must .*at most slots = 4, got 5",
-        ),
-        ({"num_heads": 2, "num_slots": 4, "adaptive_count": True}, "got 4: raise num_slots"),
-        ({"num_heads": 2, "adaptive_count": True, "top_k_states": 5}, "top_k_states must be at most 4"),
-        ({"num_heads": 2, "cell": "rnn"}, "cell must be one of 'linear', 'gru', 'lstm' or None, got 'rnn'"),
-        ({"num_heads": 2, "interval": 0}, "interval must be at least 1, got 0"),
-        ({"num_heads": 2, "causal": False}, "runs forward only"),
-    ],
-)
-def test_bad_options_are_refused(options: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        StateEngineConfig(dim=DIM, **options)
-
-
 def test_slots_differ_from_the_start() -> None:
     """Routes that start nearly even write the same to all slots: the likeliest of 32 has .15 of a token then."""
     config = StateEngineConfig(dim=64, num_heads=1, num_slots=32)

@@ -111,7 +111,12 @@ def test_a_foreign_line_is_named_and_nothing_is_changed(tmp_path: Path, foreign:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-@given(st.lists(st.binary(max_size=12) | st.sampled_from([b'{"step": 3}', b"{}", b"null", b"1e999"])))
+SOUND = b'{"step": 3, "loss": 0.5, "grad_norm": NaN}'
+FOREIGN = (b"{}", b"3", b"[]", b"null", b"1e999", b'{"loss": 1}', b'{"step": "x"}', b"[" * 5000, b"9" * 5000)
+CUT = st.integers(0, len(SOUND)).map(lambda end: SOUND[:end])
+
+
+@given(st.lists(st.binary(max_size=12) | st.just(SOUND) | CUT | st.sampled_from(FOREIGN)))
 def test_any_file_is_read_or_refused(content: list[bytes]) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(b"\n".join(content))

@@ -67,12 +67,6 @@ def test_a_rate_for_so_many_rows_is_in_proportion_to_the_rows_of_a_step(schedule
         np.testing.assert_allclose(float(rates[0](step)), float(rates[1](step)) / 4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("field", ["learning_rate", "clip_norm"])
-def test_bad_numbers_are_refused(field):
-    with pytest.raises(ValueError, match=field):
-        AdamWConfig(**{field: -1.0})
-
-
 def boxed(names, shape):
     return nn.LogicallyPartitioned(jax.device_put(np.ones(shape, np.float32)), names)
 

@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 
 import jaxblt
-from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start import kept_step, step_ahead
 from jaxblt.training.start.kept_step import MOST_KEPT, STEP, KeptStep
-from jaxblt.training.start.setup import init_state, make_setup, open_data, to_devices
+from jaxblt.training.start.setup import Setup, init_state, make_setup, open_data, to_devices
 from jaxblt.training.start.startup import Startup
 from jaxblt.training.start.step_ahead import StepAhead
-from tests.mixer_table import table
 from tests.training.tiny import Letters, TinyConfig, tiny_recipe
 
 
@@ -35,14 +33,15 @@ class Started:
 
 
 @contextmanager
-def _started(recipe: Recipe) -> Iterator[Started]:
-    mesh = recipe.mesh.build()
+def _started(setup: Setup, drawn: Any) -> Iterator[Started]:
+    """A step over a copy of the state that was drawn: a step takes its buffers."""
+    recipe, mesh = setup.recipe, setup.mesh
     with jax.set_mesh(mesh), ThreadPoolExecutor(1) as pool:
-        data, setup = open_data(recipe, mesh, source=Letters()), make_setup(recipe, mesh, {})
+        data = open_data(recipe, mesh, source=Letters())
         step = StepAhead(data, pool, Startup())
         step.prepare(setup, 0)
         batch = to_devices(data.batch(0), mesh, recipe.data.batch_size, setup.layout)
-        yield Started(step, init_state(setup, {}), batch)
+        yield Started(step, jax.device_put(drawn, setup.shardings), batch)
 
 
 def _two_steps(began: Started) -> list[np.ndarray]:
@@ -51,9 +50,7 @@ def _two_steps(began: Started) -> list[np.ndarray]:
 
 
 def _recipe(tmp_path: Path) -> Recipe:
-    stack = StackConfig(
-        dim=16, num_layers=1, pattern="A", mlp_dim=32, mixers=table(attention=AttentionConfig(16, 2))
-    )
+    stack = StackConfig(dim=16, num_layers=1, pattern=("recurrence",), mlp_dim=0)
     recipe = tiny_recipe(model=ByteLMConfig(stack=stack), mesh={"data": 2, "fsdp": -1})
     return replace(recipe, train=replace(recipe.train, compilation_cache=str(tmp_path)))
 
@@ -69,7 +66,10 @@ def test_a_kept_step_is_not_traced_and_takes_the_same_step(
     for number in range(MOST_KEPT):
         (tmp_path / "steps" / str(number)).mkdir(parents=True)
         os.utime(tmp_path / "steps" / str(number), (number, number))
-    with _started(recipe) as began:
+    setup = make_setup(recipe, mesh := recipe.mesh.build(), {})
+    with jax.set_mesh(mesh):
+        drawn = jax.device_get(init_state(setup, {}))
+    with _started(setup, drawn) as began:
         choices, first = began.step.choices, _two_steps(began)
     assert not (tmp_path / "steps" / "0").exists()
     assert (tmp_path / "steps" / "1").exists()
@@ -80,7 +80,7 @@ def test_a_kept_step_is_not_traced_and_takes_the_same_step(
         return state, {}
 
     monkeypatch.setattr(step_ahead, "recipe_step", lambda setup: take)
-    with _started(recipe) as began:
+    with _started(setup, drawn) as began:
         began.step(began.state, jax.tree.map(lambda x: x[:, :16], began.batch))
         assert len(taken) == 1
         second = _two_steps(began)
@@ -91,7 +91,7 @@ def test_a_kept_step_is_not_traced_and_takes_the_same_step(
     (file,) = tmp_path.rglob(STEP)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with _started(recipe) as began:
+    with _started(setup, drawn) as began:
         began.step(began.state, began.batch)
     assert len(taken) == 2
     assert not file.exists()
@@ -101,28 +101,31 @@ def test_a_step_of_anything_else_is_another(tmp_path: Path, monkeypatch: pytest.
     recipe = _recipe(tmp_path)
     mesh = recipe.mesh.build()
 
-    def place(recipe: Recipe) -> Path | None:
-        setup = make_setup(recipe, mesh, {})
+    def place(setup: Setup) -> Path | None:
         return KeptStep.of(setup, (setup.abstract,)).place
 
-    kept = place(recipe)
-    assert kept == place(recipe)
-    assert kept != place(replace(recipe, train=replace(recipe.train, seed=5)))
+    def place_of(recipe: Recipe) -> Path | None:
+        return place(make_setup(recipe, mesh, {}))
+
+    setup = make_setup(recipe, mesh, {})
+    kept = place(setup)
+    assert kept == place_of(recipe)
+    assert kept != place_of(replace(recipe, train=replace(recipe.train, seed=5)))
     with jax.default_matmul_precision("highest"):
-        assert kept != place(recipe)
+        assert kept != place(setup)
     with monkeypatch.context() as patched:
         patched.setenv("XLA_FLAGS", "--xla_dump_to=x")
-        assert kept != place(recipe)
+        assert kept != place(setup)
     with jaxblt.reference_ops():
-        assert kept != place(recipe)
+        assert kept != place(setup)
     with jax.default_device(jax.devices()[0]):
-        assert kept != place(recipe)
+        assert kept != place(setup)
     with monkeypatch.context() as patched:
         patched.setattr(kept_step, "_sources", lambda: "changed")
-        assert kept != place(recipe)
+        assert kept != place(setup)
     with monkeypatch.context() as patched:
         patched.setattr(jaxblt, "BEGAN", 0.0)
-        assert place(recipe) is None
-    assert place(replace(recipe, model=TinyConfig())) is None
+        assert place(setup) is None
+    assert place_of(replace(recipe, model=TinyConfig())) is None
     bare = replace(recipe, train=replace(recipe.train, compilation_cache=None))
-    assert place(bare) is None
+    assert place_of(bare) is None

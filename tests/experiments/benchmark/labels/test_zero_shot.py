@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.benchmark.labels.zero_shot import brca1, find_offset, mpra, scan, windows, zero_shot
+from experiments.benchmark.labels.zero_shot import (
+    brca1,
+    find_offset,
+    mpra,
+    read_variants,
+    scan,
+    windows,
+    zero_shot,
+)
 from tests.answers.runs import markov_run, random_probabilities
 
 RNG = np.random.default_rng(0)
@@ -19,6 +27,14 @@ def test_windows_hold_the_variant_also_at_the_ends():
     assert windows(b"ACGTACGT", 7, "A", 4) == (b"ACGT", b"ACGA")
     assert windows(b"ACGTACGT", 4, "G", 4) == (b"GTAC", b"GTGC")
     assert windows(b"ACG", 1, "T", 8) == (b"ACG", b"ATG")
+
+
+def test_variants_become_sequences(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("variant\tscore\nA2C\t1\nA2D,K4R\t-2\nA2*\t3\n")
+    assert read_variants(tmp_path / "a.tsv") == [("CXK", 1.0, (0,)), ("DXR", -2.0, (0, 2))]
+    (tmp_path / "b.tsv").write_text("variant\tscore\nA2C\t1\nG2D\t2\n")
+    with pytest.raises(ValueError, match="variants say A and G of position 2"):
+        read_variants(tmp_path / "b.tsv")
 
 
 def write_brca1(folder: Path) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from experiments.benchmark.peers.evo2 import compared, difference, evo2, measured
-from experiments.benchmark.peers.evo2_parity import evo2_parity
 from experiments.benchmark.peers.evo2_setting import Setting, Timed
 from experiments.benchmark.peers.evo2_vortex import settings
 from experiments.benchmark.peers.evo2_weights import sizes_of
@@ -70,9 +69,5 @@ def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         evo2(str(tmp_path / "out"), "evo2_7b")
     with pytest.raises(RuntimeError, match="install torch on a machine with a GPU"):
         evo2(str(tmp_path / "out"), "tiny", ("theirs",))
-    with pytest.raises(RuntimeError, match="install torch on a machine with a GPU"):
-        evo2_parity(str(tmp_path / "out"), "tiny")
-    with pytest.raises(ValueError, match="lengths"):
-        evo2_parity(str(tmp_path / "out"), "tiny", (0,))
     with pytest.raises(ValueError, match=r"piece = 1000 must divide the 8192 bytes"):
         Setting(piece=1000)

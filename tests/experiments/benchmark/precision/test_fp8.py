@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmark.precision import fp8_loss, fp8_products, fp8_step
+from experiments.benchmark.precision import fp8_loss, fp8_products, step_kernels
 from jaxblt import recipes
 
 
@@ -35,6 +35,6 @@ def test_recipes_of_losses_need_no_entropy_run():
     assert recipe.data == replace(recipes.get("books").data, paths=("texts/*/*.txt",))
     seeded = fp8_loss.with_seed(fp8_loss.without_entropies(recipe, (), 400, rows=3), 7)
     assert (seeded.data.batch_size, seeded.data.seed, seeded.train.seed) == (3, 7, 7)
-    assert fp8_step.with_form(recipe, "float16").train.dtype == "float16"
-    assert fp8_step.with_form(recipe, "delayed").train.fp8.scaling == "delayed"
-    assert fp8_step.with_form(recipe, "dtype") == recipe
+    assert step_kernels.with_form(recipe, "float16").train.dtype == "float16"
+    assert step_kernels.with_form(recipe, "delayed").train.fp8.scaling == "delayed"
+    assert step_kernels.with_form(recipe, "dtype") == recipe

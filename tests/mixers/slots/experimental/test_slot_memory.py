@@ -267,34 +267,6 @@ def test_upkeep_of_another_state_says_which_is_wanted(kind: str) -> None:
         reduce_slots(state, keep=1)
 
 
-@pytest.mark.parametrize("change", [{"slots": 7}, {"interval": 8}, {"head_dim": 2}])
-def test_the_state_of_another_config_is_refused(change: dict[str, Any]) -> None:
-    state, module = init_state(SLOTS, 3, capacity=24), dataclasses.replace(SLOTS, **change).build()
-    given = jax.ShapeDtypeStruct((3, 2, 8), jnp.float32)
-    with pytest.raises(ValueError, match="make it by init_state of the same config"):
-        jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x, state=state), given)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"slots": 0}, "SlotMemoryConfig.slots must be at least 1, got 0"),
-        ({"interval": 0}, "SlotMemoryConfig.interval must be at least 1, got 0"),
-        (
-            {"ratio": 0.0},
-            "SlotMemoryConfig.ratio must be .*, got 0.0: it is the share of an interval's tokens",
-        ),
-        ({"ratio": 1.5}, "SlotMemoryConfig.ratio must be .*, got 1.5"),
-        ({"num_heads": 3, "head_dim": None}, "dim 8 does not divide among num_heads = 3: set head_dim"),
-        ({"top_k": 9}, "SlotMemoryConfig.top_k must lie in 1..slots = 4, got 9"),
-        ({"causal": False}, "steps forward only, got causal=False"),
-    ],
-)
-def test_bad_configs_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(SLOTS, **change)
-
-
 @pytest.mark.parametrize(("slots", "addressed"), [(1, 1), (3, 3), (4, 4), (64, 4)])
 def test_a_candidate_is_written_to_four_slots_or_to_all(slots: int, addressed: int) -> None:
     assert SlotMemoryConfig(dim=8, slots=slots).addressed == addressed
