@@ -15,10 +15,9 @@ from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
 from jaxblt.show import show
 from jaxblt.training.best import Standing
-from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.evaluate import Validation
 from jaxblt.training.fitted import Fitted
-from jaxblt.training.health import BadSteps, check_health
+from jaxblt.training.log.health import BadSteps, check_health
 from jaxblt.training.log.journal import Journal
 from jaxblt.training.log.meter import traced
 from jaxblt.training.log.runlog import Progress
@@ -28,6 +27,7 @@ from jaxblt.training.start.boundaries import with_target_length
 from jaxblt.training.start.setup import Setup, to_devices
 from jaxblt.training.start.startup import Startup
 from jaxblt.training.state import TrainState, forgive, without_frozen
+from jaxblt.training.stored.cadence import SaveCadence
 from jaxblt.training.stored.checkpoint import Checkpointer
 
 

@@ -13,9 +13,9 @@ from jaxblt.data.labelled import classes_of
 from jaxblt.show import show
 from jaxblt.training.evaluate import Validation
 from jaxblt.training.flops import peak_flops
-from jaxblt.training.health import spans
 from jaxblt.training.log.continuations import NAME as SAMPLE
 from jaxblt.training.log.continuations import Continuation, continuation_of
+from jaxblt.training.log.health import spans
 from jaxblt.training.log.hosted_trackers import open_trackers
 from jaxblt.training.log.meter import Cost, Meter
 from jaxblt.training.log.pictures import first_passage, log_confusion, log_passage
