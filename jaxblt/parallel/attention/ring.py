@@ -39,8 +39,7 @@ def partial_in_layout(plan: Plan, q: Float[Array, "B T H K"], keys: Keys) -> Par
         o, lse = partial_ring_attention(plan, *given)
         return o, lse.swapaxes(1, 2)
 
-    given = (q, keys)
-    o, lse = in_zigzag(by_token, given, plan.devices) if plan.swaps else by_token(given)
+    o, lse = in_zigzag(by_token, (q, keys), plan.devices, swaps=plan.swaps)
     return Partial(o, lse.swapaxes(1, 2))
 
 
