@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxblt
+from jaxblt import process_start
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.recipe import Recipe
@@ -121,7 +122,7 @@ def test_a_step_of_anything_else_is_another(tmp_path: Path, monkeypatch: pytest.
         patched.setattr(kept_step, "_sources", lambda: "changed")
         assert kept != place(recipe)
     with monkeypatch.context() as patched:
-        patched.setattr(jaxblt, "BEGAN", 0.0)
+        patched.setattr(process_start, "BEGAN", 0.0)
         assert place(recipe) is None
     assert place(replace(recipe, model=TinyConfig())) is None
     bare = replace(recipe, train=replace(recipe.train, compilation_cache=None))
