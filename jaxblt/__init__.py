@@ -1,17 +1,16 @@
 """Models that read raw bytes over very long contexts."""
 
 import os
-import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
+
+from jaxblt import process_start  # noqa: F401  # First: sources that change later are not what this process reads
 
 if TYPE_CHECKING:
     from jaxblt.run import Run
 
 __version__ = "0.1.0"
 """Version of the package."""
-BEGAN = time.time()
-"""When this process began to read this code, in seconds since 1970."""
 
 __all__ = ["__version__", "checked_ops", "load", "reference_ops"]
 

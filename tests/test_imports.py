@@ -148,10 +148,27 @@ def test_no_module_of_jaxblt_imports_itself_through_others() -> None:
 def test_no_room_of_jaxblt_imports_itself_through_others() -> None:
     """A room is a folder of jaxblt, or a file beside the folders; most rooms have rooms of their own."""
     arrows = _modules_of_jaxblt()
-    assert not _circles(_between(arrows, depth=2))
-    for room in sorted({module.split(".")[1] for module in arrows}):
-        inside = {module: imported for module, imported in arrows.items() if module.split(".")[1] == room}
-        assert not _circles(_between(inside, depth=3))
+    parts = [module.split(".") for module in arrows]
+    for folder in sorted({".".join(names[:depth]) for names in parts for depth in range(1, len(names))}):
+        inside = {module: imported for module, imported in arrows.items() if module.startswith(f"{folder}.")}
+        assert not _circles(_between(inside, depth=folder.count(".") + 2)), folder
+
+
+def test_only_commands_import_what_the_package_holds_for_users() -> None:
+    """`jaxblt.load` is built on runs, so nothing that runs are built on takes it, or anything beside it."""
+    wrong = [
+        str(i)
+        for i in _imports("jaxblt")
+        if i.module == "jaxblt"
+        and i.path.parts[1] != "cli"
+        and not (i.names and all(map(_is_module, i.names)))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _is_module(name: str) -> bool:
+    """Whether `from jaxblt import name` imports a file or a folder."""
+    return any((ROOT / "jaxblt" / found).exists() for found in (name, f"{name}.py"))
 
 
 def _between(arrows: dict[str, set[str]], depth: int) -> dict[str, set[str]]:

@@ -10,7 +10,7 @@ from jaxblt.cli.recipe_options import parse_recipe_and
 from jaxblt.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from jaxblt.training.fitted import Fitted
+    from jaxblt.training.trainer import Fitted
 
 ABOUT = (
     "Trains a recipe, from the start or from the newest checkpoint in its run folder. Every field of the recipe is an "

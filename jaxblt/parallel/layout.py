@@ -94,9 +94,14 @@ def to_contiguous(x: Shaped[Array, "B T ..."], axis: SeqAxis) -> Shaped[Array, "
     return jnp.concatenate([first, second], 1)
 
 
-def in_zigzag[X, T](run: Callable[[X], T], x: X, axis: SeqAxis) -> T:
-    """Return `run(x)`, pytrees of arrays [B, T, ...] in order, where `run` wants them in the zig-zag layout."""
-    y = run(jax.tree.map(lambda leaf: to_zigzag(leaf, axis), x))
+def in_zigzag[T](run: Callable[..., T], *given: Any, axis: SeqAxis, swaps: bool) -> T:
+    """Return `run(*given)`, pytrees of arrays [B, T, ...] in order, where `run` wants them in the zig-zag layout.
+
+    Without `swaps` it takes them as they are.
+    """
+    if not swaps:
+        return run(*given)
+    y = run(*jax.tree.map(lambda leaf: to_zigzag(leaf, axis), given))
     return jax.tree.map(lambda leaf: to_contiguous(leaf, axis), y)
 
 

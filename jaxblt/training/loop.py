@@ -4,31 +4,22 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxblt.data.sources import DocumentSource
-from jaxblt.training.best import standing_of
-from jaxblt.training.evaluate import Validation
-from jaxblt.training.fitted import Fitted
 from jaxblt.training.log.hosted_trackers import check_trackers
 from jaxblt.training.log.journal import open_journal
-from jaxblt.training.log.report import known_costs
 from jaxblt.training.log.trackers import Tracker
 from jaxblt.training.preemption import StopRequest
 from jaxblt.training.recipe import Recipe
-from jaxblt.training.start.begin import begin, check_same_data, write_folder
-from jaxblt.training.start.setup import entropy_history, open_data
+from jaxblt.training.start.begin import begin_run, check_same_data, write_folder
 from jaxblt.training.start.startup import Startup, keep_compiled
-from jaxblt.training.start.step_ahead import StepAhead
-from jaxblt.training.stored.checkpoint import Checkpointer
-from jaxblt.training.stored.folder import claimed
+from jaxblt.training.stored.folder import open_checkpoints
 from jaxblt.training.stored.remote_run import trained_in
-from jaxblt.training.stored.resolved import checkpoint_dir
-from jaxblt.training.trainer import Trainer, already_finished
+from jaxblt.training.trainer import Fitted, already_finished, train
 
 
 def fit(
@@ -88,35 +79,22 @@ def _fit(
     with (
         # The outermost: signals must find no default handler before everything is closed.
         ExitStack() as closed_last,
-        claimed(run_dir, is_main=is_main),
+        open_checkpoints(run_dir, keep=recipe.train.keep, is_main=is_main) as checkpoints,
         jax.set_mesh(mesh),
-        Checkpointer(checkpoint_dir(run_dir), keep=recipe.train.keep) as checkpoints,
     ):
-        data = open_data(recipe, mesh, source=source)
-        startup.done("data")
-        train_step = StepAhead(data, closed_last.enter_context(ThreadPoolExecutor(1)), startup)
-        options = {"resume_with": resume_with, "prepare": train_step.prepare}
-        setup, state, first, meta = begin(recipe, run_dir, data, mesh, checkpoints, **options)
-        standing = standing_of(setup.recipe, meta)
-        if first >= setup.recipe.train.steps or standing.exhausted:
-            return already_finished(setup, state, first, called)
+        pool = closed_last.enter_context(ThreadPoolExecutor(1))
+        options = {"source": source, "resume_with": resume_with}
+        begun = begin_run(recipe, run_dir, mesh, checkpoints, pool, startup, **options)
+        if begun.is_over:
+            return already_finished(begun, called)
         if not resume_with:
-            check_same_data(meta, data, called)
-        checkpoints.best = lambda: standing.steps if setup.recipe.train.keep_best else ()
-        data = replace(data, history=entropy_history(setup.recipe))
-        train_step.prepare(setup, first)
+            check_same_data(begun.meta, begun.data, called)
+        begun.train_step.prepare(begun.setup, begun.first)
         startup.done("parameters")
-
-        validation = Validation(setup, source)
-        costs = known_costs(train_step.kept, setup, data)
-        options = {"first": first, "seconds": meta["seconds"], "trackers": trackers}
         # Up to here a start may fail, and while the journal is opened: nothing before this block writes to the folder.
-        with open_journal(run_dir, setup, data, train_step.choices, costs, **options) as journal:
+        with open_journal(run_dir, begun, trackers) as journal:
             startup.done("report")
             stop = closed_last.enter_context(StopRequest())
-            write_folder(run_dir, setup.recipe, state, first, is_main=is_main)
-            journal.begin(first)
-            trainer = Trainer(
-                *(setup, data, train_step, validation, standing, checkpoints, journal, stop, startup)
-            )
-            return trainer.run(state, first)
+            write_folder(run_dir, begun, is_main=is_main)
+            journal.begin(begun.first)
+            return train(begun, checkpoints, journal, stop, source=source)

@@ -25,6 +25,7 @@ from jaxblt.patching import (
     init_contexts,
     stream_entropies,
 )
+from jaxblt.patching.learned.cut_counts import count_cuts
 from jaxblt.patching.learned.router import COUNTED
 from jaxblt.patching.patches import Patches
 from jaxblt.precision.config import Fp8Config
@@ -34,9 +35,7 @@ from jaxblt.precision.sites import in_fp8, next_amax
 from jaxblt.random_keys import make_key
 from jaxblt.show import show
 from jaxblt.side_outputs import SIDE_OUTPUTS, next_params, with_next
-from jaxblt.training.cut_counts import count_cuts
 from jaxblt.training.experimental.hybrid import Hybrid, combined, draw, hybrid_figures, routed_parts
-from jaxblt.training.layer_norms import layer_norms as norms_of_layers
 from jaxblt.training.metrics import (
     Metrics,
     patch_counts,
@@ -44,6 +43,7 @@ from jaxblt.training.metrics import (
     sown_losses,
     sown_metrics,
 )
+from jaxblt.training.metrics import layer_norms as norms_of_layers
 from jaxblt.training.objectives.objectives import NextByte, Objective
 from jaxblt.training.objectives.reference import Reference, divergence, every_nth
 from jaxblt.training.optimisers.adamw import Bounded
@@ -243,7 +243,7 @@ def make_train_step(
       seed: of objective and dropout.
       max_skips: see above.
       ema: decay of the average of the parameters, for a state that has one; a skipped step does not count.
-      layer_norms: report the gradient's norm by layer too (`training.layer_norms`).
+      layer_norms: report the gradient's norm by layer too (`metrics.layer_norms`).
       shardings: of the state, kept from step to step; None leaves them to the compiler.
     """
 

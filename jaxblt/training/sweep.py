@@ -15,7 +15,7 @@ from jaxblt.data.sources import DocumentSource
 from jaxblt.remote import refuse_remote
 from jaxblt.text_table import format_table
 from jaxblt.training.best import followed, is_better_higher
-from jaxblt.training.health import TrainingFailed
+from jaxblt.training.log.health import TrainingFailed
 from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.loop import fit
 from jaxblt.training.recipe import Recipe

@@ -13,22 +13,58 @@ import numpy as np
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
+from jaxblt.data.sources import DocumentSource
 from jaxblt.show import show
 from jaxblt.training.best import Standing
-from jaxblt.training.cadence import SaveCadence
 from jaxblt.training.evaluate import Validation
-from jaxblt.training.fitted import Fitted
-from jaxblt.training.health import BadSteps, check_health
-from jaxblt.training.log.journal import Journal
+from jaxblt.training.log.health import BadSteps, check_health
+from jaxblt.training.log.journal import HEADLINE, Journal
 from jaxblt.training.log.meter import traced
 from jaxblt.training.log.runlog import Progress
 from jaxblt.training.metrics import Metrics
 from jaxblt.training.preemption import StopRequest, Vote
+from jaxblt.training.recipe import Recipe
+from jaxblt.training.start.begin import Begun
 from jaxblt.training.start.boundaries import with_target_length
 from jaxblt.training.start.setup import Setup, to_devices
 from jaxblt.training.start.startup import Startup
 from jaxblt.training.state import TrainState, forgive, without_frozen
+from jaxblt.training.stored.cadence import SaveCadence
 from jaxblt.training.stored.checkpoint import Checkpointer
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A run that ended.
+
+    Attributes:
+      recipe: with nothing left open.
+      state: the last one.
+      step: steps taken.
+      finished: False if the run was stopped by a signal or its time limit; fitting again goes on.
+      validation: figures of the last evaluation in this process; empty if there was none.
+      timed_out: True if its time limit ended it before its last step.
+    """
+
+    recipe: Recipe
+    state: TrainState
+    step: int
+    finished: bool
+    validation: dict[str, float] = field(default_factory=dict)
+    timed_out: bool = False
+
+    def __repr__(self) -> str:
+        """Write what a notebook shows: no parameters, which alone would fill pages."""
+        recipe, told = self.recipe, "" if self.finished else ", stopped"
+        lines = [f"Fitted {recipe.name!r} at step {self.step:,} of {recipe.train.steps:,}{told}"]
+        count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
+        lines.append(f"  model       {type(recipe.model).__name__}, {count:,} trained parameters")
+        figures = {name: value for name, value in self.validation.items() if name in HEADLINE}
+        if figures:
+            lines.append(
+                "  validation  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            )
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -196,11 +232,27 @@ class Trainer:
         self.journal.draw_patches(self.validation, state, step)
 
 
-def already_finished(setup: Setup, state: TrainState, step: int, run_dir: str) -> Fitted:
+def train(
+    begun: Begun,
+    checkpoints: Checkpointer,
+    journal: Journal,
+    stop: StopRequest,
+    *,
+    source: DocumentSource | None,
+) -> Fitted:
+    """Take the steps that a run has left, as `Trainer` does; `source` holds the documents of evaluations."""
+    validation = Validation(begun.setup, source)
+    parts = (begun.setup, begun.data, begun.train_step, validation, begun.standing)
+    trainer = Trainer(*parts, checkpoints, journal, stop, begun.startup)
+    return trainer.run(begun.state, begun.first)
+
+
+def already_finished(begun: Begun, run_dir: str) -> Fitted:
     """Say that the run is finished; nothing is trained or written."""
-    steps, why = setup.recipe.train.steps, ""
+    recipe, step, why = begun.setup.recipe, begun.first, ""
+    steps = recipe.train.steps
     if step < steps:
         why = ", and its evaluations no longer improved (train.patience)"
     with Progress(steps, start=step, show=jax.process_index() == 0) as progress:
         progress.say(f"{run_dir} is finished: it is at step {step} of {steps}{why}; nothing was changed")
-    return Fitted(setup.recipe, state, step, finished=True)
+    return Fitted(recipe, begun.state, step, finished=True)

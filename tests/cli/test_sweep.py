@@ -10,7 +10,7 @@ import pytest
 from jaxblt.cli.main import main
 from jaxblt.cli.sweep import SweepOptions, named, option_pairs, read_changes, without_options
 from jaxblt.training import sweep as training_sweep
-from jaxblt.training.health import TrainingFailed
+from jaxblt.training.log.health import TrainingFailed
 from jaxblt.training.sweep import Outcome, Ranking, Trial, default_ranking, table_of, write_table
 from tests.compiled import compiled_once_and_quickly
 from tests.training.tiny import Letters, tiny_recipe

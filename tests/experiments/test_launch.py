@@ -66,7 +66,7 @@ def test_the_job_set_starts_in_a_copy_of_the_image_s_tree(
         raise StartedError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loop, "begin", begin)
+    monkeypatch.setattr(loop, "begin_run", begin)
     fetch, *steps = [*pod["initContainers"], *pod["containers"]]
     assert "jaxblt data fetch books" in fetch["command"][-1]
     for part in ("train", "validation", "test"):

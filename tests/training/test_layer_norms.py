@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxblt.training.layer_norms import layer_norms
+from jaxblt.training.metrics import layer_norms
 from jaxblt.training.state import start
 from jaxblt.training.step import make_train_step
 from tests.training.test_step import build

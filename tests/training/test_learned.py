@@ -16,7 +16,7 @@ from jaxblt.models import BLTConfig, LevelConfig, StackConfig
 from jaxblt.patching import PatcherConfig, calibrate_cut
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.training import trainer
-from jaxblt.training.health import TrainingFailed, check_health
+from jaxblt.training.log.health import TrainingFailed, check_health
 from jaxblt.training.loop import fit
 from jaxblt.training.optimisers.adamw import AdamWConfig
 from jaxblt.training.start.setup import open_data, to_devices

@@ -14,7 +14,7 @@ import jaxblt
 from jaxblt.data import BytesSource
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig, PatchOverflowWarning
-from jaxblt.training.health import TrainingFailed
+from jaxblt.training.log.health import TrainingFailed
 from jaxblt.training.log.runlog import read_metrics
 from jaxblt.training.loop import fit
 from jaxblt.training.optimisers.adamw import AdamWConfig

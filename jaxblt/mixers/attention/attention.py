@@ -14,9 +14,9 @@ from jaxblt.mixers.attention.rotary import alibi_slopes, turn
 from jaxblt.mixers.attention.weights import weights_of_keys
 from jaxblt.mixers.driver.recording import keep_tables
 from jaxblt.mixers.driver.sequence import check_kind, read
-from jaxblt.parallel.attention.by_time import document_times, row_times
+from jaxblt.parallel.attention.by_time import rule_times
 from jaxblt.parallel.attention.context import attend_rows
-from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, Plan, plan_call
+from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, plan_call
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.validation import check_bounds, check_fields, check_read
@@ -207,11 +207,8 @@ class Attention(nn.Module):
             positions = jnp.take_along_axis(positions, content.order, 1)
         q, k, v = self._heads(x, positions)
         if state is None:
-            times = self._times(x, segment_ids, plan)
-
-            def attend(v: Array) -> Array:
-                return attend_rows(plan, q, k, v, hides, self._slopes, times)
-
+            given = (hides, self._slopes, rule_times(call, plan, segment_ids))
+            attend = lambda v: attend_rows(plan, q, k, v, *given)  # noqa: E731
             keep_tables(self, "attention", lambda: {"weights": weights_of_keys(attend, v)})
             y = self._out(attend(v))
             return y if content is None else content.restore(y), None
@@ -219,18 +216,6 @@ class Attention(nn.Module):
         o, cache = attend_cached(plan, q, met, self._slopes)
         state = dataclasses.replace(state, clock=rows.clock, **cache._asdict())
         return rows.restore(self._out(o)), state
-
-    def _times(self, x: Array, segment_ids: Int[Array, "B T"] | None, plan: Plan) -> Int[Array, "B T"] | None:
-        """Return what a rule compares; None for indices, by which blocks are told before the program runs.
-
-        Whole rows of one document need no times, and neither do rules of distances: documents are contiguous.
-        """
-        rule = self.config.rule
-        if rule is None or (plan.axis is None and (rule.is_shift_invariant or not self.config.packed)):
-            return None
-        if segment_ids is not None:
-            return document_times(segment_ids, plan.axis)
-        return None if plan.axis is None else row_times(x.shape[0], x.shape[1], plan.axis)
 
     def _heads(
         self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"]

@@ -79,7 +79,7 @@ def _joined(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Ca
 def _behind(plan: Plan, ring: Cache, rows: Any, slopes: Any) -> tuple[Array, Cache]:
     """Attend behind a ring of `window` slots, in the order of time: indices are as far apart as times."""
     q, new, fresh, now = rows
-    held, own = _in_order(_held(q, ring), now), (new.k, new.v, new.ids)
+    held, own = _in_order(_held(ring, q.dtype), now), (new.k, new.v, new.ids)
     k, v, ids = (jnp.concatenate(both, 1) for both in zip(held, own, strict=True))
     slots = ring.times.shape[1]
     q = jnp.pad(q, ((0, 0), (slots, 0), (0, 0), (0, 0)))
@@ -98,7 +98,7 @@ def _apart(plan: Plan, cache: Cache, rows: Any, slopes: Any) -> tuple[Array, Cac
     q, k, v = (zero_where_not(new.ids > 0, x) for x in (q, new.k, new.v))
     mask = masks.CAUSAL & masks.documents(new.ids)
     own = partial_attention(q, k, v, mask, **plan.options)
-    held = _held(q, cache)
+    held = _held(cache, q.dtype)
     content = content_first(held.ids)
     k, v = (content.sort(zero_where_not(held.ids > 0, x)) for x in held[:2])
     place = jnp.arange(1, q.shape[1] + 1, dtype=jnp.int32)[None]
@@ -202,15 +202,15 @@ def near_keys(
     if q.shape[1] == 1:
         times = jnp.where(after.times >= 0, after.times, NEVER)
         return after.k.astype(q.dtype), after.v.astype(q.dtype), time_mask(plan, new.times, times)
-    joined = zip(_held(q, cache), (new.k, new.v, ids, new.times), strict=True)
+    joined = zip(_held(cache, q.dtype), (new.k, new.v, ids, new.times), strict=True)
     seen = Seen(*(jnp.concatenate([old, own], 1) for old, own in joined))
     return seen.k, seen.v, time_mask(plan, new.times, seen.times) & masks.documents(new.ids, seen.ids)
 
 
-def _held(q: Array, cache: Cache) -> Seen:
+def _held(cache: Cache, dtype: Any) -> Seen:
     """Return what the cache shows to the document that continues."""
     ids = (cache.times >= 0).astype(jnp.int32)
-    return Seen(cache.k.astype(q.dtype), cache.v.astype(q.dtype), ids, cache.times)
+    return Seen(cache.k.astype(dtype), cache.v.astype(dtype), ids, cache.times)
 
 
 def _visited(plan: Plan, q: Array, met: Meeting, slopes: Any) -> tuple[Array, Cache]:
@@ -218,12 +218,12 @@ def _visited(plan: Plan, q: Array, met: Meeting, slopes: Any) -> tuple[Array, Ca
 
     def island(sequenced: Any, batched: Any, shared: Any) -> tuple[Array, Cache]:
         (q, new, cache), (fresh, ring), (slopes, started) = sequenced, batched, shared
+        merged = _among(plan, q, new, slopes)
 
         def visit(merged: Partial, cache: Cache) -> Partial:
-            found = partial_by_time(plan, q, new.ids, new.times, _held(q, cache), slopes)
+            found = partial_by_time(plan, q, new.ids, new.times, _held(cache, q.dtype), slopes)
             return merge_partials(merged, found)
 
-        merged = _among(plan, q, new, slopes)
         if cache is None:
             return visit(merged, ring).o.astype(q.dtype), _put_last(emptied(ring, fresh), new)
         merged = lax.cond(started, lambda: ring_pass(visit, visit(merged, cache), cache), lambda: merged)

@@ -9,20 +9,20 @@ import math
 from typing import Any
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import Linear, named
-from jaxblt.mixers.driver.base import Clock, start_clock
+from jaxblt.mixers.driver.base import start_clock
 from jaxblt.mixers.driver.choices import given_choice, held
 from jaxblt.mixers.driver.recording import keep_tables
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
 from jaxblt.mixers.driver.steps import per_block
 from jaxblt.mixers.linear.matrix_state import HeadShape, Readout, Streams, check_forward
 from jaxblt.mixers.slots.chosen_slots import ChosenCore
+from jaxblt.mixers.slots.engine_state import ROUTE_SPREAD, StateEngineState
 from jaxblt.mixers.slots.experimental.state_manager import (
     StateManager,
     closed_slots,
@@ -31,7 +31,6 @@ from jaxblt.mixers.slots.experimental.state_manager import (
 from jaxblt.mixers.slots.state_count import LEAST, SlotCount, start_count
 from jaxblt.mixers.slots.state_edges import GATES, Cell, EdgeCore, EdgeStreams, Engine, slot_gates
 from jaxblt.mixers.slots.state_slots import SlotCore, Slots, SlotStreams, largest, only_allowed, routed
-from jaxblt.show import show
 from jaxblt.side_outputs import sow_loss, sow_metric, sow_price
 from jaxblt.validation import check_bounds, check_fields, check_read
 
@@ -40,8 +39,6 @@ SLOWER = 4.0
 """A level's slots forget this many times slower than those of the level below."""
 CHOICE = "routes"
 """Name of the choice of slots, see `jaxblt.mixers.driver.choices`."""
-ROUTE_SPREAD = 4.0
-"""Standard deviation of the routes' logits at the start, for inputs of 1: nearly even routes keep all slots alike."""
 SMALL_SHARE = -2.0
 """The gates of edges at the start, before the sigmoid: an edge changes slots by an eighth at first."""
 
@@ -192,41 +189,6 @@ class StateEngineConfig:
         told: Any = {"levels": self.level_sizes, "cell": self.cell, "interval": self.interval_of_edges}
         short = shape.no_inputs(batch_size, dtype)
         return StateEngineState(start_clock(batch_size), short, slots, counted, **told)
-
-
-@flax.struct.dataclass
-class StateEngineState:
-    """State of a state engine, of constant size.
-
-    Attributes:
-      clock: where each row stands.
-      short: the last taps - 1 inputs of the convolutions of q, k and v.
-      engine: the slots, with what edges need if there are edges.
-      counted: sums over the document's tokens, for an adaptive count.
-      levels: slots of each level.
-      cell: how slots move at an edge.
-      interval: tokens from edge to edge; None without edges.
-    """
-
-    clock: Clock
-    short: tuple[Float[Array, "B _ S"], ...]
-    engine: Slots | Engine
-    counted: Float[Array, "B E"] | None
-    levels: tuple[int, ...] = flax.struct.field(pytree_node=False)
-    cell: Cell | None = flax.struct.field(pytree_node=False)
-    interval: int | None = flax.struct.field(pytree_node=False)
-
-    __repr__ = show
-
-    @property
-    def adaptive_count(self) -> bool:
-        """True if the tokens' number of slots depends on the document."""
-        return self.counted is not None
-
-    @property
-    def slots(self) -> Slots:
-        """The slots' contents."""
-        return self.engine.slots if isinstance(self.engine, Engine) else self.engine
 
 
 class StateEngine(nn.Module):

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.mixers import StateEngineConfig
+from jaxblt.mixers.slots.engine_state import StateEngineState
 from jaxblt.mixers.slots.experimental.state_compressor import StateCompressor
-from jaxblt.mixers.slots.state_engine import StateEngineState
 from jaxblt.mixers.slots.state_slots import Slots
 from jaxblt.models.byte_lm import ByteLMConfig, ByteLMState, init_byte_lm_state
 from jaxblt.models.row_layout import RowLayout

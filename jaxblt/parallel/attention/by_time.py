@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.parallel.attention.hops import Exchange
 from jaxblt.parallel.attention.merge import ring_pass
-from jaxblt.parallel.attention.plan import Plan
+from jaxblt.parallel.attention.plan import Call, Plan
 from jaxblt.parallel.sequence import SeqAxis, whole_rows
 from pallas_kernels.attention import Partial, attention_with_lse, masks, merge_partials
 from pallas_kernels.attention.masks import Mask
@@ -43,6 +43,19 @@ def row_times(rows: int, length: int, axis: SeqAxis) -> Int[Array, "B T"]:
     """Return the indices of tokens of one document a row, of which arrays in hand hold `length`."""
     first = lax.axis_index(axis.name) * length if axis.manual else 0
     return jnp.broadcast_to(first + jnp.arange(length, dtype=jnp.int32)[None], (rows, length))
+
+
+def rule_times(call: Call, plan: Plan, segment_ids: Int[Array, "B T"] | None) -> Int[Array, "B T"] | None:
+    """Return what a rule compares; None for indices, by which blocks are told before the program runs.
+
+    Whole rows of one document need no times, and neither do rules of distances: documents are contiguous.
+    """
+    rule, axis = plan.rule, plan.axis
+    if rule is None or (axis is None and (rule.is_shift_invariant or not call.asked.packed)):
+        return None
+    if segment_ids is not None:
+        return document_times(segment_ids, axis)
+    return None if axis is None else row_times(call.rows, call.tokens, axis)
 
 
 def time_mask(plan: Plan, times: Int[Array, "B T"], kv_times: Int[Array, "B S"]) -> Mask:

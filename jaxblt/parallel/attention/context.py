@@ -168,8 +168,9 @@ def _attend(plan: Plan, sequenced: Any, _: Any, slopes: Array | None) -> Float[A
 
 def _by_ring(plan: Plan, q: Array, keys: Keys) -> Array:
     """Attend by a ring, the holes of each run sorted behind it if kernels know lengths or documents."""
+    order = {"axis": plan.devices, "swaps": plan.swaps}
     if plan.sort is None:
-        return _in_layout(plan, ring_attention, q, keys)
+        return in_zigzag(partial(ring_attention, plan), q, keys, **order)
 
     def cut(x: Array) -> Array:
         return rearrange(x, "b (r s) ... -> (b r) s ...", r=plan.runs)
@@ -182,14 +183,8 @@ def _by_ring(plan: Plan, q: Array, keys: Keys) -> Array:
         attend, keys = ring_attention, Keys(k, v, None, content.lengths.reshape(-1, plan.runs))
     else:
         attend, keys = packed_ring_attention, Keys(k, v, content.sort(cut(ids)).reshape(ids.shape))
-    o = _in_layout(plan, attend, q, keys)
+    o = in_zigzag(partial(attend, plan), q, keys, **order)
     return content.restore(cut(o)).reshape(o.shape)
-
-
-def _in_layout(plan: Plan, ring: Callable[[Plan, Array, Keys], Array], q: Array, keys: Keys) -> Array:
-    if not plan.swaps:
-        return ring(plan, q, keys)
-    return in_zigzag(lambda given: ring(plan, *given), (q, keys), plan.devices)
 
 
 def _by_gathering(plan: Plan, q: Array, keys: Keys, slopes: Array | None) -> Array:
@@ -198,8 +193,7 @@ def _by_gathering(plan: Plan, q: Array, keys: Keys, slopes: Array | None) -> Arr
     whole = jax.tree.map(lambda x: lax.all_gather(x, axis.name, axis=1, tiled=True), keys)
     if plan.rule is not None:
         attend = partial(_by_tiles, plan, whole)
-        own = (q, keys.segment_ids)
-        return in_zigzag(attend, own, axis) if plan.swaps else attend(own)
+        return in_zigzag(attend, q, keys.segment_ids, axis=axis, swaps=plan.swaps)
     here = lax.axis_index(axis.name) * length + jnp.arange(length, dtype=jnp.int32)
     there = jnp.arange(length * axis.size, dtype=jnp.int32)
     mask = plan.band & masks.positions(*(jnp.broadcast_to(x, (rows, x.size)) for x in (here, there)))
@@ -207,10 +201,9 @@ def _by_gathering(plan: Plan, q: Array, keys: Keys, slopes: Array | None) -> Arr
     return attention(q, whole.k, whole.v, mask, alibi_slopes=slopes, **plan.options)
 
 
-def _by_tiles(plan: Plan, whole: Keys, own: tuple[Array, Array | None]) -> Array:
+def _by_tiles(plan: Plan, whole: Keys, q: Array, ids: Array | None) -> Array:
     """Attend to the gathered keys under a rule, by the lists of this device's tiles."""
-    (q, ids), devices = own, plan.devices
     mask = plan.band & masks.documents(ids, whole.segment_ids)
-    runs = query_runs(devices.size, balanced=plan.swaps)
-    device = lax.axis_index(devices.name)
+    runs = query_runs(plan.devices.size, balanced=plan.swaps)
+    device = lax.axis_index(plan.devices.name)
     return split_attention(q, whole.k, whole.v, mask, runs=runs, device=device, scale=plan.scale)

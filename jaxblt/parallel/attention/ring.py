@@ -35,12 +35,11 @@ them in one pass over memory. For longer ones the passes are small beside the ke
 def partial_in_layout(plan: Plan, q: Float[Array, "B T H K"], keys: Keys) -> Partial:
     """Return `partial_ring_attention` of tokens that come in the order of the sequence."""
 
-    def by_token(given: tuple[Array, Keys]) -> tuple[Array, Array]:
-        o, lse = partial_ring_attention(plan, *given)
+    def by_token(q: Array, keys: Keys) -> tuple[Array, Array]:
+        o, lse = partial_ring_attention(plan, q, keys)
         return o, lse.swapaxes(1, 2)
 
-    given = (q, keys)
-    o, lse = in_zigzag(by_token, given, plan.devices) if plan.swaps else by_token(given)
+    o, lse = in_zigzag(by_token, q, keys, axis=plan.devices, swaps=plan.swaps)
     return Partial(o, lse.swapaxes(1, 2))
 
 

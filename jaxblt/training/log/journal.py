@@ -8,22 +8,22 @@ from functools import partial
 
 import jax
 
-from jaxblt.data.dataset import Dataset
 from jaxblt.data.labelled import classes_of
 from jaxblt.show import show
 from jaxblt.training.evaluate import Validation
 from jaxblt.training.flops import peak_flops
-from jaxblt.training.health import spans
 from jaxblt.training.log.continuations import NAME as SAMPLE
 from jaxblt.training.log.continuations import Continuation, continuation_of
+from jaxblt.training.log.health import spans
 from jaxblt.training.log.hosted_trackers import open_trackers
 from jaxblt.training.log.meter import Cost, Meter
 from jaxblt.training.log.pictures import first_passage, log_confusion, log_passage
-from jaxblt.training.log.report import describe
+from jaxblt.training.log.report import describe, known_costs
 from jaxblt.training.log.runlog import Progress, RunLog
 from jaxblt.training.log.trackers import Tracker, hyperparameters_of
 from jaxblt.training.metrics import Metrics, as_scalars
 from jaxblt.training.objectives.label_scores import CONFUSION
+from jaxblt.training.start.begin import Begun
 from jaxblt.training.start.setup import Setup
 from jaxblt.training.state import TrainState
 
@@ -117,37 +117,26 @@ class Journal:
 
 @contextmanager
 def open_journal(
-    run_dir: str | os.PathLike[str],
-    setup: Setup,
-    data: Dataset,
-    choices: list[str],
-    costs: dict[int, Cost],
-    *,
-    first: int,
-    seconds: float,
-    trackers: Sequence[Tracker],
+    run_dir: str | os.PathLike[str], begun: Begun, trackers: Sequence[Tracker]
 ) -> Iterator[Journal]:
     """Open the log of a run; nothing is written to the folder before that.
 
     Args:
       run_dir: folder of the run.
-      setup: of the run.
-      data: of the run.
-      choices: which implementation each op of the step got, in lines.
-      costs: of rows by their length.
-      first: the step that the run goes on from.
-      seconds: of training before this process.
+      begun: the run.
       trackers: of one's own.
     """
-    recipe, is_main = setup.recipe, jax.process_index() == 0
-    full = recipe.data.seq_len
-    report = describe(setup, data, choices, costs[full])
+    setup, data, is_main = begun.setup, begun.data, jax.process_index() == 0
+    recipe, full = setup.recipe, setup.recipe.data.seq_len
+    costs = known_costs(begun.train_step.kept, setup, data)
+    report = describe(setup, data, begun.train_step.choices, costs[full])
     peak = peak_flops(jax.devices()[0].device_kind)
+    seconds = begun.meta["seconds"]
     meter = Meter(costs[full], None if peak is None else peak * setup.mesh.size, seconds=seconds)
     continuation = continuation_of(recipe)
     opened = partial(open_trackers, recipe.train.trackers, trackers)
     with (
         RunLog(run_dir, is_main=is_main, trackers=opened) as log,
-        log.progress(recipe.train.steps, start=first) as progress,
+        log.progress(recipe.train.steps, start=begun.first) as progress,
     ):
         yield Journal(setup, log, progress, meter, costs, continuation, report)

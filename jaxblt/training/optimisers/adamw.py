@@ -11,8 +11,8 @@ import optax
 
 from jaxblt.models.stack import StackConfig
 from jaxblt.training.optimisers.norm import clip_by_global_norm
+from jaxblt.training.optimisers.patterns import depth_scales, rate_scales
 from jaxblt.training.optimisers.schedule import ScheduleConfig, make_schedule
-from jaxblt.training.patterns import depth_scales, rate_scales
 from jaxblt.validation import check_bounds
 
 STACKED = "layers"

@@ -29,7 +29,7 @@ from jaxblt.models.products import products_in
 from jaxblt.models.stack import stack_periods, unstack_periods
 from jaxblt.parallel.rules import replicated, state_shardings
 from jaxblt.training.optimisers.adamw import TABLES, axis_names, is_boxed
-from jaxblt.training.patterns import without
+from jaxblt.training.optimisers.patterns import without
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.state import BASE, Frozen, content_hash, freeze, widen
 from jaxblt.training.stored.checkpoint import restore

@@ -2,21 +2,34 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.sharding import Mesh
 
 from jaxblt.adapters import join_params
 from jaxblt.data.dataset import Dataset
+from jaxblt.data.sources import DocumentSource
 from jaxblt.precision.scaling import check_scales
+from jaxblt.show import show
+from jaxblt.training.best import Standing, standing_of
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.boundaries import with_boundaries
 from jaxblt.training.start.experts import with_experts
 from jaxblt.training.start.frozen import inherited_entropy, load_frozen, resolve
 from jaxblt.training.start.initial_params import take
 from jaxblt.training.start.reference_run import load_reference
-from jaxblt.training.start.setup import Setup, init_scaling, init_state, make_setup
+from jaxblt.training.start.setup import (
+    Setup,
+    entropy_history,
+    init_scaling,
+    init_state,
+    make_setup,
+    open_data,
+)
+from jaxblt.training.start.startup import Startup
+from jaxblt.training.start.step_ahead import StepAhead
 from jaxblt.training.start.word_regression import with_words
 from jaxblt.training.state import OPTIONAL, Frozen, TrainState, copied, forgive, without_frozen
 from jaxblt.training.stored.checkpoint import Checkpointer, Restored
@@ -31,6 +44,72 @@ from jaxblt.training.stored.resolved import (
     learned_changes,
     write_resolved,
 )
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that has its first state.
+
+    Attributes:
+      setup: the static side of the run.
+      data: rows to train on.
+      train_step: the step, which may still compile.
+      state: the state after `first` steps.
+      first: steps taken by earlier processes.
+      meta: what earlier processes noted beside the state.
+      standing: how its evaluations compare so far.
+      startup: where the time before the first step goes.
+    """
+
+    setup: Setup
+    data: Dataset
+    train_step: StepAhead
+    state: TrainState
+    first: int
+    meta: dict[str, Any]
+    standing: Standing
+    startup: Startup
+
+    __repr__ = show
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step is left to take."""
+        return self.first >= self.setup.recipe.train.steps or self.standing.exhausted
+
+
+def begin_run(
+    recipe: Recipe,
+    run_dir: str | os.PathLike[str],
+    mesh: Mesh,
+    checkpoints: Checkpointer,
+    pool: Executor,
+    startup: Startup,
+    *,
+    source: DocumentSource | None,
+    resume_with: bool,
+) -> Begun:
+    """Open the data and `begin`; the step of a new run compiles meanwhile.
+
+    Args:
+      recipe: what to train.
+      run_dir: folder of the run; nothing is written there.
+      mesh: of all devices.
+      checkpoints: of the folder; told which steps are the best.
+      pool: its threads compile.
+      startup: is told of stages.
+      source: documents to use instead of those that the recipe names.
+      resume_with: see `fit`.
+    """
+    data = open_data(recipe, mesh, source=source)
+    startup.done("data")
+    train_step = StepAhead(data, pool, startup)
+    options = {"resume_with": resume_with, "prepare": train_step.prepare}
+    setup, state, first, meta = begin(recipe, run_dir, data, mesh, checkpoints, **options)
+    standing = standing_of(setup.recipe, meta)
+    checkpoints.best = lambda: standing.steps if setup.recipe.train.keep_best else ()
+    data = replace(data, history=entropy_history(setup.recipe))
+    return Begun(setup, data, train_step, state, first, meta, standing, startup)
 
 
 def begin(
@@ -139,19 +218,18 @@ def check_same_data(meta: dict[str, Any], data: Dataset, run_dir: str) -> None:
     )
 
 
-def write_folder(
-    run_dir: str | os.PathLike[str], recipe: Recipe, state: TrainState, first: int, *, is_main: bool
-) -> None:
-    """Write frozen trees and recipe into the folder of a run that goes on from step `first`, and sign its links."""
+def write_folder(run_dir: str | os.PathLike[str], begun: Begun, *, is_main: bool) -> None:
+    """Write frozen trees and recipe into the folder of a run that goes on, and sign its links."""
     if is_main:
         sign_links(run_dir)
-    write_frozen(run_dir, state.frozen)
+    write_frozen(run_dir, begun.state.frozen)
     if is_main:
-        _write_recipe(run_dir, recipe, state, first)
+        _write_recipe(run_dir, begun)
 
 
-def _write_recipe(run_dir: str | os.PathLike[str], recipe: Recipe, state: TrainState, first: int) -> None:
-    """Write the recipe with the hashes of its frozen trees; the one that held before step `first` is kept aside."""
-    resolved = Resolved(recipe, {name: tree.content_hash for name, tree in state.frozen.items()})
-    keep_earlier(run_dir, resolved, first)
+def _write_recipe(run_dir: str | os.PathLike[str], begun: Begun) -> None:
+    """Write the recipe with the hashes of its frozen trees; the one that held before is kept aside."""
+    hashes = {name: tree.content_hash for name, tree in begun.state.frozen.items()}
+    resolved = Resolved(begun.setup.recipe, hashes)
+    keep_earlier(run_dir, resolved, begun.first)
     write_resolved(run_dir, resolved)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxblt.adapters import join_params
 from jaxblt.parallel.rules import state_shardings
 from jaxblt.precision.weights import from_stored, refuse_quantized
-from jaxblt.training.patterns import matching
+from jaxblt.training.optimisers.patterns import matching
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import trained_part
 from jaxblt.training.start.frozen import load_frozen

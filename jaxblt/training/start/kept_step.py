@@ -18,8 +18,8 @@ from typing import Any, Self
 import jax
 from jax.experimental import serialize_executable
 
-import jaxblt
 import pallas_kernels
+from jaxblt import process_start
 from jaxblt.outputs import whole_file
 from jaxblt.profiling.provenance import PACKAGES, cpu_model, package_versions
 from jaxblt.remote.urls import url_of
@@ -162,10 +162,10 @@ def _key(setup: Setup, given: tuple[Any, ...], sources: str) -> str:
 def _sources() -> str | None:
     """Return the SHA-256 of the Python files of jaxblt and of its kernels; None if one changed after it was read."""
     digest = hashlib.sha256()
-    for package in (jaxblt, pallas_kernels):
-        root = Path(str(package.__file__)).parent
+    for module in (process_start, pallas_kernels):
+        root = Path(str(module.__file__)).parent
         for file in sorted(root.rglob("*.py")):
-            if file.stat().st_ctime > jaxblt.BEGAN:
+            if file.stat().st_ctime > process_start.BEGAN:
                 return None
             text = file.read_bytes()
             digest.update(f"{file.relative_to(root)} {len(text)}\n".encode())

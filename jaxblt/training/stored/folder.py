@@ -13,7 +13,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxblt.training.stored.checkpoint import Checkpointer
 from jaxblt.training.stored.links import check_stored
+from jaxblt.training.stored.resolved import checkpoint_dir
 from jaxblt.training.stored.safe_files import UnsafeFile, open_own
 
 LOCK = "trainer.lock"
@@ -24,6 +26,16 @@ logger = logging.getLogger(__name__)
 
 class FolderInUse(RuntimeError):
     """Another process trains in the run folder."""
+
+
+@contextmanager
+def open_checkpoints(run_dir: str | os.PathLike[str], *, keep: int, is_main: bool) -> Iterator[Checkpointer]:
+    """Claim a run's folder and open its checkpoints, `keep` of the newest; errors as of `claimed`."""
+    with (
+        claimed(run_dir, is_main=is_main),
+        Checkpointer(checkpoint_dir(run_dir), keep=keep) as checkpoints,
+    ):
+        yield checkpoints
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
 from jaxblt.training.optimisers.adamw import AdamWConfig, make_optimizer
-from jaxblt.training.patterns import depth_scales, matching, without
+from jaxblt.training.optimisers.patterns import depth_scales, matching, without
 
 HEADS = AttentionConfig(dim=8, num_heads=1)
 

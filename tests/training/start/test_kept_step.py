@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxblt
+from jaxblt import process_start
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start import kept_step, step_ahead
@@ -124,7 +125,7 @@ def test_a_step_of_anything_else_is_another(tmp_path: Path, monkeypatch: pytest.
         patched.setattr(kept_step, "_sources", lambda: "changed")
         assert kept != place(setup)
     with monkeypatch.context() as patched:
-        patched.setattr(jaxblt, "BEGAN", 0.0)
+        patched.setattr(process_start, "BEGAN", 0.0)
         assert place(setup) is None
     assert place_of(replace(recipe, model=TinyConfig())) is None
     bare = replace(recipe, train=replace(recipe.train, compilation_cache=None))

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Array, Bool, PRNGKeyArray
 
 from jaxblt.array_checks import on_host
+from jaxblt.mixers.slots.engine_state import ROUTE_SPREAD, StateEngineState
 from jaxblt.mixers.slots.experimental.state_manager import CLOSED
 from jaxblt.mixers.slots.state_edges import Engine
-from jaxblt.mixers.slots.state_engine import ROUTE_SPREAD, StateEngineState
 from jaxblt.mixers.slots.state_slots import Slots
 
 

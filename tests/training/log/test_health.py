@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import pytest
 
-from jaxblt.training.health import BadSteps, TrainingFailed, check_health, spans
+from jaxblt.training.log.health import BadSteps, TrainingFailed, check_health, spans
 from tests.training.tiny import tiny_recipe
 
 

@@ -1,4 +1,4 @@
-from jaxblt.training.cadence import SaveCadence
+from jaxblt.training.stored.cadence import SaveCadence
 
 
 def test_a_checkpoint_is_due_every_so_many_steps_and_seconds_and_until_it_is_saved() -> None:
