@@ -481,8 +481,8 @@ class Stack(nn.Module):
                 },
                 variable_broadcast=CHOSEN,
                 split_rngs={"params": True, "dropout": True},
-                in_axes=(nn.broadcast, nn.broadcast, 0, nn.broadcast, nn.broadcast),  # pyright:
-                ignore[reportArgumentType] length=config.repeats,
+                in_axes=(nn.broadcast, nn.broadcast, 0, nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]
+                length=config.repeats,
                 metadata_params={nn.PARTITION_NAME: "layers"},
                 # Skip Flax's look whether broadcast collections depend on the blocks: it takes every check for a yes
                 check_constancy_invariants=not has_checked_ops(),
