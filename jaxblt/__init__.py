@@ -58,19 +58,19 @@ def reference_ops() -> AbstractContextManager[None]:
 
 
 def checked_ops() -> AbstractContextManager[None]:
-    """Check the values that operations and mixers are given, also inside `jax.jit`.
+    """Check the arguments of operations and mixers inside the block, also under `jax.jit`.
 
-    Gates, step sizes, codes, ids and the places of documents have ranges (`RANGES` of each operation). Values out of
-    them give wrong numbers, not errors. NumPy arrays and small arrays on a CPU are checked in every call. Inside the
-    block all arrays are, which waits for the device. What is traced is checked by `jax.experimental.checkify`:
+    Gates, step sizes, codes, ids and positions of documents have ranges (`RANGES` of each operation). Values out of
+    range give wrong numbers, not errors. Every call checks NumPy arrays, and small arrays on a CPU. Inside the block
+    all arrays are checked, which waits for the device. Traced arrays are checked by `jax.experimental.checkify`:
 
         with jaxblt.checked_ops():
             error, loss = jax.jit(checkify.checkify(step))(params, batch)
         error.throw()  # raises with operation, argument, value and place
 
-    What is traced inside the block needs `checkify`, or JAX refuses to compile it, and no mesh: checkify of JAX 0.11
-    fails at a `shard_map`. Outside of the block programs hold no checks. JAX's caches know the block, as that of
-    `reference_ops`.
+    A function that is traced inside the block must go through `checkify`, or JAX refuses to compile it. It must not use
+    a mesh, because checkify of JAX 0.11 fails at a `shard_map`. Programs traced outside of the block hold no checks.
+    JAX caches programs inside and outside of the block apart, as for `reference_ops`.
     """
     from pallas_kernels.runtime import checked_ops as of_kernels
 

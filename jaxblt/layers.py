@@ -1,7 +1,7 @@
-"""Layers that everything above is built of: the one linear layer, the norm, the MLP, and names of axes.
+"""Layers that mixers and models share: the linear layer, norms, the MLP, dropout, and logical names of axes.
 
-Every product with a weight in mixers, models and heads is a `Linear`, so that low precision, quantised weights and
-low-rank adapters have one place to go. This room holds nothing that mixes along the sequence.
+Every product with a weight in mixers, models and heads is a `Linear`. So low precision, quantised weights and low-rank
+adapters change one layer only. Nothing in this module mixes along the sequence.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from jaxblt.parallel.sequence import over_sequence, seq_axis
 from pallas_kernels.norm_dropout import is_kept, norm_dropout
 
 FP8 = "fp8"
-"""The collection of what `Linear`s remember for their scales in FP8 (`jaxblt.precision`)."""
+"""The Flax collection in which `Linear`s keep the history of their FP8 scales (`jaxblt.precision`)."""
 
 Product = Callable[..., Array]
 """`(equation, x, kernel, *, precision, preferred_element_type) -> y`, as `multiply` computes it."""
@@ -33,7 +33,7 @@ Product = Callable[..., Array]
 class Named(nn.LogicallyPartitioned):
     """A parameter with logical names of its axes.
 
-    Flax NNX keeps the names and places nothing: it would look for a mesh whose axes have these names.
+    Flax NNX would look for mesh axes of these names. So in NNX the names are metadata only, and do not shard.
     """
 
     def to_nnx_metadata(self) -> dict[str, Any]:
@@ -47,25 +47,25 @@ class Named(nn.LogicallyPartitioned):
 
 
 def named(init: nn.initializers.Initializer, *axes: str | None) -> Any:
-    """Return `init` of a parameter whose axes have logical names.
+    """Return an initialiser like `init` that gives the parameter's axes logical names.
 
-    `jaxblt.parallel.rules` maps the names to the mesh.
+    `jaxblt.parallel.rules` maps the names to mesh axes.
     """
     return lambda *args: Named(init(*args), axes)
 
 
 class StoredKernel(ABC):
-    """A kernel in fewer bits than its product's dtype, as a pytree in its place (`jaxblt.precision.weights`)."""
+    """A quantised kernel: a pytree that takes the place of a kernel's array (`jaxblt.precision.weights`)."""
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Shape of the kernel that it stands for."""
+        """Shape of the kernel before quantisation."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Weights that it stands for, of all layers."""
+        """Number of weights, summed over the layers of a scan."""
 
     @abstractmethod
     def dense(self) -> Float[Array, "..."]:
@@ -81,7 +81,7 @@ class Weights:
     """The parameters of a `Linear`.
 
     Attributes:
-      kernel: the kernel in the dtype of the product, or as it is stored.
+      kernel: the kernel in the dtype of the product, or a quantised kernel.
       bias: the bias in fp32, or None.
     """
 
@@ -92,19 +92,20 @@ class Weights:
 class Linear(nn.Module):
     """y = x W (+ b) over any axes, written as an einsum of x and the kernel, such as "btd,dhk->bthk".
 
-    The kernel's axes are the letters behind the comma. Letters that x has as well come first and are summed over; an
-    ellipsis stands for x's leading axes. The kernel is fp32 and is cast to `dtype`.
+    The letters after the comma are the kernel's axes. Those that x also has come first and are summed over. The others
+    are new axes of y. An ellipsis stands for x's leading axes. The kernel is stored in fp32 and cast to `dtype`.
 
     Attributes:
-      equation: of x and the kernel.
-      sizes: of the kernel's letters that x does not have.
-      names: logical names of the kernel's axes; those of the new letters are the bias's.
-      dtype: of the product.
-      bias: initialiser of a bias that the new axes share, or None for no bias.
-      kernel_init: of the kernel, given its shape as (product of the axes summed over, product of the others).
-      precision: of the product.
-      accumulate: dtype of sums and result; None for the product's own.
-      product: what multiplies.
+      equation: the einsum of x and the kernel.
+      sizes: sizes of the new axes, by letter.
+      names: logical names of the kernel's axes; the bias has the names of the new axes.
+      dtype: dtype of the product.
+      bias: initialiser of a bias over the new axes, or None for no bias.
+      kernel_init: initialiser of the kernel. It gets the shape as a matrix: (product of the summed axes, product of the
+        new axes).
+      precision: `jax.lax` precision of the product.
+      accumulate: dtype of sums and result; None for the default.
+      product: function that multiplies.
     """
 
     equation: str
@@ -123,10 +124,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def weights(self, x: Float[Array, "..."]) -> Weights:
-        """Return the parameters for inputs such as x.
-
-        An adapter that intercepts this method adds its own.
-        """
+        """Return the parameters for inputs shaped like x. Adapters intercept this method to add parameters."""
         summed, shape = read_equation(self.equation).summed, self.kernel_shape(x)
         inner, outer = prod(shape[: len(summed)]), prod(shape[len(summed) :])
 
@@ -144,7 +142,7 @@ class Linear(nn.Module):
 
     @nn.nowrap
     def _find_stored(self, shape: tuple[int, ...]) -> StoredKernel | None:
-        """Return a kernel in fewer bits, if the parameters hold one."""
+        """Return the quantised kernel, or None if the parameters hold none."""
         kernel: Any = self.get_variable("params", "kernel")
         if not isinstance(kernel, StoredKernel):
             return None
@@ -155,10 +153,7 @@ class Linear(nn.Module):
     def products(
         self, x: Float[Array, "..."], layers: Sequence["Linear"], weights: Sequence[Weights]
     ) -> list[Float[Array, "..."]]:
-        """Return x W of each of `layers`, the first of which is this one.
-
-        An adapter that intercepts this method adds updates.
-        """
+        """Return x W of each of `layers`; the first is this layer. Adapters intercept this method to add updates."""
         return [layer.multiply(x, w.kernel) for layer, w in zip(layers, weights, strict=True)]
 
     @nn.nowrap
@@ -173,9 +168,10 @@ class Linear(nn.Module):
 
     @nn.nowrap
     def kernel_shape(self, x: Float[Array, "..."]) -> tuple[int, ...]:
-        """Return the kernel's shape for inputs such as x.
+        """Return the kernel's shape for inputs shaped like x.
 
-        Raises ValueError where a letter has no size or no name.
+        Raises:
+          ValueError: a letter has no size or no name.
         """
         given, summed, new, _ = read_equation(self.equation)
         own, letters = given.replace("...", ""), summed + new
@@ -190,17 +186,14 @@ class Linear(nn.Module):
 
 
 def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Array, "..."]]:
-    """Return y of each `Linear`, as if each was called with x.
-
-    An adapter may make all of them in one read of x.
-    """
+    """Return y of each `Linear`, as if each was called with x. An adapter may compute all of them in one operation."""
     weights = [layer.weights(x) for layer in layers]
     products = layers[0].products(x, layers, weights)
     return [_shifted(*each) for each in zip(products, layers, weights, strict=True)]
 
 
 def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:
-    """Add the bias along the axes of y that the kernel brings, wherever the equation puts them."""
+    """Add the bias along the new axes of y, at the positions that the equation gives them."""
     bias = weights.bias
     if bias is None:
         return y
@@ -213,10 +206,7 @@ def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[A
 def dense(
     features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale: float = 1.0, biased: bool = False
 ) -> Linear:
-    """Return a `Linear` over the last axis, without a bias unless it is `biased`.
-
-    Its kernel is LeCun-normal, times `scale`.
-    """
+    """Return a `Linear` over the last axis, with a bias if `biased`. Its kernel starts LeCun-normal, times `scale`."""
     init = nn.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
     bias = nn.initializers.zeros if biased else None
     return Linear("...d,de->...e", {"e": features}, axes, dtype, bias=bias, kernel_init=init, name=name)
@@ -226,9 +216,9 @@ class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x^2) + eps) * scale, computed in fp32, returned in `dtype` (Zhang and Sennrich, 1910.07467).
 
     Attributes:
-      dtype: of y.
+      dtype: dtype of y.
       epsilon: eps.
-      on_root: y = x / (sqrt(mean(x^2)) + eps) * scale instead, as StripedHyena has it.
+      on_root: compute y = x / (sqrt(mean(x^2)) + eps) * scale instead, as in StripedHyena.
     """
 
     dtype: Any = jnp.float32
@@ -244,9 +234,9 @@ class RMSNorm(nn.Module):
 
 
 def _root(square: Float[Array, "... 1"]) -> Float[Array, "... 1"]:
-    """Return the square root, with a gradient of 0 at 0.
+    """Return the square root, with gradient 0 at 0.
 
-    Holes and padding are zero, and the gradient would be infinite there.
+    Holes and padding are 0, where the true gradient is infinite.
     """
     filled = square > 0
     return jnp.where(filled, jnp.sqrt(jnp.where(filled, square, 1)), 0)
@@ -256,7 +246,7 @@ def _root(square: Float[Array, "... 1"]) -> Float[Array, "... 1"]:
 def _mean_square(x: Float[Array, "... D"]) -> Float[Array, "... 1"]:
     """Return the mean square in fp32.
 
-    The backward pass keeps x in its own dtype, here and in `_times`.
+    Here and in `_times` the backward pass keeps x in its own dtype instead of fp32.
     """
     wide = x.astype(jnp.float32)
     return jnp.mean(wide * wide, -1, keepdims=True)
@@ -299,11 +289,11 @@ def _normed(
 
 
 class Dropout(nn.Module):
-    """x / (1 - rate) where an entry is kept, else 0 (Srivastava et al. 2014); a "dropout" rng turns it on.
+    """x / (1 - rate) for kept entries, 0 for dropped ones (Srivastava et al. 2014); off without a "dropout" rng.
 
-    An entry's number is hashed with two words of the rng (`pallas_kernels.norm_dropout`), in a few operations that XLA
-    fuses with its neighbours in both passes. Bits of JAX's generator take ten times as many, and XLA stores their mask.
-    The mask is the same on any mesh.
+    An entry is kept or dropped by a hash of its index and two words of the rng (`pallas_kernels.norm_dropout`). XLA
+    fuses these few operations with their neighbours in both passes. JAX's generator needs ten times as many operations,
+    and XLA stores its mask for the backward pass. The mask is the same on any mesh.
 
     Attributes:
       rate: share of entries that are dropped, from 0 to below 1.
@@ -320,7 +310,7 @@ class Dropout(nn.Module):
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 def _dropped(x: Float[Array, "..."], seed: UInt32[Array, "2"], rate: float) -> Float[Array, "..."]:
-    """Drop entries; the backward pass keeps the seed."""
+    """Drop entries; the backward pass keeps the seed, not the mask."""
     entry = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):
         entry = entry * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
@@ -330,11 +320,11 @@ def _dropped(x: Float[Array, "..."], seed: UInt32[Array, "2"], rate: float) -> F
 class NormDropoutReLU(nn.Module):
     """y = max(0, dropout(RMSNorm(x))) in one operation (`pallas_kernels.norm_dropout`), returned in x's dtype.
 
-    A "dropout" rng turns the dropout on. Its mask is the same on any mesh.
+    Without a "dropout" rng nothing is dropped. The mask is the same on any mesh.
 
     Attributes:
       rate: share of entries that are dropped, from 0 to below 1.
-      epsilon: of the norm.
+      epsilon: epsilon of the norm.
     """
 
     rate: float = 0.0
@@ -352,24 +342,24 @@ class NormDropoutReLU(nn.Module):
 
 
 def _norm_dropout(rate: float, epsilon: float, rows: Any, *others: Any) -> Float[Array, "B T D"]:
-    """Run the operation; scale and seed come last in an island's arguments."""
+    """Run the operation on the arguments of an island, of which scale and seed are the last."""
     (x, places), (scale, seed) = rows, others[-1]
     return norm_dropout(x, scale, seed, rate=rate, epsilon=epsilon, places=places)
 
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "identity"]
-"""Of an MLP. "gelu" is exact, x times the normal distribution function of x; "gelu_tanh" is its approximation."""
+"""The activation of an MLP. "gelu" is the exact x Phi(x), "gelu_tanh" its approximation."""
 
 
 class MLP(nn.Module):
-    """A gated MLP, (f(x W_g) * x W_u) W_d: SwiGLU where f is silu (Shazeer, 2002.05202).
+    """A gated MLP, (f(x W_g) * x W_u) W_d; it is SwiGLU if f is silu (Shazeer, 2002.05202).
 
     Attributes:
       hidden: width of the hidden layer.
       dtype: compute dtype.
       out_scale: scale of the output kernel's initial standard deviation.
       activation: f.
-      gated: otherwise f(x W_u + b_u) W_d + b_d.
+      gated: if False, compute f(x W_u + b_u) W_d + b_d instead.
     """
 
     hidden: int
@@ -394,7 +384,7 @@ class MLP(nn.Module):
 def _gated(gate: Float[Array, "..."], up: Float[Array, "..."], activation: Activation) -> Float[Array, "..."]:
     """Return f(gate) up.
 
-    The backward pass keeps the inputs, without the sigmoid and the product.
+    The backward pass keeps only the inputs, and computes the sigmoid and the product again.
     """
     return _activated(gate, activation) * up
 

@@ -1,4 +1,4 @@
-"""The text that a notebook or a debugger shows of an object: a few lines, whatever it holds."""
+"""A short `repr` for configs and states: the text that a notebook or a debugger shows of an object."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -9,17 +9,17 @@ import jax
 import numpy as np
 
 MOST = 1_800
-"""Characters of an object."""
+"""The most characters of an object."""
 MOST_TEXT = 120
-"""Characters of a text or of anything unknown."""
+"""The most characters of a text, or of a value of an unknown type."""
 MOST_ITEMS = 6
-"""The most items that are shown of a sequence, and arrays of a tree that are named one by one."""
+"""The most items that are shown of a sequence, and the most arrays of a tree that are shown one by one."""
 
 
 def show(self: Any) -> str:
-    """Write an object as the call that makes it, without defaults and numbers of arrays.
+    """Write an object as the call that makes it, without fields at their defaults and without the contents of arrays.
 
-    A class takes it by `__repr__ = show`.
+    Classes use it by `__repr__ = show`.
     """
     return _cut(_write_call(self), MOST)
 
@@ -35,7 +35,7 @@ def _write_call(value: Any) -> str:
 
 
 def _held_fields(value: Any) -> dict[str, Any]:
-    """Return what is shown of a dataclass or a named tuple."""
+    """Return the fields of a dataclass or a named tuple that are shown."""
     if not is_dataclass(value):
         return value._asdict()
     asked = {field.name: field for field in fields(value) if field.repr}

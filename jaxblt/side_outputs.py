@@ -1,6 +1,6 @@
-"""Reports of modules beside their result: losses, counters and next values, sown into two collections.
+"""Side outputs of modules: losses, metrics and next values of parameters, sown into two Flax collections.
 
-`init` sows nothing: what it returns are parameters, and a call that is given a collection would add to it.
+Nothing is sown during `init`: otherwise its result would hold these collections, and a later call would add to them.
 """
 
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 SIDE_OUTPUTS = ("losses", "metrics")
-"""The two collections into which modules may sow; every scan and remat declares both."""
+"""The two collections into which modules may sow. Every `nn.scan` and `nn.remat` must declare both."""
 
 
 @flax.struct.dataclass
 class Sown:
-    """A metric of known rank: axes in front of it are layers of a scan.
+    """A sown metric and its rank. Any axes in front are the layers of scans.
 
     Attributes:
-      value: fp32.
-      ndim: its rank where it was sown, 0 or 1.
-      is_next: True if it is the value that a parameter of the same name has from the next step on.
+      value: the metric in fp32.
+      ndim: rank of the metric when it was sown, 0 or 1.
+      is_next: True if the parameter of the same name takes this value from the next step on.
     """
 
     value: Float[Array, "*layers"]
@@ -36,31 +36,31 @@ class Sown:
 
 @flax.struct.dataclass
 class Price:
-    """A loss of each row, which training weighs by how well the row is answered.
+    """A sown loss of each row, which training weighs by the probability of the row's targets.
 
     Attributes:
-      rows: fp32; axes in front are layers of a scan.
+      rows: the losses in fp32; axes in front are the layers of scans.
     """
 
     rows: Float[Array, "*layers B"]
 
 
 def sow_loss(module: nn.Module, name: str, value: Float[Array, ""]) -> None:
-    """Add a loss, its weight applied, to what training minimises."""
+    """Add a loss, already multiplied by its weight, to the loss that training minimises."""
     if not module.is_initializing():
         module.sow("losses", name, value.astype(jnp.float32))
 
 
 def sow_price(module: nn.Module, name: str, rows: Float[Array, "B"]) -> None:
-    """Add a loss of each row, its weight applied, which a row pays by the probability of its targets: `sown_losses`."""
+    """Add a loss of each row, already multiplied by its weight; `sown_losses` weighs it by the row's probability."""
     if not module.is_initializing():
         module.sow("losses", name, Price(rows.astype(jnp.float32)))
 
 
 def sow_metric(module: nn.Module, name: str, value: Any) -> None:
-    """Report a scalar or a vector (one number a state, an expert, a head).
+    """Report a scalar or a vector, with one number per slot, expert or head.
 
-    Logs show its mean over layers and batches.
+    Logs show the mean over layers and batches.
 
     Raises:
       ValueError: the metric has two axes or more.
@@ -69,9 +69,9 @@ def sow_metric(module: nn.Module, name: str, value: Any) -> None:
 
 
 def sow_next(module: nn.Module, name: str, value: Any) -> None:
-    """Report the value that the module's parameter `name` has from the next step on, and log it.
+    """Report the value that the module's parameter `name` takes from the next step on, and log it.
 
-    The parameter is read under `stop_gradient`. Its value may lack axes of size 1 that the parameter has.
+    Such a parameter is read under `stop_gradient`. The value may lack axes of size 1 of the parameter.
 
     Raises:
       ValueError: the value has two axes or more.
@@ -80,12 +80,12 @@ def sow_next(module: nn.Module, name: str, value: Any) -> None:
 
 
 def next_params(side: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that modules reported by `sow_next` in a pass, as a tree of parameters."""
+    """Return the values that modules sowed by `sow_next` in a pass, as a tree of parameters."""
     return _nexts(side.get("metrics", {}))
 
 
 def with_next(params: Any, values: Any, good: Bool[Array, ""]) -> Any:
-    """Return parameters with the values of `next_params` where the parameters have them, if the step was good."""
+    """Return parameters with the values of `next_params` put in, if the step was good; otherwise unchanged."""
     if not isinstance(params, Mapping):
         return jnp.where(good, values.reshape(params.shape), params)
     return {

@@ -1,6 +1,6 @@
-"""Checks of values: configs when they are made, and numbers that public functions are given.
+"""Checks of values: fields of configs when a config is made, and number arguments of public functions.
 
-Below all rooms: only the standard library is imported. Checks of arrays are in `jaxblt.array_checks`.
+Every room imports this module, so it imports only the standard library. Checks of arrays are in `jaxblt.array_checks`.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
 MOST = 2**31 - 1
-"""Whole numbers reach no further: counters, lengths and ids are int32 on the devices."""
+"""The largest whole number that is allowed: counters, lengths and ids are int32 on the devices."""
 MOST_SEED = 2**32 - 1
 LEAST_FLOAT, MOST_FLOAT = 1.2e-38, 3.4e38
-"""Sizes of numbers that devices hold in fp32: larger ones become infinite there, and smaller ones 0."""
+"""The smallest and the largest magnitude in fp32: larger numbers become infinite on a device, smaller ones 0."""
 
 _FORGIVING: ContextVar[bool] = ContextVar("forgiving", default=False)
 _WORDS = {
@@ -61,19 +61,19 @@ def number(
 
 
 def perhaps(given: str, known: Iterable[str]) -> str:
-    """Return " (perhaps NAME)" with the known name that `given` is close to, or nothing."""
+    """Return " (perhaps NAME)" with the known name closest to `given`, or "" if none is close."""
     near = difflib.get_close_matches(given, list(known), n=1)
     return f" (perhaps {near[0]})" if near else ""
 
 
 def check_fields(config: Any) -> None:
-    """Check that each field of a dataclass holds what its annotation says.
+    """Check that the value of each field of a dataclass fits the field's annotation.
 
-    A bool is no number, a float is no whole number, and NaN and infinity are no numbers, nor are those that fp32 makes
-    infinite or 0. Text is not empty, unless a field is so by default. `Any` allows everything.
+    A bool does not pass as a number, nor a float as a whole number. NaN, infinity, and numbers that fp32 turns into
+    infinity or 0 fail. Empty text fails, unless it is the field's default. `Any` allows everything.
 
     Raises:
-      ValueError: the first field that does not, with its value and what is expected.
+      ValueError: names the first field that does not fit, its value and what was expected.
     """
     for name, hint in _hints(type(config)).items():
         value = getattr(config, name)
@@ -94,17 +94,17 @@ def check_bounds(
     below: float | str | None = None,
     why: str = "",
 ) -> None:
-    """Raise ValueError unless the named fields lie in the bounds.
+    """Raise ValueError unless the named fields lie within the bounds.
 
-    None passes. Of a tuple each item counts. Call `check_fields` first. Whole numbers are at most `MOST` where no upper
-    bound is given.
+    None passes. In a tuple each item is checked. Without an upper bound whole numbers may be at most `MOST`. Call
+    `check_fields` first.
 
     Args:
       config: a dataclass.
-      names: of its fields.
-      least, most: bounds that are allowed; a text names the field that is the bound.
-      above, below: bounds that are not.
-      why: put behind the message.
+      names: names of its fields.
+      least, most: inclusive bounds; a text is the name of the field that holds the bound.
+      above, below: exclusive bounds.
+      why: text appended to the message.
     """
     given = {"least": least, "above": above, "most": most, "below": below}
     limits = {
@@ -122,19 +122,19 @@ def check_bounds(
 
 
 def check_read(config: Any, name: str, *, needed: str, is_read: bool, part: str | None = None) -> None:
-    """Check that a field has its default unless something reads it: it would have no effect.
+    """Check that a field that nothing reads has its default, because another value would have no effect.
 
-    Inside `forgiving` such a field is set back instead, which changes nothing that is computed.
+    Inside `forgiving` such a field is reset to its default instead of raising.
 
     Args:
       config: a dataclass.
-      name: of its field.
-      needed: with what the field is read.
-      is_read: whether it is.
-      part: of a recipe that the config is, for the message; the name of its class if None.
+      name: name of its field.
+      needed: the setting with which the field is read, for the message.
+      is_read: whether the field is read.
+      part: name of the config in its recipe, for the message; the name of its class if None.
 
     Raises:
-      ValueError: the field was set, and nothing reads it.
+      ValueError: the field is not its default, and nothing reads it.
     """
     value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
     if is_read or value == default:
@@ -150,7 +150,7 @@ def check_read(config: Any, name: str, *, needed: str, is_read: bool, part: str 
 
 @contextmanager
 def forgiving() -> Iterator[None]:
-    """Reset fields that nothing reads, inside the block: files of older versions may hold any."""
+    """Reset fields that nothing reads, instead of raising, inside the block: older files may hold any value there."""
     token = _FORGIVING.set(True)
     try:
         yield
@@ -159,7 +159,7 @@ def forgiving() -> Iterator[None]:
 
 
 def check_buildable(config: Any, name: str) -> None:
-    """Check that the named field holds a config that builds a module: `causal` and `build()`."""
+    """Check that the named field holds a config that builds a module: it has `causal` and `build()`."""
     value = getattr(config, name)
     is_config = dataclasses.is_dataclass(value) and not isinstance(value, type)
     if not (is_config and hasattr(value, "causal") and callable(getattr(value, "build", None))):
@@ -175,9 +175,9 @@ def _where(config: Any, name: str) -> str:
 def _check_limits(
     name: str, value: float, limits: Mapping[str, float | None], shown: Mapping[str, str], why: str
 ) -> None:
-    """Raise ValueError unless `value` lies in the limits.
+    """Raise ValueError unless `value` lies within the limits.
 
-    The message writes the limits as `shown`, if that is given.
+    The message writes a limit as `shown` has it, if it has it.
     """
     broken = [word for word, bound in limits.items() if bound is not None and _breaks(value, word, bound)]
     if broken:
@@ -232,7 +232,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _fp32(value: Any) -> str:
-    """Return what to say of a number that is finite, but not in fp32."""
+    """Return a note for a number that is finite in Python but not in fp32, or ""."""
     is_finite = type(value) is float and math.isfinite(value)
     return f", fp32 holds sizes of {LEAST_FLOAT:g} to {MOST_FLOAT:g}" if is_finite else ""
 

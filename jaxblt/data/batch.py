@@ -8,25 +8,24 @@ from jaxblt.show import show
 
 @flax.struct.dataclass
 class Batch:
-    """Rows of bytes with the documents they came from.
+    """A batch of rows of ids, with the document that each id belongs to.
 
-    Ids are byte + 4 (see `jaxblt.data.vocab`). A row may hold several documents, each contiguous.
+    The id of a byte is byte + 4 (see `jaxblt.data.vocab`). A row may hold several documents, one after another.
 
     Attributes:
-      inputs: ids read by the model.
-      targets: the id after each input, shifted in the pipeline so that no shard needs its neighbour.
-      segment_ids: the document of each position, 1, 2, ... in a row; 0 is padding.
-      positions: offset in its document, from 0.
-      loss_mask: 1 where the target is scored, else 0; fractional where an objective weights its losses.
+      inputs: ids that the model reads.
+      targets: the id after each input. The pipeline shifts them, so that no device needs its neighbour's inputs.
+      segment_ids: number of the document at each position, 1, 2, ... within the row; 0 is padding.
+      positions: offset of each position in its document, from 0.
+      loss_mask: 1 where the target is scored, else 0; a fraction if the objective weights its losses.
       entropies: precomputed entropy in nats of the id after each input, or None to compute it in the step.
-      history: ids of the document up to each row's first input, that one included, right-aligned behind PAD; for
-        the entropy model, where rows begin inside documents. None where there is none to know.
-      labels: class or number of each row, or class of each position (-1 where none is asked for), for an objective that
-        asks for labels; None for the others. For several tasks those of rows by the task's name, -1 or NaN where a row
-        has none.
-      label_weights: by task, what each row's label weighs in the loss; an objective of several tasks sets it.
-      documents: key of each position's document (`jaxblt.data.keys`), 0 at padding, for routers that must not find it
-        in their index; None for models without.
+      history: for rows that begin inside a document, the document's last ids up to and including the row's first input,
+        after PAD on the left. The entropy model reads them. None if no row needs them.
+      labels: labels, or None if the objective needs none. They are the class or number of each row, or the class of
+        each position (-1 for none). With several tasks they are a dict by task of labels of rows (-1 or NaN for none).
+      label_weights: by task, the weight of each row's label in the loss; set by an objective of several tasks.
+      documents: key of each position's document (`jaxblt.data.keys`), 0 at padding. Routers with an index leave out
+        chunks of the same document. None for other models.
     """
 
     inputs: Int[Array, "B T"]

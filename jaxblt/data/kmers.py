@@ -12,14 +12,14 @@ from jaxblt.validation import check_bounds, check_fields
 class KmerVocab:
     """Ids of the byte vocabulary (0..259), then one id for each of the |alphabet|^k k-mers.
 
-    A run of r ≥ k alphabet letters becomes k-mers at offsets 0, s, 2s, ... (s = stride), the letters that
-    they leave over become bytes, and so does everything outside the alphabet: N, IUPAC codes, lower case,
-    any byte. So `decode(encode(x)) == x` for every x. Neighbouring k-mers are always of one run and overlap
-    by k - s letters.
+    A run of r ≥ k letters of the alphabet becomes k-mers at offsets 0, s, 2s, ... with s = stride. Letters that
+    are left over at its end become bytes. So do all bytes outside the alphabet, such as N, IUPAC codes and lower
+    case. Therefore `decode(encode(x)) == x` for every x. Neighbouring k-mers belong to one run and overlap by
+    k - s letters.
 
     Attributes:
-      k: letters in a k-mer.
-      stride: letters from one k-mer to the next, 1..k; k means no overlap.
+      k: number of letters in a k-mer.
+      stride: number of letters from the start of one k-mer to the next, 1..k; k means no overlap.
       alphabet: the letters, each once.
 
     Raises:

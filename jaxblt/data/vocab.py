@@ -1,29 +1,28 @@
-"""The byte vocabulary: 256 bytes behind four special ids, 260 in all.
+"""The byte vocabulary of 260 ids: four special ids, then 256 bytes.
 
-Every byte survives a round trip, whatever text or sequence it came from (N, IUPAC codes, lower case
-included).
+Decoding an encoded document returns the same bytes, also for N, IUPAC codes and lower case.
 """
 
 import numpy as np
 
 BOE = 0
-"""Id that no pipeline puts into a document; it stands for hidden bytes."""
+"""Id that stands for a masked byte; documents never contain it."""
 BOS = 1
 """Id before a document's first byte."""
 EOS = 2
-"""Id behind a document's last byte."""
+"""Id after a document's last byte."""
 PAD = 3
-"""Id of places that hold nothing."""
+"""Id of positions that hold no byte."""
 OFFSET = 4
-"""Special ids: byte b has id b + OFFSET."""
+"""Number of special ids: byte b has id b + OFFSET."""
 VOCAB_SIZE = 256 + OFFSET
-"""Ids in all: the bytes and the special ids."""
+"""Number of ids: bytes and special ids."""
 
 
 def check_single_bytes(name: str, characters: str) -> None:
-    """Raise ValueError for characters of several bytes.
+    """Raise ValueError for characters that UTF-8 writes as several bytes.
 
-    Each of their bytes belongs to other characters too.
+    Other characters share these bytes, so a byte does not identify one character.
     """
     if not characters.isascii():
         raise ValueError(
@@ -32,7 +31,7 @@ def check_single_bytes(name: str, characters: str) -> None:
 
 
 def encode(data: bytes, *, bos: bool = False, eos: bool = False) -> np.ndarray:
-    """Return bytes as int32 ids (byte + 4), with BOS before and EOS after if asked for.
+    """Return bytes as int32 ids (byte + 4), with BOS before if `bos` and EOS after if `eos`.
 
     Raises:
       TypeError: text instead of bytes.
@@ -46,7 +45,7 @@ def encode(data: bytes, *, bos: bool = False, eos: bool = False) -> np.ndarray:
 
 
 def check_whole(name: str, values: np.ndarray) -> None:
-    """Raise ValueError unless an array that is not empty holds whole numbers."""
+    """Raise ValueError unless an array holds whole numbers or is empty."""
     if values.size and not np.issubdtype(values.dtype, np.integer):
         raise ValueError(f"{name} must be whole numbers, got dtype {values.dtype}")
 

@@ -30,15 +30,15 @@ from jaxblt.validation import check_fields
 
 @dataclasses.dataclass(frozen=True)
 class ByteLMConfig:
-    """Embedding, one stack, norm and head.
+    """A language model over bytes: embedding, one stack, norm and head.
 
     Attributes:
-      stack: the blocks; its width is the model's. "A" alone is a byte Transformer, "H" a byte Hyena.
-      hash: n-gram tables added to the byte embedding, or None.
-      tie_head: read logits off the byte embedding instead of a matrix of their own.
+      stack: the blocks; its width is the model's. The pattern "A" makes a byte Transformer, "H" a byte Hyena.
+      hash: tables of n-grams that are added to the byte embedding, or None.
+      tie_head: compute logits with the byte embedding instead of a separate matrix.
       head_bias: add a bias to each logit.
-      reads_bos: False makes BOS a hole: a document begins with its first byte, of which the model tells nothing.
-      vocab_size: ids.
+      reads_bos: False makes BOS a hole: a document begins with its first byte, which the model does not predict.
+      vocab_size: number of ids.
     """
 
     stack: StackConfig = StackConfig()

@@ -36,9 +36,9 @@ class HashConfig:
     """Hashed n-gram tables (Byte Latent Transformer, 2412.09871, sec. 3.2.1).
 
     Attributes:
-      sizes: the n of the n-grams, each ending at the byte.
-      table_size: rows of each table.
-      functions: hash functions, each with tables of its own.
+      sizes: the values of n; each n-gram ends at the byte.
+      table_size: number of rows of each table.
+      functions: number of hash functions, each with its own tables.
     """
 
     sizes: tuple[int, ...] = (3, 4, 5, 6, 7, 8)

@@ -98,12 +98,12 @@ class PositionLayer(nn.Module):
 def with_positions(
     stack: StackConfig, layers: Layers, *, periods: tuple[int, ...] = PositionConfig().periods
 ) -> StackConfig:
-    """Return the stack with a layer of positions before chosen blocks, each with a projection of its own.
+    """Return the stack with a layer of sinusoidal positions before chosen blocks, each with its own projection.
 
     Args:
-      stack: any; its latent slots or bytes are counted.
-      layers: "all" blocks, the first and the last as "ends", or every n-th, from the first on.
-      periods: of the sinusoids.
+      stack: a stack over bytes or over the slots of patches; positions count these.
+      layers: the blocks: "all", "ends" for the first and the last, or n for every n-th block from the first on.
+      periods: periods of the sinusoids.
 
     Raises:
       ValueError: n is no whole number from 1, or the pattern has positions already.

@@ -20,14 +20,14 @@ from jaxblt.validation import check_bounds, check_fields
 
 @dataclasses.dataclass(frozen=True)
 class PositionConfig:
-    """Periods of the sinusoids, in bytes.
+    """Periods of the sinusoidal position encoding, in bytes.
 
-    Periods are whole numbers, and phases are taken modulo the period in integers. So position 10^9 is as exact as
-    position 1, and a longer context shows the model no value that it has not seen.
+    Periods are whole numbers, and phases are computed modulo the period in integers. So position 10^9 is as exact as
+    position 1, and a longer context has no phase that a shorter one lacks.
 
     Attributes:
-      offset_periods: for the offset in the patch.
-      periods: for the position in the document; 3 is a codon.
+      offset_periods: periods for the offset within the patch.
+      periods: periods for the position within the document; 3 is a codon.
     """
 
     offset_periods: tuple[int, ...] = (2, 4, 8, 16, 32)

@@ -27,16 +27,16 @@ def SimplePulse(
     count; replace `stack.mixers["state_engine"]` for those.
 
     Args:
-      vocab_size: ids, at least the 260 of bytes.
-      d_model: width; of 64 a head, or of one head if 64 does not divide it.
-      num_states: slots of each head.
-      use_checkpoint: keep only a block's input for the backward pass and compute the rest again.
-      sparse_routing: tokens write to their likeliest slots only. That chooses what slots hold and saves no time: routes
-        are dense matrices, and skipping zeros would take fewer products on tensor cores only from about 4,096 slots a
-        route on.
-      top_k_states: how many those are; None for 16, or for all slots if there are fewer.
-      num_layers: blocks.
-      num_classes: of a classifier, whose logits are [rows, classes]; None for a language model.
+      vocab_size: number of ids, at least the 260 of bytes.
+      d_model: width. Heads have 64 channels, or there is one head if 64 does not divide the width.
+      num_states: number of slots per head.
+      use_checkpoint: keep only a block's input for the backward pass, and compute the rest again.
+      sparse_routing: tokens write to their likeliest slots only. This changes what slots hold but saves no time: routes
+        are dense matrices, and skipping zeros would need fewer products on tensor cores only from about 4,096 slots on.
+      top_k_states: number of slots that a token writes to with `sparse_routing`; None for 16, or for all slots if there
+        are fewer.
+      num_layers: number of blocks.
+      num_classes: number of classes of a classifier, with logits [rows, classes]; None for a language model.
 
     Raises:
       ValueError: a number is out of range, or `top_k_states` is given without `sparse_routing`.

@@ -39,33 +39,33 @@ from jaxblt.validation import check_bounds, check_fields
 from pallas_kernels.runtime import has_checked_ops
 
 MOST_LAYERS = 1024
-"""The most layers of a stack: a config from a file that asks for a million must not exhaust who reads it."""
+"""The most layers of a stack: a config file that asks for a million must not exhaust the memory of its reader."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StackConfig:
-    """A stack of pre-norm blocks, x + mixer(norm x) then x + MLP(norm x).
+    """A stack of pre-norm blocks: each computes x + mixer(norm x), then x + MLP(norm x).
 
     Attributes:
       dim: width D.
-      num_layers: blocks.
-      pattern: the mixer of each block, repeated to `num_layers`: a tuple of names, such as ("hyena", "attention"). In a
-        string, words stand between commas; without a comma each letter is a name, such as H, A and W in "HHAH".
-      mixers: configs by name. Other names are those of `jaxblt.models.mixer_table`. Their dim and causal become the
-        stack's.
-      mlp_dim: width of the MLP; None for 8/3 D rounded up to 64, 0 for none.
-      gated_mlp: (f(x W_g) * x W_u) W_d; otherwise f(x W_u + b_u) W_d + b_d (see `jaxblt.layers.MLP`).
-      activation: f of the MLP: one for all blocks, or a tuple of one for each block of the pattern.
-      dropout: rate on the residual branches, active where a "dropout" rng is passed.
-      causal: every mixer of the stack is causal, or none is.
+      num_layers: number of blocks.
+      pattern: names of the mixers, repeated to `num_layers` blocks: a tuple such as ("hyena", "attention"), or a
+        string. In a string with commas, words are names. Without a comma each letter is a name: H, A and W in "HHAH".
+      mixers: configs by name, for names of your own and to replace built-in ones (`jaxblt.models.mixer_table`). The
+        stack sets their `dim` and `causal`.
+      mlp_dim: width of the MLP; None for 8/3 D rounded up to a multiple of 64, 0 for no MLP.
+      gated_mlp: if True the MLP is (f(x W_g) * x W_u) W_d, otherwise f(x W_u + b_u) W_d + b_d (`jaxblt.layers.MLP`).
+      activation: f of the MLP: one name for all blocks, or a tuple with one name per block of the pattern.
+      dropout: dropout rate of the residual branches; off without a "dropout" rng.
+      causal: whether all mixers of the stack are causal; otherwise all are bidirectional.
       remat: what a block keeps for the backward pass (see `jaxblt.models.remat`).
-      scan: compile one period of the pattern and loop over it, instead of every block. The loop copies what the
-        backward pass needs into stacked arrays.
-      norm_epsilon: added to the mean square in the norms of the blocks, and in the norm of a head behind them.
-      norm_on_root: it is added to the root of the mean square instead (see `jaxblt.layers.RMSNorm`).
-      layer_norm: norms take off the mean and add a bias (see `jaxblt.layers.LayerNorm`).
-      row_norm: norms of the blocks are of each channel over a document's tokens instead (see `RowNorm`); not causal.
-      adapter: of the products in the blocks (`jaxblt.adapters.attach` sets it), or None.
+      scan: compile one period of the pattern and loop over it, instead of compiling every block. The loop copies what
+        the backward pass needs into stacked arrays.
+      norm_epsilon: added to the mean square in the norms of the blocks, and in the norm of a head after the stack.
+      norm_on_root: add `norm_epsilon` to the root of the mean square instead (see `jaxblt.layers.RMSNorm`).
+      layer_norm: subtract the mean in norms and add a bias (see `jaxblt.layers.LayerNorm`).
+      row_norm: normalise each channel over a document's tokens, instead of each token (see `RowNorm`); not causal.
+      adapter: config of the adapters of the blocks' products (set by `jaxblt.adapters.attach`), or None.
     """
 
     dim: int = 256
@@ -125,7 +125,7 @@ class StackConfig:
             )
 
     def _check_adapter(self) -> None:
-        """Check that a router has a causal stack: it reads tokens in order."""
+        """Check that the stack is causal if the adapter has a router, which reads tokens in order."""
         if self.adapter is None:
             return
         if not isinstance(self.adapter, StackAdapter):

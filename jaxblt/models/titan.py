@@ -32,15 +32,16 @@ def titan(
     `build()` makes the module, and a `Recipe` takes it as its model.
 
     Args:
-      form: "mag", every layer mixes a memory and attention over a window by a gate; "mal", layers of memory and
-        of window attention take turns; "mac", attention within segments of a chunk sees what the memory gives back,
-        and `window` plays no part; or "slots", as "mal" with a bank of slots for the memory.
+      form: "mag": in every layer a gate mixes a memory and attention over a window. "mal": layers of memory and of
+        windowed attention alternate. "mac": attention within segments of a chunk also reads what the memory retrieves;
+        `window` is not used. "slots": as "mal", with a bank of slots as the memory.
       dim: width.
-      num_layers: blocks; two at least where kinds of layers take turns.
-      window: steps that attention sees, at least `chunk_size`.
-      chunk_size: tokens from one update of a memory to the next; None for 64, or 8 of a bank of slots.
-      num_heads: of memories and of attention, a divisor of `dim`; None for heads of 64, or one if 64 does not divide
-        `dim`. Except for "mac" a head's width is even, as rotary positions turn pairs of channels.
+      num_layers: number of blocks; at least two if kinds of layers alternate.
+      window: number of steps that attention sees, at least `chunk_size`.
+      chunk_size: number of tokens between updates of a memory; None for 64, or 8 for a bank of slots.
+      num_heads: heads of memories and of attention, a divisor of `dim`; None for heads of 64 channels, or for one head
+        if 64 does not divide `dim`. Except for "mac" a head's width must be even, because rotary positions rotate
+        pairs.
       mlp_dim: as in `StackConfig`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Islands over a sequence that is split along the mesh axis `seq`."""
+"""Islands (`shard_map`s) over rows that are split along the mesh axis `seq`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ class SeqAxis(NamedTuple):
     """The mesh axis that splits the sequence.
 
     Attributes:
-      name: of the axis.
-      size: among how many devices.
-      manual: a `shard_map` around this has split it, so that arrays in hand are a device's own stretch.
+      name: name of the axis.
+      size: number of devices along the axis.
+      manual: True inside a `shard_map` over the axis: arrays are then a device's own shard of a row.
     """
 
     name: str
@@ -25,16 +25,16 @@ class SeqAxis(NamedTuple):
     manual: bool = False
 
     def whole(self, length: int) -> int:
-        """Return the tokens of a whole row, of which arrays in hand have `length`."""
+        """Return the length of a whole row, given the length of the arrays at hand."""
         return length * self.size if self.manual else length
 
 
 def seq_axis(x: Any = None) -> SeqAxis | None:
     """Return the mesh's `seq` axis if it splits rows such as x.
 
-    It is None without such an axis, or if it has one device. In a `shard_map` over `seq` rows are split if some array
-    of the pytree x varies over it. With `check_vma=False` that is not known, and all are taken to be split. Without x
-    rows are whole there.
+    Return None without such an axis, or if it has one device. Inside a `shard_map` over `seq`, rows count as split if
+    some array of the pytree x varies over the axis. With `check_vma=False` JAX does not know, and all arrays count as
+    split. Without x rows count as whole there.
     """
     mesh = jax.sharding.get_abstract_mesh()
     size = mesh.shape.get(SEQ_AXIS, 1)
@@ -49,7 +49,7 @@ def seq_axis(x: Any = None) -> SeqAxis | None:
 def check_whole_rows(x: Any, what: str) -> None:
     """Raise ValueError if a `shard_map` over `seq` has split rows such as x.
 
-    `what` names the caller, which reads whole rows.
+    `what` names the caller, which needs whole rows, in the message.
     """
     axis = seq_axis(x)
     if axis is not None and axis.manual:
@@ -69,19 +69,19 @@ def over_sequence[T](
     outputs: Any = True,
     heads: Any = False,
 ) -> T:
-    """Return `fn(sequenced, batched, shared)`, each device on its own rows and stretch.
+    """Return `fn(sequenced, batched, shared)`, computed by each device on its own rows and shard of the sequence.
 
-    What `fn` needs of the other devices it exchanges itself, by collectives over the axis `seq_axis()` names.
+    `fn` itself exchanges data with other devices, by collectives over the axis that `seq_axis()` returns.
 
     Args:
-      fn: sees local arrays.
-      sequenced: pytree of arrays with the batch first and time at `time_axis`.
-      batched: pytree of arrays with a leading batch axis, each row whole on every device of the sequence.
+      fn: function of local arrays.
+      sequenced: pytree of arrays with the batch first and time at `time_axis`; they are split in time.
+      batched: pytree of arrays with a leading batch axis; every device of the sequence has whole rows of them.
       shared: pytree of arrays that every device has whole (filters, parameters).
       time_axis: 1 for [B, T, ...], 2 for [B, D, T].
-      outputs: pytree prefix of what `fn` returns: True where it is split in time like `sequenced`, False where
-        it is the same on all devices of the sequence (a final state; `fn` makes it so with a `psum` or alike).
-      heads: as for `over_batch`, a prefix of `sequenced`.
+      outputs: pytree prefix of the result of `fn`: True for arrays that are split in time like `sequenced`, False for
+        arrays that are equal on all devices of the sequence, such as a final state that `fn` sums by `psum`.
+      heads: pytree prefix of `sequenced`, as for `over_batch`.
 
     Raises:
       ValueError: the mesh splits no sequence, or the tokens or the rows do not divide among the devices.
@@ -102,10 +102,7 @@ def over_sequence[T](
 
 
 def as_stretches[T](sequenced: T, axis: SeqAxis) -> T:
-    """Mark arrays as varying over `seq`, as an island's arguments do.
-
-    Only if a `shard_map` around this has split it.
-    """
+    """Mark arrays as varying over `seq`, like an island's arguments, if a `shard_map` around this has split them."""
     if not axis.manual:
         return sequenced
     leaves, tree = jax.tree.flatten(sequenced)
@@ -113,10 +110,10 @@ def as_stretches[T](sequenced: T, axis: SeqAxis) -> T:
 
 
 def made_split[T](make: Callable[[], T]) -> T:
-    """Make arrays [B, T, ...], each device its own stretch; whole without a `seq` axis.
+    """Make arrays [B, T, ...], of which each device makes its own shard; whole without a `seq` axis.
 
     Raises:
-      ValueError: the rows or the stretches do not divide among the devices.
+      ValueError: the rows or the sequence do not divide among the devices.
     """
     axis, rows = seq_axis(), batch_axes()
     if axis is None:
@@ -129,7 +126,7 @@ def made_split[T](make: Callable[[], T]) -> T:
 
 
 def whole_rows(x: Shaped[Array, "B T"]) -> Shaped[Array, "B T"]:
-    """Gather every row of x whole on all devices, for integers counted along the sequence."""
+    """Gather whole rows of x on all devices, for integers that are counted along the sequence."""
     return jax.lax.with_sharding_constraint(x, PartitionSpec(batch_axes() or None))
 
 

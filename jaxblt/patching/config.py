@@ -26,27 +26,28 @@ class PatcherConfig:
       optimal             chosen so that the sum of C(patch) over the block is least (not causal)
       length_constrained  the same among segmentations in exactly num_patches patches (not causal)
 
-    where C([i, j)) = patch_cost + sum over i <= t <= j - 2 of max(0, H_t - threshold): the cost of a patch
-    plus the surprise of the bytes behind its first. Patches never cross a block's edge; offsets count from it.
+    where C([i, j)) = patch_cost + sum over i <= t <= j - 2 of max(0, H_t - threshold): a cost per patch plus
+    the surprise of each byte after the first. Patches never cross the edge of a block; offsets count from it.
 
     Attributes:
-      mode: the rule; all but the last two are causal: they read bytes and entropies only up to t.
-      threshold: nats. No default: `calibrate_threshold` finds the one for a number of bytes per patch.
-      threshold_add: nats; not None switches the dual rule on.
-      monotonic: threshold the rise of the entropy.
-      patch_size: bytes, static mode.
+      mode: the rule. All except the last two are causal: they read bytes and entropies only up to t.
+      threshold: in nats. It has no default: `calibrate_threshold` finds it for a number of bytes per patch.
+      threshold_add: in nats; if it is not None the dual rule is used.
+      monotonic: compare the rise of the entropy with the threshold, not the entropy.
+      patch_size: length of patches in bytes, in mode static.
       patch_cost: nats per patch, in the cost that optimal and length_constrained minimise.
-      num_patches: patches in a full block, length_constrained mode.
-      min_length: bytes; boundaries nearer to the patch's start are refused. A block's last may be shorter.
-      max_length: bytes; a patch that reaches it ends. None sets no limit but the block.
-      block_size: bytes in a block.
-      capacity: patch slots in a block, from `calibrate_capacity`; None: the least that cannot overflow.
-      margin: nats from the threshold to what lay nearest to it in the sample that it was calibrated on (see
-        `threshold_margin`), below which rounding moves none of the sample's boundaries; None if not known.
-      target: mean length in bytes that a router is led to, in learned mode; a recipe fills in its `bytes_per_patch`.
-      reads_entropies: the router scores by entropies, in learned mode; a recipe fills it in.
-      entropy_context: most bytes that the entropy model may see behind it, those of its training rows; an even
-        number (see `jaxblt.patching.contexts`). None sets no bound: its own windows do, or nothing does.
+      num_patches: number of patches in a full block, in mode length_constrained.
+      min_length: the least bytes of a patch, except the last of a block: earlier boundaries are refused.
+      max_length: the most bytes of a patch: it ends there. None sets no limit except the block.
+      block_size: number of bytes in a block.
+      capacity: number of patch slots in a block, from `calibrate_capacity`; None for the least that cannot overflow.
+      margin: distance in nats between the threshold and the nearest entropy of the calibration sample (see
+        `threshold_margin`). Smaller rounding errors move no boundary of the sample. None if not known.
+      target: mean length in bytes that the ratio loss aims at, in mode learned; a recipe fills in its
+        `bytes_per_patch`.
+      reads_entropies: whether the router reads entropies, in mode learned; a recipe fills it in.
+      entropy_context: the most earlier bytes that the entropy model may see: as many as in its training rows; an even
+        number (see `jaxblt.patching.contexts`). None sets no limit besides the model's own windows.
 
     Raises:
       ValueError: an option is out of range, or does not belong to the mode.

@@ -47,10 +47,10 @@ def boundary_margin(
 def decided(
     config: PatcherConfig, entropies: Float[Array, "B T"], segment_ids: Int[Array, "B T"], *, error: float
 ) -> Bool[Array, "B T"]:
-    """Mark boundaries that programs must agree on if entropies differ by at most `error` nats.
+    """Mark bytes at which two programs agree on a boundary, if their entropies differ by at most `error` nats.
 
-    A rule that remembers where the patch began (greedy, dual, a length limit) carries a flip on to the
-    block's end. This is said of `closes`, before slots are counted.
+    If a rule depends on where the patch began (greedy, dual, a length limit), one different boundary may change all
+    later ones of the block. The marks are for the boundaries of `closes`, before capacity refuses any.
     """
     clear = boundary_margin(config, entropies, segment_ids) > error
     remembers = config.mode == "greedy" or config.shortest > 1 or config.max_length is not None

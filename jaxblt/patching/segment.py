@@ -25,10 +25,10 @@ def make_patches(
     Args:
       config: the rule, its limits and the static shapes.
       ids: byte + 4; BOS and EOS count as bytes.
-      segment_ids: documents, 0 for padding, which belongs to no patch; None is one document a row. Documents
-        start at a block's edge.
-      entropies: nats, of the prediction made at each byte; read by the modes that go by entropy. In mode learned the
-        p_t of the model's router.
+      segment_ids: number of each position's document; 0 is padding and belongs to no patch. None for one document per
+        row. Documents start at a block's edge.
+      entropies: entropy in nats of the prediction made at each byte, for the modes that read entropies. In mode learned
+        the p_t of the model's router.
 
     Raises:
       ValueError: the entropies or threshold of the mode are missing, a shape differs from that of ids, or (outside of
@@ -57,10 +57,9 @@ def closes(
     *,
     after: LastByte | None = None,
 ) -> Bool[Array, "B T"]:
-    """Mark where a patch is to end, block edges included.
+    """Mark the bytes at which the rule ends a patch, block edges included, before capacity refuses any.
 
-    The slots that a block has are not yet counted. Rows begin at a block's edge; those that go on with a document say
-    what came before in `after`.
+    Rows begin at a block's edge. For a row that continues a document, `after` says what came before.
     """
     threshold = config.known_threshold() if config.has_threshold else 0.0
     entropies = read_entropies(config, ids, entropies)

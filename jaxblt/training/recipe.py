@@ -1,4 +1,4 @@
-"""A recipe: everything that defines a training run, as one frozen dataclass."""
+"""The recipe: a frozen dataclass with everything that defines a training run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -21,35 +21,36 @@ from jaxblt.validation import check_bounds, check_buildable, check_fields
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training run.
+    """The definition of a training run.
 
-    The data says how documents lie in rows, and models are built accordingly. What the config of a mixer promises
-    (`packed`, `segment_alignment`) is checked against the data and then taken back, so that the recipe can be given
-    other data. `data.alignment` of packed documents becomes a multiple of the patcher's block, or of MAC's chunk.
+    The data decides how documents lie in rows, and models are built accordingly. If a mixer's config makes promises
+    about rows (`packed`, `segment_alignment`), they are checked against the data and then reset to their defaults, so
+    that the recipe also works with other data. `data.alignment` of packed documents is raised to a multiple of the
+    patcher's block, or of MAC's chunk.
 
     Attributes:
-      name: the run's name, and that of its folder in `runs`.
+      name: name of the run, and of its folder in `runs`.
       model: config of the model, e.g. `BLTConfig` or `ByteLMConfig`.
-      data: config of the data, documents or a task; rows of a batch and bytes of a row are its.
-      objective: what the model predicts.
+      data: config of the data, documents or a task; it sets the rows of a batch and the bytes of a row.
+      objective: what the model predicts, and its loss.
       optimizer: the optimiser and its schedule.
-      train: length, precision, logging, checkpoints.
-      mesh: how many ways data and parameters are split.
-      patcher: how bytes become patches; None for a model without patches.
-      bytes_per_patch: mean length to calibrate a missing threshold for, and with it a missing capacity; in mode
-        learned the length that the router is led to.
+      train: number of steps, precision, logging, checkpoints.
+      mesh: into how many parts data and parameters are split.
+      patcher: rule that cuts bytes into patches; None for a model without patches.
+      bytes_per_patch: target for the mean patch length. Calibration finds a missing threshold and capacity for it; in
+        mode "learned" the ratio loss aims at it.
       entropy_run: run folder of the trained entropy model whose entropies cut the patches.
-      entropy_model: its config; filled in from `entropy_run` when the run starts.
+      entropy_model: config of that entropy model; filled in from `entropy_run` when the run starts.
       init_from: run folder whose newest parameters (not their average) the run starts from, with a fresh optimiser.
-      fresh: patterns of names of parameters that are new, and not taken from `init_from`: "label_head/*".
-      freeze: patterns of names of parameters that stay as `init_from` has them: "embedding/*". They lie in
-        `TrainState.frozen` as its base, without gradients or optimiser slots.
-      base_run: run folder of a model that stays frozen; its config is `model` without adapters
-        (`jaxblt.adapters.attach`), and these are trained alone.
-      also_train: patterns of paths of the base's parameters that are trained besides, such as "embedding/bytes".
-      experts: folders of static adapters over the same base, runs or PEFT files, that the experts of the model's
-        banks start as; () to draw them.
-      reference: a second model whose predictions are held close to; None for none.
+      fresh: patterns of names of new parameters, which are not taken from `init_from`: "label_head/*".
+      freeze: patterns of names of parameters of `init_from` that are not trained: "embedding/*". They are stored in
+        `TrainState.frozen` as the base, without gradients or optimiser state.
+      base_run: run folder of a frozen base model for adapters. `model` is the base's config with adapters
+        (`jaxblt.adapters.attach`), and only the adapters are trained.
+      also_train: patterns of paths of the base's parameters that are trained too, such as "embedding/bytes".
+      experts: folders of static adapters over the same base (runs or PEFT files) with which the experts of the model's
+        banks start; () to draw them at random.
+      reference: a second model to whose predictions a loss keeps the model close, or None.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Recipe:
 
     @classmethod
     def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
-        """Turn what older versions stored into today's fields: weights of a loss stood beside the objective."""
+        """Convert fields of older versions: weights of a hybrid loss were stored beside the objective."""
         hybrid = stored.pop("hybrid", None)
         if hybrid is not None:
             plain = stored.get("objective", NextByte())
@@ -103,7 +104,7 @@ class Recipe:
 
 @runtime_checkable
 class Demanding(Protocol):
-    """A part of a recipe that demands something of the others."""
+    """A part of a recipe that places demands on other parts."""
 
     def check(self, recipe: Any) -> None:
         """Raise ValueError, with the value, what was expected and the fix, if the recipe does not suit the part."""
@@ -111,9 +112,10 @@ class Demanding(Protocol):
 
 
 def parts_of(recipe: Recipe) -> Iterator[Demanding]:
-    """Yield the fields of a recipe that have demands. A part asks what it is made of itself, as a model asks its head.
+    """Yield the fields of a recipe that have a `check`.
 
-    The entropy model was trained by a recipe of its own and is not asked.
+    Such a part calls the checks of its own parts, as a model does for its head. The entropy model is left out, because
+    it was trained by a recipe of its own.
     """
     for field in fields(recipe):
         part = getattr(recipe, field.name)
@@ -122,7 +124,7 @@ def parts_of(recipe: Recipe) -> Iterator[Demanding]:
 
 
 def _check_direction(recipe: Recipe) -> None:
-    """Check that the model sees the future only if the objective lets it, and knows every id of the data."""
+    """Check that model and objective agree on `causal`, and that the model knows every id of the data."""
     objective, model = recipe.objective, recipe.model
     if objective.causal != model.causal:
         raise ValueError(
@@ -136,7 +138,7 @@ def _check_direction(recipe: Recipe) -> None:
 
 
 def _check_order(recipe: Recipe) -> None:
-    """Check that what reads bytes in their order gets them so: patches, and objectives without `any_order`."""
+    """Check that patches, and objectives without `any_order`, get the bytes of a row in order."""
     if layout_of(recipe.entropy_model) != CONTIGUOUS:
         raise ValueError("an entropy model needs bytes in order: train one with layout='contiguous'")
     layout, any_order = layout_of(recipe.model), getattr(recipe.objective, "any_order", False)
@@ -149,7 +151,7 @@ def _check_order(recipe: Recipe) -> None:
 
 
 def _check_start(recipe: Recipe) -> None:
-    """Check that parameters come from one place, and that what is named beside that place is read."""
+    """Check that parameters start from one run at most, and that fields which need such a run have it."""
     if (recipe.fresh or recipe.freeze) and recipe.init_from is None:
         raise ValueError(
             f"fresh = {recipe.fresh} and freeze = {recipe.freeze} need a run to start from: set init_from to its folder"
@@ -173,12 +175,12 @@ def _check_start(recipe: Recipe) -> None:
 
 
 def router_of(model: Any) -> Any:
-    """Return the config of a model's router, or of that of its base; None for a model without."""
+    """Return the config of the router of a model or of its base, or None."""
     return getattr(getattr(model, "base", model), "router", None)
 
 
 def _settle_router(recipe: Recipe) -> None:
-    """Tell the patcher of learned boundaries its target, and whether the router reads entropies."""
+    """Set the target length in a patcher of learned boundaries, and whether its router reads entropies."""
     patcher, router = recipe.patcher, router_of(recipe.model)
     if patcher is None or patcher.mode != "learned":
         return
@@ -187,7 +189,7 @@ def _settle_router(recipe: Recipe) -> None:
 
 
 def _settle_rows(recipe: Recipe) -> None:
-    """Align packed documents, and leave to the data what mixers may take for granted of rows."""
+    """Set the alignment of packed documents, and reset the promises of mixers, which the data decide."""
     data, patcher = align(recipe.model, recipe.data, recipe.patcher), recipe.patcher
     object.__setattr__(recipe, "data", data)
     for name in ("model", "entropy_model"):

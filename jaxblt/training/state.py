@@ -1,4 +1,4 @@
-"""What a training run carries from step to step, and what it leaves alone."""
+"""The state of a training run: what each step changes, and the frozen trees that it only reads."""
 
 import hashlib
 import math
@@ -21,15 +21,15 @@ from jaxblt.show import show
 ENTROPY = "entropy"
 """The frozen tree whose entropies cut bytes into patches."""
 BASE = "base"
-"""The frozen tree that the trained parameters are laid over, see `whole_params`."""
+"""The frozen tree of a base model: the trained parameters replace or extend it, see `whole_params`."""
 REFERENCE = "reference"
 """The frozen tree of a second model that predictions are compared with."""
 
 Step = int | Literal["best"]
-"""A checkpoint of a run, by its step, or that of the best evaluation."""
+"""Selects a checkpoint of a run: its step, or "best" for the checkpoint of the best evaluation."""
 
 Weights = Literal["raw", "ema"]
-"""Parameters of a run: those that the last step left, or their exponential moving average."""
+"""Selects parameters of a run: those after the last step, or their exponential moving average."""
 
 
 @flax.struct.dataclass
@@ -37,8 +37,8 @@ class Frozen:
     """A tree of parameters that steps read and never train.
 
     Attributes:
-      params: in the dtypes that it is stored in; bfloat16 for an entropy model that was trained here.
-      content_hash: of `params`, see `content_hash`: the name of its folder, and how a run knows its tree again.
+      params: in their stored dtypes; bfloat16 for an entropy model that was trained with this library.
+      content_hash: hash of `params` (see `content_hash`). It names the tree's folder, and identifies the tree.
     """
 
     params: Any
@@ -49,17 +49,19 @@ class Frozen:
 
 @flax.struct.dataclass
 class TrainState:
-    """State of a run. Randomness is `fold_in(key(seed), step)`, so no key needs to be kept.
+    """State of a training run. It holds no random key: a step uses `fold_in(key(seed), step)`.
 
     Attributes:
-      step: steps taken, skipped ones included.
-      params: fp32. Gradients are taken of them and of nothing else.
-      opt_state: of the optimiser of `params`.
-      skipped: steps whose loss, gradient or update was not finite, and which changed nothing.
-      skipped_in_a_row: of those, the ones since the last good step.
-      frozen: any other trees, by name: `ENTROPY`, `BASE`, `REFERENCE`. Checkpoints hold them once a run, not a step.
-      ema: the exponential moving average of `params`, see `averaged`; None for a run without.
-      scaling: what low precision remembers: "amax" of FP8 products, "loss" of fp16; None for a run without.
+      step: number of steps taken, skipped steps included.
+      params: the trained parameters, in fp32. Nothing else has gradients.
+      opt_state: state of the optimiser of `params`.
+      skipped: number of steps that changed nothing, because loss, gradient or update was not finite.
+      skipped_in_a_row: number of skipped steps since the last good one.
+      frozen: trees that are not trained, by name: `ENTROPY`, `BASE`, `REFERENCE`. They are stored once per run, not in
+        each checkpoint.
+      ema: exponential moving average of `params` (see `averaged`), or None.
+      scaling: state of low precision, or None: "amax" has the largest entries of FP8 operands, "loss" the scale of the
+        loss in fp16.
     """
 
     step: Int[Array, ""]
@@ -82,7 +84,7 @@ def start(
     ema: bool = False,
     scaling: dict[str, Any] | None = None,
 ) -> TrainState:
-    """Make the state before step 0; with `ema` its average begins at the parameters."""
+    """Make the state before step 0; with `ema` it holds an average, which begins as a copy of the parameters."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -96,18 +98,18 @@ def start(
 
 
 def copied(tree: Any) -> Any:
-    """Copy values into arrays of their own: a step donates its state, and no buffer may be donated twice."""
+    """Copy all arrays: a step donates its state, and no buffer may be donated twice."""
     return jax.tree.map(jnp.copy, tree)
 
 
 def averaged(ema: Any, params: Any, decay: float, count: Int[Array, ""]) -> Any:
-    """Return the exponential moving average after the `count`-th update of the parameters, from the average before it.
+    """Return the exponential moving average after the `count`-th update of the parameters.
 
-    m_t = s_t p_t + (1 - s_t) m_{t-1} with s_t = (1 - d) / (1 - d^t): `optax.ema(d, debias=True)` as a recursion of its
-    corrected average, which needs no correction when it is read.
+    m_t = s_t p_t + (1 - s_t) m_{t-1} with s_t = (1 - d) / (1 - d^t). This equals `optax.ema(d, debias=True)`, but the
+    stored average is already bias-corrected.
 
     Args:
-      ema: m_{t-1}; it does not matter where t = 1.
+      ema: m_{t-1}, the average before the update; any values if t = 1.
       params: p_t.
       decay: d, in (0, 1).
       count: t, from 1.
@@ -120,7 +122,7 @@ def averaged(ema: Any, params: Any, decay: float, count: Int[Array, ""]) -> Any:
 
 
 def evaluated(state: TrainState) -> TrainState:
-    """Return the state with the parameters that evaluations score: their average, if the run has one."""
+    """Return the state with the parameters that evaluations use: the average, if the run has one."""
     return state if state.ema is None else replace(state, params=state.ema, ema=None)
 
 
@@ -129,13 +131,16 @@ OPTIONAL = ("ema", "scaling")
 
 
 def without_frozen(state: TrainState) -> dict[str, Any]:
-    """Return the fields that change from step to step, by name: what a step's checkpoint holds."""
+    """Return the fields that a checkpoint holds, by name: all except `frozen`, and optional ones that are None."""
     held = {field.name: getattr(state, field.name) for field in fields(state) if field.name != "frozen"}
     return {name: value for name, value in held.items() if name not in OPTIONAL or value is not None}
 
 
 def forgive(state: TrainState) -> TrainState:
-    """Forget skips in a row, as it is stored and restored: a burst that passed must not end a later run."""
+    """Reset `skipped_in_a_row` to 0, for a state that is stored or restored.
+
+    Otherwise a run that continues could end because of skips before the stop.
+    """
     count = state.skipped_in_a_row
     if not int(count):
         return state
@@ -143,7 +148,7 @@ def forgive(state: TrainState) -> TrainState:
 
 
 def freeze(params: Any, dtype: Any = None) -> Frozen:
-    """Return `params` with their hash, rounded to `dtype`; None keeps the dtypes that they have."""
+    """Return `params` as a frozen tree, rounded to `dtype`; None keeps their dtypes."""
     arrays = jax.tree.map(jnp.asarray, params)
     if dtype is not None:
         arrays = jax.tree.map(lambda x: x.astype(dtype), arrays)
@@ -151,31 +156,28 @@ def freeze(params: Any, dtype: Any = None) -> Frozen:
 
 
 def freeze_entropy(params: Any) -> dict[str, Frozen]:
-    """Freeze the parameters of an entropy model as the only frozen tree of a run: in bfloat16."""
+    """Freeze the parameters of an entropy model in bfloat16, as a run's only frozen tree."""
     return {ENTROPY: freeze(params, jnp.bfloat16)}
 
 
 def widen(params: Any) -> Any:
-    """Return frozen parameters in fp32, as modules take them; their values stay those that are stored.
-
-    Quantised kernels stay as they are.
-    """
+    """Return frozen parameters cast to fp32, as modules expect them. Quantised kernels are not cast."""
     is_stored = lambda x: isinstance(x, StoredKernel)  # noqa: E731
     return jax.tree.map(lambda x: x if is_stored(x) else x.astype(jnp.float32), params, is_leaf=is_stored)
 
 
 def whole_params(params: Any, frozen: Mapping[str, Frozen]) -> Any:
-    """Return the model's parameters: those of the frozen base, if any, with the trained ones laid over them.
+    """Return all parameters of the model: the trained ones, and those of the frozen base that they do not replace.
 
-    No gradient flows to the base. Both are dicts of dicts; where both hold an array, the trained one counts.
+    Both are nested dicts. If both hold an array of one name, the trained array is taken. The base gets no gradient.
     """
     return params if BASE not in frozen else join_params(still(frozen[BASE].params), params)
 
 
 def still(params: Any) -> Any:
-    """Return a frozen model as modules take it, without gradients.
+    """Return frozen parameters as modules expect them, without gradients.
 
-    Kernels stay as they are stored: scans of fp32 copies would take twice the memory.
+    Kernels keep their stored dtype, because scans over fp32 copies would take twice the memory.
     """
 
     def take(path: tuple[Any, ...], x: Any) -> Any:
@@ -185,9 +187,9 @@ def still(params: Any) -> Any:
 
 
 def content_hash(params: Any) -> str:
-    """Return the SHA-256 over the parameters' paths, shapes, dtypes and bytes, in hex; the same on any mesh.
+    """Return the SHA-256 over the parameters' paths, shapes, dtypes and bytes, in hex. It is the same on any mesh.
 
-    Every process calls it: what is split over several is gathered on each host, one array at a time.
+    Every process must call it: arrays that are split over processes are gathered on each host, one at a time.
     """
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -198,6 +200,6 @@ def content_hash(params: Any) -> str:
 
 
 def gathered(leaf: Any) -> np.ndarray:
-    """Gather the whole array on this host; every process calls it."""
+    """Gather the whole array on this host. Every process must call it."""
     is_split = isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True) if is_split else leaf)

@@ -32,21 +32,21 @@ class AttentionConfig:
       num_heads: query heads H.
       num_kv_heads: key and value heads G, a divisor of H; None for H.
       head_dim: width K of a head; None for D / H.
-      causal: a token sees itself and what came before; otherwise its whole document.
-      window: steps that a token sees, its own included (on either side if not causal); None for all.
-      rule: any other condition on which of these a token sees, by times in its document, such as
-        `pallas_kernels.attention.presets.bigbird()`; blocks that it leaves empty are not visited. None for none.
+      causal: whether a token sees only itself and earlier tokens; otherwise it sees its whole document.
+      window: number of steps that a token sees, its own included (on either side if not causal); None for all.
+      rule: a further condition on the keys that a token sees, by their times in the document, such as
+        `pallas_kernels.attention.presets.bigbird()`. Empty blocks are not computed. None for no rule.
       position: rotary phases, ALiBi's distance penalty, or nothing.
       rope_theta: base of the rotary frequencies.
-      rope_scale: slows the rotary frequencies, to read contexts this much longer than those trained on.
-      out_bias: the output projection has a bias.
-      packed: rows may hold several documents. False promises one a row (holes and tail padding allowed),
-        which lets the fastest kernels run; for causal rows without holes pass no segment ids at all then.
-      implementation: of the attention op; None for the fastest that runs.
-      context_parallel: how tokens that a mesh splits along `seq` reach each other, as the modes of
-        `jaxblt.parallel.context_attention`; None for what is stated there.
-      layout: in which order they come then (see `jaxblt.parallel.SequenceLayout`), where there is no state. "zigzag"
-        spares a causal ring its swaps; the host lays out whole rows, so that no layer may care for the order.
+      rope_scale: factor that slows the rotary frequencies, to read contexts this much longer than in training.
+      out_bias: add a bias to the output projection.
+      packed: whether rows may hold several documents. False promises one per row (holes and padding at the end are
+        allowed), so that the fastest kernels can run. Then pass no segment ids for causal rows without holes.
+      implementation: name of an implementation of attention, or None for the fastest that can run.
+      context_parallel: how devices exchange keys if a mesh splits rows along `seq`: a mode of
+        `jaxblt.parallel.context_attention`, or None for its default.
+      layout: order of tokens over those devices, without a state (see `jaxblt.parallel.SequenceLayout`). "zigzag" saves
+        swaps in a causal ring. The host orders whole rows, so no other layer may depend on the order.
     """
 
     dim: int

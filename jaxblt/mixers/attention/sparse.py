@@ -32,23 +32,25 @@ CHOICE = "blocks"
 
 @dataclasses.dataclass(frozen=True)
 class SparseAttentionConfig:
-    """Native sparse attention (Yuan et al., 2502.11089), with keys and values that its three branches share.
+    """Native sparse attention (Yuan et al., 2502.11089); its three branches share keys and values.
+
+    The branches attend to the means of blocks, to chosen blocks, and to a window.
 
     Attributes:
       dim: width D.
       num_heads: query heads H.
-      num_kv_heads: key and value heads G, a divisor of H; None for H. Heads of a group choose blocks together.
+      num_kv_heads: key and value heads G, a divisor of H; None for H. Query heads of a group choose the same blocks.
       head_dim: width K of a head; None for D / H.
-      causal: a token sees what came before, and chooses from complete blocks; otherwise from its whole document, all
-        tokens of a block together.
-      block: tokens in a block, counted from the start of the document.
-      top_k: blocks that a token chooses; all of them where there are fewer.
-      window: steps that a token sees in any case, its own included (on either side if not causal); at least a block, so
-        that nothing is lost between.
+      causal: whether a token sees only earlier tokens, and chooses among complete blocks. Otherwise all tokens of a
+        block choose together, among the blocks of their document.
+      block: number of tokens in a block, counted from the start of the document.
+      top_k: number of blocks that a token chooses; all of them if there are fewer.
+      window: number of steps that a token always sees, its own included (on either side if not causal). It is at least
+        a block, so that no token is out of reach between window and complete blocks.
       rope_theta: base of the rotary frequencies.
-      predictor: hidden width P of two networks that make the queries and keys by which blocks are chosen. They begin
-        close to the pooled branch's own, which None keeps. A loss of their own trains them to give each block its share
-        of dense attention, and trains nothing else. Without them little teaches a token to choose a block far away.
+      predictor: hidden width P of two networks that compute the queries and keys which choose blocks, or None to choose
+        by the means of blocks. The networks start close to that choice. Their own loss trains them, and nothing else,
+        to give each block its share of dense attention. Without them little teaches a token to choose a distant block.
     """
 
     dim: int

@@ -50,7 +50,7 @@ class _CellConfig:
 
 @dataclasses.dataclass(frozen=True)
 class GRUConfig(_CellConfig):
-    """A gated recurrent unit (1406.1078; the reset gate acts behind the product, as in cuDNN).
+    """A gated recurrent unit (1406.1078); the reset gate acts after the product, as in cuDNN.
 
     r, z = sigmoid(x W + h U), n = tanh(x W_n + r * (h U_n + b_n)), h' = (1 - z) n + z h, per head.
 

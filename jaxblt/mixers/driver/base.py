@@ -1,11 +1,12 @@
-"""The common part of sequence mixers: the contract, and the bookkeeping of segments and state.
+"""The contract of sequence mixers, and the bookkeeping of segments and state that they share.
 
 A mixer is a Linen module `(x, *, segment_ids, positions, state) -> (y, state)` built from a frozen config.
-Segment ids say what a position is. s > 0 is a token of document s. -s is a hole inside document s, a slot that counts
-as time and holds nothing. 0 is no token and changes no bit of the state.
 
-Segment ids count time: every token and hole is one step. Windows, convolutions and caches count in it. `positions` only
-feed a position encoding; by default they are the time.
+The segment id of a position says what it holds. s > 0 is a token of document s. -s is a hole inside document s, which
+counts as a time step but holds no token. 0 is no token and changes no bit of the state.
+
+Time counts the tokens and holes of a document. Windows, convolutions and caches measure distance in time. `positions`
+are only for position encodings; by default they equal the time.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -24,8 +25,8 @@ from jaxblt.validation import whole
 State = Any
 """A pytree whose leaves have the batch as leading axis.
 
-A state with a number as `capacity` holds documents of at most that many tokens, and has a `clock`. Any other state has
-one size for documents of all lengths.
+A state whose `capacity` is a number holds documents of at most that many tokens, and has a `clock`. The size of any
+other state does not depend on the length of documents.
 """
 
 
@@ -40,10 +41,7 @@ class MixerConfig(Protocol):
     def causal(self) -> bool: ...
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> nn.Module:
-        """Build the module.
-
-        Parameters are fp32; it computes in `dtype`.
-        """
+        """Build the module, with fp32 parameters, which computes in `dtype`."""
         ...
 
     def init_state(self, batch_size: int, *, capacity: int, dtype: Any = jnp.float32) -> State:
@@ -56,14 +54,14 @@ def init_state(config: MixerConfig, batch_size: int, *, capacity: int, dtype: An
 
     Args:
       config: the mixer's frozen config.
-      batch_size: rows; each advances on its own.
-      capacity: the most tokens (holes included) of a document, where the mixer keeps its past (attention,
-        implicit filters).
-      dtype: of caches; accumulators are always fp32.
+      batch_size: number of rows; each advances by itself.
+      capacity: the most tokens (holes included) of a document. It matters for mixers that keep their past: attention
+        and implicit filters.
+      dtype: dtype of caches; accumulators are always fp32.
 
     Raises:
-      ValueError: the mixer is bidirectional, the rows are no whole number, or the capacity is not positive or beyond
-        what the mixer can hold.
+      ValueError: the mixer is bidirectional, the number of rows is not a whole number, or the capacity is not positive
+        or is more than the mixer can hold.
     """
     if not config.causal:
         raise ValueError("a bidirectional mixer has no state: set causal=True to decode or stream")
@@ -74,11 +72,11 @@ def init_state(config: MixerConfig, batch_size: int, *, capacity: int, dtype: An
 
 @flax.struct.dataclass
 class Clock:
-    """The place of each row in its document: the part of the state that every mixer has.
+    """The position of each row in its document: the part of the state that every mixer has.
 
     Attributes:
-      time: tokens (holes included) of the current document so far.
-      position: of the next token, if it continues the document and no position is given.
+      time: number of tokens and holes of the current document so far.
+      position: position of the next token, if it continues the document and no position is given.
       last_segment: |segment id| of the last token; 0 before the first.
     """
 
@@ -96,17 +94,18 @@ def start_clock(batch_size: int) -> Clock:
 
 @flax.struct.dataclass
 class Tokens:
-    """The tokens of one call, with non-tokens moved behind them.
+    """The tokens and holes of one call, moved to the front of each row.
 
     Attributes:
-      x: inputs, in the order of `order`; holes and non-tokens are zero.
-      order: the index in the call that each came from.
+      x: inputs, reordered; zero at holes and at positions without a token.
+      order: the index in the call that each position came from.
       live: True for tokens and holes.
       content: True for tokens, False for holes.
-      run: 0 for tokens that continue the state's document, then 1, 2, ... at each change; -1 for non-tokens.
+      run: number of the document within the call: 0 if it continues the state's document, then 1, 2, ...; -1 without a
+        token.
       time: steps since the start of the document.
-      positions: of the position encoding: those given, else `time`.
-      whole: known while tracing that every index is a token, and all are of one run.
+      positions: positions for the position encoding: those of the call, or `time`.
+      whole: True if it is known while tracing that every index is a token, and all belong to one document.
       moved: whether tokens may have changed places.
     """
 
@@ -122,7 +121,7 @@ class Tokens:
 
     @property
     def documents(self) -> Int[Array, "B T"] | None:
-        """Segment ids of the tokens: ±1 is the state's document; None if all is of one."""
+        """Segment ids of the tokens, where ±1 is the state's document; None if all are of one document."""
         if self.whole:
             return None
         document = jnp.where(self.live, self.run + 1, 0)
@@ -137,11 +136,12 @@ def arrange(
     *,
     split: bool = False,
 ) -> tuple[Tokens, Clock]:
-    """Sort a call's tokens to the front of each row and number them after the state's `clock`.
+    """Move a call's tokens and holes to the front of each row, and count time on from the state's `clock`.
 
-    A mixer's streaming path then only sees a contiguous run of tokens and a tail of non-tokens. Without segment ids
-    every index is a token that continues the row's document. In a call that a mesh has `split` along the sequence
-    nothing moves. Non-tokens must then stand behind the tokens of their row, or the whole row becomes NaN.
+    So with a state a mixer only sees rows of tokens and holes, followed by positions without a token. Without segment
+    ids every index is a token that continues the row's document. If a mesh has `split` the call along the sequence,
+    nothing moves. Positions without a token must then follow the tokens of their row; otherwise the whole row becomes
+    NaN.
     """
     moved = not split and x.shape[1] > 1
     index = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32)[None], x.shape[:2])
@@ -203,7 +203,7 @@ def _advance(clock: Clock, tokens: Tokens, document: Int[Array, "B T"]) -> Clock
 
 
 def restore(y: Shaped[Array, "B T D"], tokens: Tokens) -> Shaped[Array, "B T D"]:
-    """Put outputs back in the order of the call; holes and non-tokens are zero."""
+    """Put outputs back in the order of the call, with zeros at holes and at positions without a token."""
     if tokens.whole:
         return y
     y = blank(y, tokens.content)
@@ -214,26 +214,26 @@ def restore(y: Shaped[Array, "B T D"], tokens: Tokens) -> Shaped[Array, "B T D"]
 
 
 def last_run(tokens: Tokens) -> Int[Array, "B"]:
-    """Return the run that each row ends in: 0 if the call held no new document."""
+    """Return the number of the document in which each row ends: 0 if the call began no new document."""
     return jnp.maximum(jnp.max(tokens.run, axis=1), 0)
 
 
 def content_of(segment_ids: Int[Array, "B T"] | None) -> Bool[Array, "B T"] | None:
-    """Return True for tokens, or None if every position is one."""
+    """Return a mask of tokens, or None if every position is a token."""
     return None if segment_ids is None else segment_ids > 0
 
 
 def blank(x: Shaped[Array, "B T D"], content: Bool[Array, "B T"] | None) -> Shaped[Array, "B T D"]:
-    """Return x with zeros at holes and padding.
+    """Return x with zeros at holes and padding, or x itself if `content` is None.
 
-    If everything is content (None), x is returned as it is. Gradients at holes are zero. This is no product with a
-    mask, as NaN times 0 is NaN, also in the gradient of weights that x is multiplied by.
+    Gradients at holes are zero. It selects instead of multiplying by a mask, because NaN times 0 is NaN, also in the
+    gradient of weights that multiply x.
     """
     return x if content is None else jnp.where(content[..., None], x, jnp.zeros((), x.dtype))
 
 
 def rows(mask: Bool[Array, "B"], like: Array) -> Array:
-    """Return `mask` with as many axes as `like`, to select among its rows."""
+    """Return `mask` with as many axes as `like`, for a `jnp.where` over its rows."""
     return mask.reshape((-1,) + (1,) * (like.ndim - 1))
 
 
@@ -246,17 +246,18 @@ def select_rows(chosen: Bool[Array, "B"], new: Any, old: Any) -> Any:
 
 
 def check_capacity(state: State, *, more: int = 0) -> None:
-    """Raise on the host if a row has outgrown a state, or would after `more` tokens.
+    """Raise on the host if a row holds more tokens than its state's capacity, or would with `more` tokens.
 
-    Inside jit a document beyond the capacity cannot raise: its oldest tokens are forgotten. A decoding loop calls this
-    on the concrete state, before it feeds tokens or every so often. It waits for the device.
+    Inside jit nothing raises: a document beyond the capacity loses its oldest tokens. A decoding loop calls this
+      function
+    with a concrete state, before it feeds tokens or now and then. The call waits for the device.
 
     Args:
       state: any pytree that holds mixer states, stacked over layers or not.
-      more: tokens about to be fed to every row.
+      more: number of tokens that every row will get next.
 
     Raises:
-      ValueError: the first row beyond its capacity, with its position, the capacity and the fix.
+      ValueError: names the first row beyond its capacity, its position, the capacity and the fix.
     """
 
     def bounded(node: Any) -> bool:

@@ -1,27 +1,28 @@
 """The sequence driver: runs the core of a linear mixer over rows that are whole, streamed, prefilled or split.
 
-A core is a pytree of weights with three pure functions. Only this module knows how rows lie on devices and in calls:
+A core is a pytree of weights with three pure functions. A *stretch* is a contiguous piece of each row; a *carry* is the
+state between stretches. Only this module knows how rows are split over devices and calls:
 
-    zero(streams) -> carry                          before the first token of a document
-    run(streams, marks, carry) -> (y, summary)      a stretch of tokens; carry None: every row starts a document
-    join(carry, summary) -> carry                   behind a stretch, from the carry before it
+    zero(streams) -> carry                          the carry before the first token of a document
+    run(streams, marks, carry) -> (y, summary)      outputs of a stretch; carry None: every row starts a document
+    join(carry, summary) -> carry                   the carry after a stretch, from the carry before it
 
-`Rows` marks where documents begin, folds carries across the devices of a mesh axis `seq`, keeps the state of rows that
-take no token, and zeroes outputs at holes.
+`Rows` marks where documents begin, passes carries from device to device along a mesh axis `seq`, keeps the state of
+rows that get no token, and zeroes outputs at holes.
 
 Other methods are optional:
 
-- `summarise(streams, marks) -> summary`, if that is cheaper than a run. `run`'s own summary then need only hold for the
-  carry that `run` was given.
-- `observe(streams, marks) -> (summary, seen)` and `adjoint(streams, marks, seen, dy) -> summary` instead, if they are
-  cheaper than the gradient of a summary. `observe` returns the summary and what the backward pass keeps, None if
-  `adjoint` needs only the streams. `adjoint` summarises the gradient: joined with the gradient of the carry behind the
-  stretch, it gives that of the carry before it.
-- `head_counts(streams)`: the heads of streams `[B, T, H, ...]` and carries `[B, H, ...]`. A mesh splits them over
-  `tensor`.
+- `summarise(streams, marks) -> summary`, if that is cheaper than a run. The summary that `run` returns is then joined
+  only with the carry that `run` was given.
+- `observe(streams, marks) -> (summary, seen)` and `adjoint(streams, marks, seen, dy) -> summary`, if these are cheaper
+  than differentiating a summary. `observe` returns the summary and the values that the backward pass keeps; `seen` is
+  None if `adjoint` needs only the streams. `adjoint` summarises the gradient: joined with the gradient of the carry
+  after the stretch, it gives the gradient of the carry before the stretch.
+- `head_counts(streams)`: the numbers of heads of streams `[B, T, H, ...]` and carries `[B, H, ...]`. A mesh then splits
+  heads over `tensor`.
 
-A core without `join` takes whole rows, and returns the carry behind the stretch in place of a summary. Along `seq` its
-heads are scattered. `jaxblt.mixers.driver.steps` loops over the tokens of such a core.
+A core without `join` gets whole rows, and `run` returns the carry after the stretch instead of a summary. Along `seq`
+each device runs some of its heads. `jaxblt.mixers.driver.steps` loops over the tokens of such a core.
 """
 
 import dataclasses
@@ -48,12 +49,12 @@ from pallas_kernels.runtime import OwnGradient, check_documents, is_symbolic
 Carry = Any
 Summary = Any
 SHORTEST = 64
-"""The least tokens a device for which a call with a state is split. Every device runs all of a shorter call."""
+"""The fewest tokens per device for which a call with a state is split. Each device runs all of a shorter call."""
 
 
 @runtime_checkable
 class Core(Protocol):
-    """The computation of a mixer along the sequence; see the module's first lines."""
+    """The computation of a mixer along the sequence; see the module's docstring."""
 
     def zero(self, streams: Any, /) -> Carry: ...
 
@@ -62,7 +63,7 @@ class Core(Protocol):
 
 @runtime_checkable
 class Joined(Core, Protocol):
-    """A core whose stretches can be joined. `reach`, if it has one, is the number of past steps that a carry holds."""
+    """A core whose stretches can be joined. Its `reach`, if any, is how many past steps a carry depends on."""
 
     def join(self, carry: Carry, summary: Summary, /) -> Carry: ...
 
@@ -76,7 +77,7 @@ class Summarised(Joined, Protocol):
 
 @runtime_checkable
 class Adjoined(Joined, Protocol):
-    """A core without weights that summarises what a stretch does to the gradient of the carry behind it."""
+    """A core without weights that summarises how a stretch changes the gradient of a carry, going backward."""
 
     def observe(self, streams: Any, marks: Marks, /) -> tuple[Summary, Any]: ...
 
@@ -85,7 +86,7 @@ class Adjoined(Joined, Protocol):
 
 @runtime_checkable
 class ByHead(Core, Protocol):
-    """A core whose heads do not reach each other: a mesh splits them over `tensor`."""
+    """A core whose heads are independent, so that a mesh can split them over `tensor`."""
 
     def head_counts(self, streams: Any, /) -> tuple[int, ...]:
         """Return how many heads the streams have, such as of keys and of values."""
@@ -94,17 +95,17 @@ class ByHead(Core, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """A call's tokens as a mixer's cores take them.
+    """The tokens of a call, prepared for a mixer's cores.
 
     Attributes:
-      x: inputs, zero at holes and padding whatever stood there.
-      segment_ids: documents as an op wants them: s > 0 a token, -s a hole, 0 nothing; None for one document a row.
-      content: True for tokens; None if everything is one.
-      alignment: documents start at multiples of it.
-      axis: of the mesh that could split such rows along the sequence, or None.
-      split: whether it splits these tokens.
-      tokens: of a call with a state.
-      clock: behind the call; None without a state.
+      x: inputs, with zeros at holes and padding.
+      segment_ids: segment ids for operations: s > 0 a token, -s a hole, 0 no token; None for one document per row.
+      content: mask of tokens; None if every position is a token.
+      alignment: documents start at multiples of this number.
+      axis: the mesh axis that can split such rows along the sequence, or None.
+      split: whether that axis splits these rows.
+      tokens: the tokens of a call with a state, else None.
+      clock: the clock after the call, or None without a state.
     """
 
     x: Shaped[Array, "B T D"]
@@ -125,17 +126,17 @@ class Rows:
         time_axis: int = 1,
         reverse: bool = False,
     ) -> tuple[Any, Carry | None]:
-        """Run a core and return its outputs and the carry behind the call (None if none was given).
+        """Run a core and return its outputs and the carry after the call (None if `carry` is None).
 
         Args:
-          core: with its weights.
+          core: a core with its weights.
           streams: pytree of arrays [B, T, ...], or [B, D, T] with `time_axis` 2.
-          carry: of the state; None in a call without one.
-          time_axis: of streams and outputs.
-          reverse: rows are read from the end.
+          carry: the state's carry; None in a call without a state.
+          time_axis: the axis of time in streams and outputs.
+          reverse: read rows from the end.
 
         Raises:
-          ValueError: the carry is of another config.
+          ValueError: the carry belongs to another config.
         """
         if carry is not None:
             _check_carry(core, streams, carry)
@@ -159,7 +160,7 @@ class Rows:
 
     @property
     def length(self) -> int:
-        """Positions of a whole row."""
+        """Length of a whole row."""
         return self.x.shape[1] if self.axis is None else self.axis.whole(self.x.shape[1])
 
     @property
@@ -169,7 +170,7 @@ class Rows:
         return self.tokens
 
     def clear(self, z: Shaped[Array, "B E T"]) -> Shaped[Array, "B E T"]:
-        """Zero projections at holes and padding, for ops that are not told of documents."""
+        """Zero projections at holes and padding, for operations that get no segment ids."""
         if self.content is None or self.segment_ids is not None:
             return z
         return jnp.where(self.content[:, None], z, jnp.zeros((), z.dtype))
@@ -196,16 +197,16 @@ def read(
 
     Args:
       x: inputs.
-      segment_ids, positions: as the mixer was given them.
-      clock: of its state, or None in training.
-      width: `dim` of the mixer's config, which x must have; None takes any.
-      alignment: in training documents start at multiples of it.
-      packed: False promises one document a row; ops get no segment ids then.
-      alone: promises one document a row too, but ops get segment ids.
+      segment_ids, positions: the mixer's arguments.
+      clock: the clock of the mixer's state, or None in training.
+      width: `dim` of the mixer's config, which x must have; None allows any.
+      alignment: in training documents start at multiples of this number.
+      packed: False promises one document per row; operations then get no segment ids.
+      alone: also promises one document per row, but operations get segment ids.
 
     Raises:
-      ValueError: there is no token, an array is of another shape or not of whole numbers, documents do not lie as
-        promised, or the state is of another number of rows.
+      ValueError: there is no token, an array has a wrong shape or dtype, documents break a promise, or the state has
+        another number of rows.
     """
     check_call(x, segment_ids, positions, clock, width=width)
     if clock is not None and is_symbolic(x.shape[1]):
@@ -228,7 +229,7 @@ def read(
 def check_call(
     x: Any, segment_ids: Any, positions: Any, clock: Clock | None = None, *, width: int | None = None
 ) -> None:
-    """Raise ValueError unless the arrays of a call fit each other, the `clock` and the `width`."""
+    """Raise ValueError unless the arrays of a call fit each other, `clock` and `width`."""
     if len(x.shape) != 3:
         raise ValueError(
             f"a mixer reads x of shape [rows, tokens, width], got {x.shape}: write x[None] for one row"
@@ -258,14 +259,12 @@ def check_call(
 
 
 def check_kind(kind: type, state: Any, **own: Any) -> None:
-    """Raise ValueError for the state of another mixer or config.
-
-    Such a state may have members of the same names and shapes.
+    """Raise ValueError for the state of another mixer or config, which may have fields of the same names and shapes.
 
     Args:
-      kind: what a state of the caller is.
-      state: as it was given; None passes.
-      own: members of such a state that say what its arrays mean, as the caller's config has them.
+      kind: class of the caller's states.
+      state: the state that the caller got; None passes.
+      own: fields of a state that say what its arrays mean, with the values of the caller's config.
     """
     if state is None:
         return
@@ -282,10 +281,9 @@ def check_kind(kind: type, state: Any, **own: Any) -> None:
 
 
 def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
-    """Raise ValueError for a carry that another config's core made.
+    """Raise ValueError for a carry of another config's core: some would run, with meaningless outputs.
 
-    Some would run, and the outputs would mean nothing. If stretches are not joined, the core does not know how long its
-    carry is: a last size of 1 in its own then fits any size.
+    A core without `join` does not know the length of its carry. A last axis of size 1 in its `zero` then fits any size.
     """
     own, kind = jax.tree.flatten(jax.eval_shape(core.zero, streams))
     given, other = jax.tree.flatten(carry)
@@ -303,17 +301,14 @@ def _check_carry(core: Core, streams: Any, carry: Carry) -> None:
 
 
 def splits_call(length: int) -> bool:
-    """Return whether a call of `length` tokens with a state is split along the sequence.
-
-    The result is the same either way.
-    """
+    """Return whether a call of `length` tokens with a state is split along the sequence; outputs are the same."""
     axis = seq_axis()
     return axis is not None and length >= SHORTEST * axis.size
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stretch:
-    """The reading of a run's arrays; `entered` is the id of the document that the first carry is of."""
+    """How a run reads its arrays; `entered` is the id of the document to which the first carry belongs."""
 
     time_axis: int
     reverse: bool
@@ -328,7 +323,7 @@ class _Stretch:
 def _whole(
     how: _Stretch, core: Core, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
 ) -> tuple[Any, Carry | None]:
-    """Run rows that this device has whole."""
+    """Run a core over rows of which this device has the whole."""
     streams, ids = how.turn(streams, how.time_axis), how.turn(segment_ids, 1)
     marks = mark(ids, how.entered, alignment=1 if how.reverse else how.alignment)
     enters = None if carry is None else _begun(core, streams, marks.begins, carry)
@@ -344,7 +339,7 @@ def _whole(
 def _folded(
     how: _Stretch, core: Joined, streams: Any, segment_ids: Int[Array, "B T"] | None, carry: Carry | None
 ) -> tuple[Any, Carry | None]:
-    """Run rows split along the sequence: each device's stretch takes the carry of earlier ones."""
+    """Run a core over rows split along the sequence: each device's stretch starts from the carry of earlier devices."""
     row = how.time_axis == 2
     ids = segment_ids[:, None] if row and segment_ids is not None else segment_ids
 
@@ -373,7 +368,7 @@ def _stretch(
 
 
 def _summary(core: Joined, streams: Any, marks: Marks) -> Summary:
-    """Return what a stretch does to a carry, in the cheapest way that the core has."""
+    """Return the summary of a stretch, in the cheapest way that the core has."""
     if isinstance(core, Adjoined):
         return core.observe(streams, marks)[0]
     if isinstance(core, Summarised):
@@ -384,7 +379,7 @@ def _summary(core: Joined, streams: Any, marks: Marks) -> Summary:
 def _entering(
     how: _Stretch, core: Joined, streams: Any, marks: Marks, summary: Summary, start: Carry
 ) -> tuple[Carry, Callable[[Carry], Carry]]:
-    """Return the carry before this device's stretch, and what the stretch makes of it.
+    """Return the carry before this device's stretch, and the function that maps it to the carry after the stretch.
 
     `start` is the carry before the first device.
     """
@@ -400,10 +395,10 @@ def _entering(
 
 
 def _linked(how: _Stretch, core: Adjoined) -> Callable[[Any, Marks], Any]:
-    """Return `(streams, marks) -> y` of a device's stretch, given the stretches before it.
+    """Return `(streams, marks) -> y` for a device's stretch, with a hand-written backward pass.
 
-    In the backward pass gradients of carries go back over the devices as carries came forward. No gradient of a summary
-    is taken.
+    The forward pass sends carries from device to device. The backward pass sends gradients of carries in the opposite
+    direction, so no summary is differentiated.
     """
 
     def entered(streams: Any, marks: Marks) -> tuple[Carry, Any]:

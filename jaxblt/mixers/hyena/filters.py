@@ -14,13 +14,13 @@ MOST_INNER_LAYERS = 64
 class ModalFilter:
     """h[t] = sum_m r_m exp(-t / tau_m): a sum of exponentials (StripedHyena 2; Massaroli et al., 2310.18780).
 
-    Any length costs the same a token and streams with a state of constant size, [D, modes] in fp32: the
-    filter for long contexts. If not causal, h[-t] has modes of its own.
+    The filter for long contexts: the cost per token does not depend on the length, and decoding has a state of constant
+    size, [D, modes] in fp32. If not causal, h[-t] has modes of its own.
 
     Attributes:
-      modes: exponentials a channel.
+      modes: number of exponentials per channel.
       min_timescale: tau of the fastest mode before training, in steps.
-      max_timescale: tau of the slowest; those between are spaced evenly in the logarithm.
+      max_timescale: tau of the slowest mode before training. The others are evenly spaced in log(tau).
     """
 
     modes: int = 16
@@ -43,27 +43,27 @@ class ImplicitFilter:
 
     features(t) = [t/L, cos(2 pi k t/L), -sin(2 pi k t/L)] for k = 1..(emb_dim - 1)/2; layers are
     sin(frequency * (W x + b)); window(t) = c (exp(-d t/L) + shift), with d spaced linearly over channels from
-    -ln(target)/slow to -ln(target)/fast, and c so that exp(-d t/L) has unit energy. L = reference_len, never the length
-    of the input. If not causal, the same network gives h[-t] by further outputs.
+    -ln(target)/slow to -ln(target)/fast. c gives exp(-d t/L) unit energy. L = reference_len, never the length of the
+    input. If not causal, further outputs of the same network are h[-t].
 
-    Streaming keeps min(filter_len, capacity) - 1 inputs a channel: 32,768 taps and 768 channels are 96 MiB a row and
-    layer in fp32. Above 512 taps it also keeps half as many outputs to come, in fp32, and a token costs O(log^2
-    filter_len) multiplications a channel in the mean. More than 32,768 taps do not stream. Calls with a state evaluate
-    the network each time, unless they are given prepared taps (`prepared.prepare`); `generate` does so.
+    In decoding a state keeps min(filter_len, capacity) - 1 inputs per channel: with 32,768 taps and 768 channels 96 MiB
+    per row and layer in fp32. Above 512 taps it also keeps partial sums of future outputs, half as many, in fp32. A
+    token then costs O(log^2 filter_len) multiplications per channel on average. More than 32,768 taps cannot decode.
+    Calls with a state evaluate the network each time, unless they get prepared taps (`prepared.prepare`), as in
+    `generate`.
 
     Attributes:
-      filter_len: taps.
-      reference_len: L; None for filter_len. To extend a checkpoint to a longer filter, keep the L it was
-        trained with.
-      emb_dim: features, odd.
-      width: of the hidden layers.
-      inner_layers: hidden layers after the first.
+      filter_len: number of taps.
+      reference_len: L; None for filter_len. To extend a checkpoint to a longer filter, keep the L of its training.
+      emb_dim: number of features, odd.
+      width: width of the hidden layers.
+      inner_layers: number of hidden layers after the first.
       sine_freq: initial frequency of the sines, learned for each unit.
-      fast, slow, target: the window falls to `target` after `fast` L in the fastest channel and `slow` L in
-        the slowest.
-      shift: added to the decay, so that the last taps reach further than the window.
-      unit_energy: scale the window; otherwise c = 1.
-      learned_features: the features of each lag are parameters, [filter_len, emb_dim], which begin as those above.
+      fast, slow, target: the window falls to `target` after `fast` L steps in the fastest channel, and after `slow` L
+        steps in the slowest.
+      shift: constant added to the decay, so that the last taps are not damped to 0.
+      unit_energy: scale the window to unit energy; otherwise c = 1.
+      learned_features: make the features parameters, [filter_len, emb_dim], which start at the values above.
     """
 
     filter_len: int
@@ -112,16 +112,16 @@ class ImplicitFilter:
 
 @dataclasses.dataclass(frozen=True)
 class ExplicitFilter:
-    """h[t] = w_t for t < taps, learned one by one: short and medium filters (StripedHyena 2).
+    """h[t] = w_t for t < taps, where each weight is a parameter: short and medium filters (StripedHyena 2).
 
-    If not causal, 2 taps - 1 weights, centred. Streaming keeps taps - 1 inputs a channel.
+    If not causal, the filter has 2 taps - 1 weights, centred. In decoding a state keeps taps - 1 inputs per channel.
 
     Attributes:
-      taps: weights on the causal side.
-      groups: filters, each for as many neighbouring channels; None for one a channel.
-      skip: add b u, with a weight b a channel, to the convolution.
-      columns: of images whose rows lie one behind the other: weights start larger the nearer their pixel is, in both
-        directions. None starts all alike.
+      taps: number of weights on the causal side.
+      groups: number of filters; neighbouring channels share one. None for one per channel.
+      skip: add b u to the convolution, with a weight b per channel.
+      columns: number of columns of an image whose rows follow each other in the sequence. Weights of near pixels then
+        start larger. None starts all weights alike.
     """
 
     taps: int = 128

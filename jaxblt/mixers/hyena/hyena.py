@@ -37,22 +37,21 @@ class HyenaConfig:
 
     Attributes:
       dim: width D.
-      order: N >= 2; N - 1 long convolutions, N + 1 projections.
+      order: N >= 2; the operator has N - 1 long convolutions and N + 1 projections.
       short_taps: taps of the short convolution over each projection (on either side if not causal).
-      filter: of the long convolutions; modal for long contexts.
-      in_bias: the input projections have a bias, and so has each channel of the short convolution.
-      out_bias: the output projection has a bias.
-      fp8_in: the input projections multiply in E4M3 with scales of each call (see `jaxblt.precision.fp8_by_ratio`), as
-        models that were trained so are served, whatever `dtype` is. Answers then depend on the rows that are read
-        together.
-      causal: a token sees itself and what came before; otherwise its whole document.
-      packed: rows may hold several documents. False promises one a row (holes and tail padding allowed): then
-        the convolutions need no resets.
-      segment_alignment: promised by the packer: documents start at multiples of it. A multiple of the
+      filter: the filter of the long convolutions; modal for long contexts.
+      in_bias: add a bias to the input projections, and one per channel to the short convolution.
+      out_bias: add a bias to the output projection.
+      fp8_in: multiply the input projections in E4M3, with scales of each call (see `jaxblt.precision.fp8_by_ratio`),
+        whatever `dtype` is. For models that were trained that way. Outputs then depend on all rows of the call.
+      causal: whether a token sees only itself and earlier tokens; otherwise it sees its whole document.
+      packed: whether rows may hold several documents. False promises one per row (holes and padding at the end are
+        allowed), so that the convolutions need no resets.
+      segment_alignment: a promise of the packer: documents start at multiples of this number. A multiple of the
         convolutions' chunk (128) keeps the fast path.
-      implementation: of the long convolution's op, which depends on the filter: `modal_conv` for a modal one,
-        `blocked_conv` up to 512 taps, else `long_conv`. None for the fastest that runs. A kernel that is named raises
-        where it cannot run: those of the first two in decoding, for one.
+      implementation: name of an implementation of the long convolution, or None for the fastest that can run. The
+        operation is `modal_conv` for a modal filter, `blocked_conv` up to 512 taps, otherwise `long_conv`. A named
+        kernel that cannot run raises an error; kernels of `modal_conv` and `blocked_conv` cannot decode.
     """
 
     dim: int

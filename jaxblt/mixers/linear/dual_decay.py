@@ -27,13 +27,14 @@ EPSILON = 1e-6
 class DualDecayConfig:
     """o_t = sum_j g^(t-j) (p(q_t) . p(k_j)) v_j / sum_j g^(t-j) (p(q_t) . p(k_j)), p = elu + 1, for two decays g.
 
-    Linear attention (Katharopoulos et al., 2006.16236, eq. 9) with fixed decays, which are learned.
+    Linear attention (Katharopoulos et al., 2006.16236, eq. 9) with decays that are learned, but do not depend on the
+    input.
 
     Attributes:
       dim: width D.
-      num_heads: heads H, each with a fast and a slow memory; a divisor of D.
+      num_heads: heads H, a divisor of D; each has a memory with a fast decay and one with a slow decay.
       causal: True; the rule has no bidirectional form.
-      chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
+      chunk_size: number of steps that are computed at once, a power of two; the result does not depend on it.
     """
 
     dim: int

@@ -40,15 +40,15 @@ class GatedDeltaNetConfig:
       dim: width D.
       num_heads: heads of values H.
       num_key_heads: heads of queries and keys, a divisor of H; None for H.
-      head_dim: width K of a query or key; None for D / H. About as many pairs as K fit into a head.
+      head_dim: width K of a query or key; None for D / H. A head can store about K pairs of key and value.
       value_head_dim: width V of a value; None for K. The paper takes 2 K.
       short_taps: taps of the short convolutions of q, k and v.
-      allow_negative_eigenvalues: b in 0..2 instead of 0..1, so that a token can turn the state's sign at its key. Some
-        state tracking, such as parity, needs that (Grazzi et al., 2411.12537).
-      gated: False leaves out a_t, so that a state fades only where a key replaces it: DeltaNet (2406.06484). What is
-        tracked over rows longer than those of training needs that.
+      allow_negative_eigenvalues: let b be in 0..2 instead of 0..1, so that a token can flip the state's sign at its
+        key. Some state tracking, such as parity, needs this (Grazzi et al., 2411.12537).
+      gated: False sets a_t = 1, so that a state changes only where a key replaces it: DeltaNet (2406.06484). Tracking
+        over rows longer than in training needs this.
       causal: True; the rule has no bidirectional form.
-      chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
+      chunk_size: number of steps that are computed at once, a power of two; the result does not depend on it.
     """
 
     dim: int

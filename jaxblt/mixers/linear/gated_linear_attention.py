@@ -41,11 +41,11 @@ class GatedLinearAttentionConfig:
       num_key_heads: heads of queries and keys, a divisor of H; None for H.
       head_dim: width K of a query or key; None for D / H.
       value_head_dim: width V of a value; None for K.
-      gate_rank: width between the two matrices that make the gates.
-      short_taps: taps of the short convolutions of q, k and v. The paper has none, and recall by keys needs them.
-        They start at the token itself, those of k as much at the one before.
+      gate_rank: rank of the product of two matrices that computes the gates.
+      short_taps: taps of the short convolutions of q, k and v. The paper has none, but recall by keys needs them. At
+        the start q and v take the token itself; k takes the token and the one before it with equal weight.
       causal: True; the rule has no bidirectional form.
-      chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
+      chunk_size: number of steps that are computed at once, a power of two; the result does not depend on it.
     """
 
     dim: int

@@ -31,11 +31,11 @@ class Mamba2Config:
       expand: the inner width is this many times D.
       head_dim: width of a head's x; there are expand D / head_dim heads.
       state_dim: width N of B and C.
-      num_groups: B and C are shared by the heads of a group; a divisor of the heads.
+      num_groups: number of groups of heads that share B and C; a divisor of the number of heads.
       short_taps: taps of the short convolutions of x, B and C.
-      step_sizes: between which dt starts, on average over inputs; 1 / (A dt) is about how many steps a head remembers.
+      step_sizes: the range of the initial dt, averaged over inputs. A head remembers about 1 / (A dt) steps.
       causal: True; the rule has no bidirectional form.
-      chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
+      chunk_size: number of steps that are computed at once, a power of two; the result does not depend on it.
     """
 
     dim: int

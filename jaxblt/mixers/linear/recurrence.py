@@ -29,7 +29,7 @@ class GatedRecurrenceConfig:
     Attributes:
       dim: width D.
       causal: True; the recurrence has no bidirectional form.
-      cell: what the gates are made of.
+      cell: form of the gates, "gated" or "minlstm".
     """
 
     dim: int

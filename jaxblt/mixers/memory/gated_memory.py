@@ -28,8 +28,8 @@ class MAGConfig:
       dim: width D.
       num_heads: heads of the memory and of attention; a multiple of the devices that split the sequence.
       head_dim: width K of a head; None for D / H.
-      window: steps that attention sees, at least `chunk_size`: the memory lags by up to a chunk.
-      depth, expand, chunk_size, short_taps: of the memory, see `NeuralMemoryConfig`.
+      window: number of steps that attention sees; at least `chunk_size`, because the memory is up to a chunk old.
+      depth, expand, chunk_size, short_taps: options of the memory, see `NeuralMemoryConfig`.
       causal: True; the memory has no bidirectional form.
       packed, segment_alignment: as in `NeuralMemoryConfig`.
     """

@@ -54,24 +54,24 @@ and read.
 
 @dataclasses.dataclass(frozen=True)
 class MACConfig(NeuralMemoryConfig):
-    """Memory as context (Behrouz et al., 2501.00663, sec. 4.1): a segment is a chunk of the memory.
+    """Memory as context (MAC; Behrouz et al., 2501.00663, sec. 4.1), with segments of `chunk_size` tokens.
 
-    A segment is read in four steps, all with the memory M as it was before it:
+    A segment is read in four steps. The first three use the memory M from before the segment:
 
         h_i = f_M(q_i)                                          retrieve
         o_i = attention of q_i over [P persistent tokens, h_<=i, x_<=i]
         y_i = o_i * sigmoid(sqrt(K) f_M(o_i W_q)) + s * h_i     gate
         M'  = M updated by the keys and values of o             write
 
-    A gate that read behind the write would show token i the rest of its segment. All is by head: a head attends to what
-    its own memory gives back. The last term is not the paper's. A trained scale s of each channel, 1 at the start, lets
-    what was retrieved for a token past attention and gate. Both keep pairs from being learned
-    (docs/notes/memory-as-context.md).
+    The gate reads M and not M', because M' would show token i the rest of its segment. Each head has its own memory and
+    attends to what this memory retrieves. The last term, s * h_i, is not in the paper: attention and gate together kept
+    pairs from being learned (docs/notes/memory-as-context.md), so a trained scale s per channel, 1 at the start, adds
+    what was retrieved directly.
 
     Attributes:
-      persistent: P, learned keys and values that every token sees.
-      chunk_size: tokens C of a segment. Rows with several documents need them at multiples of it in training; in a
-        latent stack a calibrated `patcher.capacity` sees to it.
+      persistent: P, the number of learned keys and values that every token sees.
+      chunk_size: number of tokens C in a segment. In training, documents of packed rows must start at multiples of it.
+        In a latent stack a calibrated `patcher.capacity` ensures this.
     """
 
     persistent: int = 4

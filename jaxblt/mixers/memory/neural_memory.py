@@ -39,22 +39,24 @@ GATES = {"theta": 0.0, "eta": 0.0, "alpha": -4.0}
 class NeuralMemoryConfig:
     """M <- (1 - alpha) M + S, S <- eta S - grad |f_M(k) - v|^2 / 2, read by f_M(q) (Behrouz et al., 2501.00663).
 
-    A memory is updated once every `chunk_size` tokens of its document, and read as of the last update. See
-    `pallas_kernels.neural_memory`. Tokens of the same chunk reach each other only by the short convolutions: put
-    attention over a window of at least `chunk_size` beside it, as `MAGConfig` does.
+    A Titans memory: M are the weights of a small network f, which learn while the row is read. They are updated once
+      every
+    `chunk_size` tokens of a document, and each token reads the M of the last update (`pallas_kernels.neural_memory`).
+    Within a chunk tokens reach each other only through the short convolutions. So put attention over a window of at
+    least `chunk_size` beside the memory, as `MAGConfig` does.
 
     Attributes:
       dim: width D.
       num_heads: heads H, each with a memory; a multiple of the devices that split the sequence.
       head_dim: width K of a query, key and value; None for D / H.
-      depth: layers of f: 1 for x M, 2 for x + silu(x M1) M2.
-      expand: hidden units of f in units of K.
-      chunk_size: tokens C from update to update. 1 is token by token; large chunks are faster.
+      depth: number of layers of f: 1 for x M, 2 for x + silu(x M1) M2.
+      expand: number of hidden units of f, in multiples of K.
+      chunk_size: number of tokens C between updates. 1 updates at every token; large chunks are faster.
       short_taps: taps of the short convolutions of q, k and v.
       causal: True; the memory has no bidirectional form.
-      packed: whether rows may hold several documents. False promises one a row, at its start.
-      segment_alignment: promised by the packer: documents start at multiples of it. A multiple of `chunk_size`, or one
-        document a row, saves a third of the work.
+      packed: whether rows may hold several documents. False promises one per row, at its start.
+      segment_alignment: a promise of the packer: documents start at multiples of this number. A multiple of
+        `chunk_size`, or one document per row, saves a third of the work.
     """
 
     dim: int

@@ -54,36 +54,37 @@ class StateEngineConfig:
     are flat from there, of outputs from the start.
     Reading is gated slot attention (Zhang et al., 2409.07146, sec. 3).
 
-    With a `cell`, `state_attention` or `state_routes` slots move at edges, every `interval` tokens of a document.
-    Chunks are run one after another then, and a mesh that splits the sequence scatters heads.
+    With a `cell`, `state_attention` or `state_routes`, slots are also updated at *edges*, every `interval` tokens of a
+    document. Chunks then run one after another. If a mesh splits the sequence, each device runs some of the heads.
 
     Attributes:
       dim: width D.
       num_heads: heads H; with edges a multiple of the devices that split the sequence.
-      num_slots: S of each head; None for 16, or for the sum of `levels`.
-      levels: slots of each level, such as (32, 16, 8); each forgets 4 times slower than the one before. () for one.
+      num_slots: number of slots S per head; None for 16, or for the sum of `levels`.
+      levels: number of slots of each level, such as (32, 16, 8); each level forgets 4 times slower than the level
+        before. () for one level.
       head_dim: width of a query, key and value; None for D / H.
-      top_k_states: slots that a token writes to, the likeliest; None for all. Routes stay dense.
-      gathered: rows of at least a chunk compute only the slots that a chunk's tokens write to, and read the others as
-        they are (`slots.chosen_slots`). That saves products where slots are far more than `chunk_size` times
-        `top_k_states`. Chunks run one after another then.
+      top_k_states: number of slots that a token writes to, the likeliest; None for all. All slots are still computed.
+      gathered: compute only the slots to which the tokens of a chunk write, and read the other slots unchanged
+        (`slots.chosen_slots`), for rows of at least a chunk. This saves products if there are far more slots than
+        `chunk_size` times `top_k_states`. Chunks then run one after another.
       cell: how slots move at an edge, from what they were at the edge before; None for not at all.
       interval: tokens from edge to edge.
       state_attention: at an edge the slots of a head attend to each other.
       state_routes: routes look at the slots as of the last edge, too.
-      adaptive_count: a token uses 4 + c (S - 4) slots, with a c of the document so far (`slots.state_count`).
-      manager: closes slots that are hardly read while a model trains (`slots.experimental.state_manager`); None for no
-        such closing. Its importances lie in the parameters, so that a run is resumed with them.
-      balance_weight: of the loss S sum_s f_s P_s (Switch Transformer, 2101.03961, sec. 2.2), with f_s the share of
-        tokens that choose slot s and P_s its mean route.
-      count_weight: of the loss mean c of each row, which a row pays by the probability of its targets
-        (`jaxblt.training.metrics.answered`).
+      adaptive_count: a token uses 4 + c (S - 4) slots, where c depends on the document so far (`slots.state_count`).
+      manager: closes slots that are hardly read during training (`slots.experimental.state_manager`), or None. Its
+        importances are stored in the parameters, so a resumed run has them.
+      balance_weight: weight of the loss S sum_s f_s P_s (Switch Transformer, 2101.03961, sec. 2.2). f_s is the share of
+        tokens that choose slot s, and P_s its mean route.
+      count_weight: weight of the loss mean(c) of each row, which is also weighted by the probability of the row's
+        targets (`jaxblt.training.metrics.answered`).
       short_taps: taps of the short convolutions of q, k and v.
       causal: True; the engine has no bidirectional form.
-      packed: whether rows may hold several documents. False promises one a row, at its start.
-      segment_alignment: promised by the packer: documents start at multiples of it. A multiple of `interval`, or one
-        document a row, halves the work of edges.
-      chunk_size: steps that the op computes at once, a power of two; the result does not depend on it.
+      packed: whether rows may hold several documents. False promises one per row, at its start.
+      segment_alignment: a promise of the packer: documents start at multiples of this number. A multiple of `interval`,
+        or one document per row, halves the work of edges.
+      chunk_size: number of steps that are computed at once, a power of two; the result does not depend on it.
     """
 
     dim: int

@@ -28,16 +28,17 @@ from jaxblt.validation import check_bounds, check_fields
 
 @dataclasses.dataclass(frozen=True)
 class CodedTurnsConfig:
-    """A byte language model that replaces the slots of its state engines by codes behind each turn of a document.
+    """A byte language model that compresses the slots of its state engines to codes after each turn of a document.
 
-    Rows hold one document each, and no mesh splits them. State is kept exactly within a turn. The balance losses of
-    engines are not part of the loss: engines report them where they run without a state.
+    A turn is a fixed number of bytes; within a turn states are exact. Rows hold one document each, and no mesh may
+    split them. Balance losses of engines are not part of the loss, because engines report them only in calls without a
+    state.
 
     Attributes:
-      base: the model; its pattern has state engines without edges, all of one head width.
-      turn: bytes from one compression to the next.
-      code_dim: width of a code's vector.
-      codes: in the book, which all engines share.
+      base: the model; its pattern has state engines without edges, all with one head width.
+      turn: number of bytes between compressions.
+      code_dim: width of a codebook entry.
+      codes: number of codebook entries; all engines share the codebook.
     """
 
     base: ByteLMConfig

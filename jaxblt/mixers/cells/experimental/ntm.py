@@ -37,17 +37,17 @@ ADDRESSES = 2
 class NTMConfig:
     """A neural Turing machine with a linear controller (1410.5401, sec. 3).
 
-    A head's controller sees the token and what the head read at the one before. It says where to write and to read
-    (`experimental.addressing`), what to erase, in 0..1, and what to add. The last is bounded to -1..1: the feedback of
-    what is read would let the memory grow without end. Addresses are found in the memory before the write, and the
-    read follows the write. A document begins with an empty memory and both addresses on the first slot: were they
-    spread evenly, no slot could ever be told from another.
+    The controller of a head gets the token and what the head read at the previous token. It computes the addresses for
+    writing and reading (`experimental.addressing`), what to erase, in 0..1, and what to add, in -1..1. The bound keeps
+    the memory from growing without end through the feedback of what is read. Addresses are computed from the memory
+    before the write; the read follows the write. A document begins with an empty memory and both addresses on the first
+    slot, because from evenly spread addresses no slot could become different from the others.
 
     Attributes:
       dim: width D.
       num_heads: heads H, each with a memory; a multiple of the devices that split the sequence.
-      slots: N of a memory. What is to be recalled symbol by symbol needs a slot each.
-      width: M of a slot.
+      slots: number of slots N of a memory. To recall symbols one by one, the memory needs a slot per symbol.
+      width: width M of a slot.
       causal: True; the machine steps forward only.
     """
 

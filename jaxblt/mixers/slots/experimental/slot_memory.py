@@ -35,7 +35,7 @@ ADDRESSED = 4
 
 @dataclasses.dataclass(frozen=True)
 class SlotMemoryConfig:
-    """A bank of S slots a head, written once an interval and read by every token as of its last whole interval.
+    """A bank of S slots per head, written at the end of each interval and read by every token of the next one.
 
     At the end of an interval of n tokens, with M_i the slots:
 
@@ -44,33 +44,33 @@ class SlotMemoryConfig:
         a   = softmax_i(s W_a . M_i / sqrt(M) + balance (1 - usage_i))    address, over the top k slots
         M_i <- M_i + (1 - rate) a_i (s - M_i)                             write
 
-    A candidate s whose best cosine with a slot is below `novelty` goes to the least used slot instead; a free one takes
-    it whole. Tokens of one interval reach each other only by the short convolutions: put attention over a window of at
-    least `interval` beside it. `experimental.slot_bank` has the rules, `experimental.slot_upkeep` what to do between
-    calls.
+    A vector s_l is a *candidate*. A candidate whose best cosine with any slot is below `novelty` is written to the
+    least used slot instead; a free slot takes the whole candidate. Within an interval tokens reach each other only
+    through the short convolutions, so put attention over a window of at least `interval` beside the memory.
+    `experimental.slot_bank` has the rules, and `experimental.slot_upkeep` the functions for use between calls.
 
     Attributes:
       dim: width D.
       num_heads: heads H, each with a bank; a multiple of the devices that split the sequence.
       head_dim: width M of a slot; None for D / H.
-      slots: S.
-      interval: tokens from one write to the next.
-      ratio: candidates a token, in 0..1.
-      adaptive_error: write no more candidates than leave at most this share of the tokens' energy (see
-        `reconstruction_error`), so that simple intervals take fewer slots; None to write them all.
-      rate: share of itself that an addressed slot keeps.
-      novelty: cosine below which a candidate is new.
-      balance: of the address, towards slots that are used little.
-      usage_decay: share of a usage that an interval leaves.
-      top_k: slots that a candidate is written to, if it is not new; the others keep every bit. None for 4, or for all
-        slots if there are fewer.
-      prune_below: slots of less usage are freed once they are older than `prune_after`; 0 for never.
-      prune_after: intervals without a write.
+      slots: number of slots S.
+      interval: number of tokens between writes.
+      ratio: number of candidates per token, in 0..1.
+      adaptive_error: write only as many candidates as are needed to leave at most this share of the tokens' energy (see
+        `reconstruction_error`), so that simple intervals take fewer slots; None to write all.
+      rate: share of its old value that an addressed slot keeps.
+      novelty: cosine below which a candidate counts as new.
+      balance: how strongly addresses favour slots that are used little.
+      usage_decay: share of its usage that a slot keeps after an interval.
+      top_k: number of slots to which a candidate is written if it is not new; other slots do not change. None for 4, or
+        for all slots if there are fewer.
+      prune_below: free slots with less usage than this after `prune_after` intervals without a write; 0 for never.
+      prune_after: number of intervals without a write.
       short_taps: taps of the short convolutions of q, k and v.
       causal: True; the memory has no bidirectional form.
-      packed: whether rows may hold several documents. False promises one a row, at its start.
-      segment_alignment: promised by the packer: documents start at multiples of it. A multiple of `interval`, or one
-        document a row, saves two of three reads.
+      packed: whether rows may hold several documents. False promises one per row, at its start.
+      segment_alignment: a promise of the packer: documents start at multiples of this number. A multiple of `interval`,
+        or one document per row, saves two of three reads.
     """
 
     dim: int

@@ -54,15 +54,16 @@ def reduce_slots(
 ) -> SlotMemoryState:
     """Return the state with fewer slots in use.
 
-    Freed slots weigh nothing in reads and are the first to be written.
+    Freed slots have no weight in reads and are written first.
 
     Args:
-      state: of a slot memory.
-      keep: free all but this many slots of each row and head, the most used; of equals the first stay.
-      below: free the slots whose usage is less.
+      state: state of a slot memory.
+      keep: keep this many slots of each row and head, the most used (the first ones if equal), and free the others.
+      below: free the slots whose usage is below this.
 
     Raises:
-      ValueError: neither or both are given, they are out of range, or the state is not that of a slot memory.
+      ValueError: neither or both of `keep` and `below` are given, they are out of range, or the state is not that of a
+        slot memory.
     """
     bank = _bank_of("reduce_slots", state)
     if keep is not None and below is None:

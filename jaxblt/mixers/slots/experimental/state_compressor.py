@@ -14,18 +14,21 @@ from jaxblt.validation import number, whole
 
 
 class StateCompressor(nn.Module):
-    """decode(e_i) with i the code nearest to encode(state); gradients pass the choice straight through.
+    """A vector-quantised autoencoder of states: decode(e_i), where e_i is the codebook entry nearest to encode(state).
 
-    The loss |state - decoded|^2 + |sg(z) - e|^2 + commitment |z - sg(e)|^2, means over entries, is sown as
-    "state_compressor"; sg is `stop_gradient`. The number of codes in use, exp of the entropy of their shares, is a
-    metric of the same name. Compress what is stored, such as `state.slots.values` between turns of a conversation.
+    Gradients pass the choice of i straight through. The loss is |state - decoded|^2 + |sg(z) - e|^2 + commitment |z -
+    sg(e)|^2 as means over entries, with z = encode(state) and sg = `stop_gradient`. It is sown as "state_compressor".
+    The
+    metric of the same name is the number of entries in use: exp of the entropy of their shares. Use it for stored
+      states,
+    such as `state.slots.values` between turns of a conversation.
 
     Attributes:
       dim: width of a state.
-      code_dim: width of a code.
-      codes: in the book.
-      commitment: weight of the third part of the loss.
-      dtype: of the autoencoder's products; distances are fp32.
+      code_dim: width of a codebook entry.
+      codes: number of codebook entries.
+      commitment: weight of the third term of the loss.
+      dtype: dtype of the autoencoder's products; distances are fp32.
     """
 
     dim: int

@@ -19,14 +19,15 @@ IMPORTANCE = "importance"
 
 @dataclasses.dataclass(frozen=True)
 class StateManager:
-    """Closing of slots that are hardly read, as `StateEngineConfig.manager`.
+    """A rule that closes slots which are hardly read during training; used as `StateEngineConfig.manager`.
 
-    The importance of a slot is an exponential mean over steps of S times its share of reads: 1 is a fair share. Tokens
-    neither write to dead slots nor read them, so a dead slot stays dead; its own parameters are left as they were.
+    The importance of a slot is S times its share of reads, averaged exponentially over steps; 1 is a fair share. A slot
+    of little importance is closed (dead): no token writes to it or reads it, so it stays closed. Its parameters do not
+    change.
 
     Attributes:
-      decay: of the mean, a step.
-      threshold: slots of less importance are dead.
+      decay: decay of the average per step.
+      threshold: slots with an importance below this are closed.
     """
 
     decay: float = 0.9

@@ -20,9 +20,9 @@ from jaxblt.mixers.slots.state_slots import Slots
 
 
 def prune(params: dict[str, Any], dead: Bool[Array, "*L H S"]) -> dict[str, Any]:
-    """Change a `StateEngine`'s parameters so that no token writes to dead slots or reads them.
+    """Close slots: change a `StateEngine`'s parameters so that no token writes to dead slots or reads them.
 
-    With an adaptive count tokens may be left with a head's first four slots: keep one of those open.
+    With an adaptive count a token may use only the first four slots of a head, so keep at least one of these open.
 
     Raises:
       ValueError: the parameters are of another mixer, `dead` is no mask of their slots, or has all slots of a head.
@@ -37,12 +37,12 @@ def prune(params: dict[str, Any], dead: Bool[Array, "*L H S"]) -> dict[str, Any]
 
 
 def begin_anew(params: dict[str, Any], dead: Bool[Array, "*L H S"], key: PRNGKeyArray) -> dict[str, Any]:
-    """Return parameters with open dead slots, their routes drawn as at the start of training.
+    """Return parameters in which closed slots are open again, with routes drawn as at the start of training.
 
     Args:
-      params: of a `StateEngine`.
-      dead: slots.
-      key: of the routes.
+      params: parameters of a `StateEngine`.
+      dead: mask of the closed slots to open.
+      key: random key for the routes.
 
     Raises:
       ValueError: the parameters are of another mixer, or `dead` is no mask of their slots.
@@ -58,7 +58,7 @@ def begin_anew(params: dict[str, Any], dead: Bool[Array, "*L H S"], key: PRNGKey
 
 
 def clear(state: StateEngineState, dead: Bool[Array, "*L H S"]) -> StateEngineState:
-    """Empty the dead slots of a state.
+    """Empty the closed slots of a state.
 
     Raises:
       ValueError: the state is of another mixer, or `dead` is no mask of its slots.
