@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.mixers import AttentionConfig, GatedRecurrenceConfig
@@ -17,6 +16,7 @@ from jaxblt.patching import PatcherConfig, decided
 from jaxblt.patching.learned import BoundaryConfig, calibrate_router
 from jaxblt.patching.patches import from_closed
 from tests.mixer_table import table
+from tests.pallas_kernels.linear_state import equations
 from tests.parameters import drawn
 from tests.tolerances import tol
 
@@ -252,14 +252,6 @@ def test_no_gradient_adds_bytes_to_a_patch_by_atomics() -> None:
     atomic = [eqn.invars[2].aval.shape[:-1] for eqn in sums if not eqn.params["unique_indices"]]
     assert atomic  # of the few patches before each block
     assert all(np.prod(rows) < ids.size / 2 for rows in atomic), atomic
-
-
-def equations(jaxpr):
-    """All equations, those of inner programs too."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in jaxprs_in_params(eqn.params):
-            yield from equations(inner)
 
 
 def test_bytes_pass_the_gather_from_the_first_step_on() -> None:
