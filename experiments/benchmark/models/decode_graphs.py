@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -40,11 +41,9 @@ def decode_graphs(decoder: Any, params: Any, *, rows: int, rounds: int) -> dict[
     engine = Engine(run, EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=rows), as_trained=False)
     (lane,), live = engine._lanes, np.ones(rows, bool)
     # Without entropies draw the first byte again and again: a row that draws EOS would end
-    drawn = (
-        {"temperature": 1.0} if decoder.needs_entropies else {"temperature": 0, "presence_penalty": -100.0}
-    )
+    drawn = partial(Sampling, presence_penalty=0.0 if decoder.needs_entropies else -100.0)
     for slot in range(rows):
-        request = Request(b"", capacity - 1, Sampling(**drawn, seed=slot))
+        request = Request(b"", capacity - 1, drawn(seed=slot))
         lane.enter(lane.begin(), [slot], [request], [np.ones(1, np.int32)])
     lowered: Any = programs._decode.lower(lane._apart, lane._layout, lane._narrow, lane._rows, live)
     apart = {name: value.replace("WHILE,", "") for name, value in IN_ONE_GRAPH.items()}
