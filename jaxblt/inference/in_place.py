@@ -11,9 +11,9 @@ IN_ONE_GRAPH = {
         "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
     )
 }
-"""Options of XLA that put loops and conditions into a program's CUDA graph.
+"""Options of XLA that put loops into a program's CUDA graph: all that it puts there by itself, and `WHILE`.
 
-Without them the host waits for the device at each condition, and prepares nothing of the next call meanwhile.
+Without them the host waits for the device at each turn, and prepares nothing of the next call meanwhile.
 """
 
 
