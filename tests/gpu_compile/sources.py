@@ -14,9 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ACCEPTED = HERE / "accepted_sources.json"
-PROGRAMS = tuple(
-    f"tests.gpu_compile.{name}" for name in ("__main__", "plan", "ring", "jla", "long_rows", "graphs")
-)
+PROGRAMS = tuple(f"tests.gpu_compile.{name}" for name in ("__main__", "plan", "ring", "jla", "long_rows"))
 DATA = (
     "constraints.txt",
     "tests/gpu_compile/accepted.json",
