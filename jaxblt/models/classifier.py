@@ -14,7 +14,7 @@ from jaxblt.models.no_decoding import NoDecoding
 from jaxblt.models.pooling import pool
 from jaxblt.models.positions import PeriodicPosition, document_positions
 from jaxblt.models.row_layout import RowLayout, promise
-from jaxblt.models.squares import Levels, Squares, ids_of_squares
+from jaxblt.models.squares import Levels, Squares, ids_of_squares, positions_of_squares
 from jaxblt.models.stack import Stack, StackConfig
 from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.patching.config import PatcherConfig
@@ -144,8 +144,8 @@ class ByteClassifier(NoDecoding, nn.Module):
                 x = jnp.where((segment_ids > 0)[..., None], x, 0)
                 segment_ids = ids_of_squares(segment_ids, config.squares, config.columns)
             x = Squares(config.squares, config.columns, self.dtype, name="squares")(x)
-            pixels = config.squares**2
-            positions = None if positions is None else positions[:, ::pixels] // pixels
+            if positions is not None:
+                positions = positions_of_squares(positions, config.squares, config.columns)
         x, _ = Stack(config.stack, self.dtype, name="stack")(x, segment_ids=segment_ids, positions=positions)
         there = jnp.ones(x.shape[:2], bool) if segment_ids is None else segment_ids > 0
         norm = config.stack.norm(self.dtype, "norm")

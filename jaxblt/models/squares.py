@@ -67,7 +67,22 @@ def ids_of_squares(segment_ids: Int[Array, "B T"], side: int, columns: int) -> I
     Raises:
       ValueError: the image has rows that fill no squares.
     """
-    return _pixels(segment_ids, side, columns).max((2, 4)).reshape(len(segment_ids), -1)
+    return _first_pixels(segment_ids, side, columns)
+
+
+def positions_of_squares(positions: Int[Array, "B T"], side: int, columns: int) -> Int[Array, "B N"]:
+    """Return positions of squares, which count squares from left to right, then down.
+
+    Raises:
+      ValueError: the image has rows that fill no squares.
+    """
+    y, x = jnp.divmod(_first_pixels(positions, side, columns), columns)
+    return y // side * (columns // side) + x // side
+
+
+def _first_pixels(x: Int[Array, "B T"], side: int, columns: int) -> Int[Array, "B N"]:
+    """Return the value at each square's upper left pixel, which the image has if it has any of the square."""
+    return _pixels(x, side, columns)[:, :, 0, :, 0].reshape(len(x), -1)
 
 
 def _pixels(x: Shaped[Array, "B T ..."], side: int, columns: int) -> Shaped[Array, "B Y S X S ..."]:

@@ -51,12 +51,16 @@ def test_an_image_that_ends_amid_a_row_of_squares_is_read_to_its_end():
     assert not np.allclose(run(ids.at[0, 11].set(4 + (ids[0, 11] + 124) % 256)), logits, atol=1e-3)
 
 
-def test_positions_of_squares_have_no_gaps():
+@pytest.mark.parametrize("pixels", [16, 12])
+def test_positions_of_squares_have_no_gaps(pixels):
+    """Also where an image ends amid a row of squares: positions of padding are 0."""
     mixers = {"rows": AttentionConfig(8, 2, causal=False)}
     stack = StackConfig(dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False)
     model = ByteClassifierConfig(stack=stack, levels=True, squares=2, columns=4).build()
     ids = jax.random.randint(jax.random.key(0), (1, 16), 4, 260)
+    place = jnp.arange(16)[None]
+    there = (place < pixels).astype(jnp.int32)
     params = jax.jit(model.init)(jax.random.key(1), ids)
-    told, _ = jax.jit(model.apply)(params, ids, positions=jnp.arange(16)[None])
-    counted, _ = jax.jit(model.apply)(params, ids)
+    told, _ = jax.jit(model.apply)(params, ids, segment_ids=there, positions=place * there)
+    counted, _ = jax.jit(model.apply)(params, ids, segment_ids=there)
     assert_close(told, counted, n=16 * 8, what="logits")

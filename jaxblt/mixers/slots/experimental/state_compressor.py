@@ -16,12 +16,10 @@ from jaxblt.validation import number, whole
 class StateCompressor(nn.Module):
     """A vector-quantised autoencoder of states: decode(e_i), where e_i is the codebook entry nearest to encode(state).
 
-    Gradients pass the choice of i straight through. The loss is |state - decoded|^2 + |sg(z) - e|^2 + commitment |z -
-    sg(e)|^2 as means over entries, with z = encode(state) and sg = `stop_gradient`. It is sown as "state_compressor".
-    The
-    metric of the same name is the number of entries in use: exp of the entropy of their shares. Use it for stored
-      states,
-    such as `state.slots.values` between turns of a conversation.
+    Gradients pass the choice of i straight through. With z = encode(state), sg = `stop_gradient` and means over
+    entries, the loss is |state - decoded|^2 + |sg(z) - e|^2 + commitment |z - sg(e)|^2. It is sown as
+    "state_compressor". The metric of the same name is the number of entries in use: exp of the entropy of their
+    shares. Use it for stored states, such as `state.slots.values` between turns of a conversation.
 
     Attributes:
       dim: width of a state.
