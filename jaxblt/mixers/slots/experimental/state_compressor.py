@@ -18,10 +18,8 @@ class StateCompressor(nn.Module):
 
     Gradients pass the choice of i straight through. The loss is |state - decoded|^2 + |sg(z) - e|^2 + commitment |z -
     sg(e)|^2 as means over entries, with z = encode(state) and sg = `stop_gradient`. It is sown as "state_compressor".
-    The
-    metric of the same name is the number of entries in use: exp of the entropy of their shares. Use it for stored
-      states,
-    such as `state.slots.values` between turns of a conversation.
+    The metric of the same name is the number of entries in use: exp of the entropy of their shares. Use it for stored
+    states, such as `state.slots.values` between turns of a conversation.
 
     Attributes:
       dim: width of a state.
