@@ -249,8 +249,7 @@ def check_capacity(state: State, *, more: int = 0) -> None:
     """Raise on the host if a row holds more tokens than its state's capacity, or would with `more` tokens.
 
     Inside jit nothing raises: a document beyond the capacity loses its oldest tokens. A decoding loop calls this
-      function
-    with a concrete state, before it feeds tokens or now and then. The call waits for the device.
+    function with a concrete state, before it feeds tokens or now and then. The call waits for the device.
 
     Args:
       state: any pytree that holds mixer states, stacked over layers or not.

@@ -40,10 +40,9 @@ class NeuralMemoryConfig:
     """M <- (1 - alpha) M + S, S <- eta S - grad |f_M(k) - v|^2 / 2, read by f_M(q) (Behrouz et al., 2501.00663).
 
     A Titans memory: M are the weights of a small network f, which learn while the row is read. They are updated once
-      every
-    `chunk_size` tokens of a document, and each token reads the M of the last update (`pallas_kernels.neural_memory`).
-    Within a chunk tokens reach each other only through the short convolutions. So put attention over a window of at
-    least `chunk_size` beside the memory, as `MAGConfig` does.
+    every `chunk_size` tokens of a document, and each token reads the M of the last update
+    (`pallas_kernels.neural_memory`). Within a chunk tokens reach each other only through the short convolutions. So put
+    attention over a window of at least `chunk_size` beside the memory, as `MAGConfig` does.
 
     Attributes:
       dim: width D.
