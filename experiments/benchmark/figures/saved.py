@@ -18,10 +18,8 @@ ON_CPU = (
     "baselines",
     "memory_context",
     "promoter_baselines",
-    "review_baselines",
     "scaling_on_cpu",
     "sparse_attention",
-    "state_counts",
     "tasks",
 )
 """Benchmarks whose figures are of no GPU: counts, answers that are right, or times of a CPU."""
