@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from experiments.benchmark.tasks.training_budget import CHUNK
 from jaxblt.data.tasks import MQAR
 from jaxblt.data.vocab import OFFSET
 from jaxblt.mixers import StateEngineConfig
+from jaxblt.training.flops import count_params
 
 TASK = MQAR(symbols=40, pairs=5, positions=32)
 drawn = jax.jit(draw_rows, static_argnums=(0, 2))
@@ -56,6 +58,16 @@ def test_states_may_be_of_any_number_or_in_levels() -> None:
         "T_levels": (56, (32, 16, 8)),
         "T56": (56, (56,)),
     }
+
+
+@pytest.mark.slow(days=28, group="costly")
+def test_engines_differ_only_by_the_parameters_of_their_states() -> None:
+    """Each state of a head has a column of its route, the column's bias and a bias of its reads."""
+    settings, ids = Settings(dim=16, layers=2, heads=2), jnp.zeros((1, 8), jnp.int32)
+    modules = {s: settings.model(f"T{s}", settings.task(16)).build() for s in (32, 64, 256)}
+    counts = {s: count_params(jax.eval_shape(m.init, jax.random.key(0), ids))[0] for s, m in modules.items()}
+    assert counts[64] - counts[32] == 32 * settings.heads * (settings.dim + 2)
+    assert counts[256] - counts[64] == 192 * settings.heads * (settings.dim + 2)
 
 
 @pytest.mark.parametrize(("name", "slots"), [("T_edges", 128), ("T64_edges", 64)])
