@@ -105,15 +105,15 @@ def test_what_trains_no_model_is_refused(tmp_path: Path) -> None:
 def test_recall_figures(tmp_path: Path) -> None:
     settings = Settings(symbols=16, dim=8, layers=2, heads=1, tokens=128, steps=CHUNK, dtype="float32")
     out = tmp_path / "recall.json"
-    recall(str(out), pairs=(2,), mixers=("R",), settings=settings)
+    recall(str(out), pairs=(2,), mixers=("recurrence",), settings=settings)
     found = json.loads(out.read_text())
     (run,) = found["runs"]
-    assert run["mixer"] == "R"
+    assert run["mixer"] == "recurrence"
     assert run["steps"] == CHUNK
     assert 0 <= run["accuracy"] <= 1
     assert len(run["accuracy_by_chunk"]) == 1
     assert run["parameters"] > settings.dim * settings.symbols
     assert 0 < found["majority"]["2"] < 0.5
     assert found["mean"] == [
-        {"mixer": "R", "pairs": 2, "accuracy": run["accuracy"], "low": None, "high": None}
+        {"mixer": "recurrence", "pairs": 2, "accuracy": run["accuracy"], "low": None, "high": None}
     ]
