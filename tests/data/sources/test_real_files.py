@@ -29,6 +29,10 @@ from jaxblt.data.sources.labelled import Columns, read_labelled
 
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "files.md"
 HEADING = "## Which files are read\n"
+LEGEND = (
+    "One table per format. The third column says whether jaxblt reads such a file, or begins the error with which it "
+    "refuses the file.\n"
+)
 NOBODY = 54321
 """A user without rights, as whom the table is read too where the tests run as root."""
 
@@ -394,7 +398,7 @@ def test_another_locale_and_another_user_read_the_same():
 
 def generated() -> str:
     """The part of the page that the table makes."""
-    lines = [HEADING]
+    lines = [HEADING, LEGEND]
     for kind, rows in TABLE.items():
         lines += [f"### {kind}\n", "| file | such as | jaxblt |", "|---|---|---|"]
         for row in rows:
