@@ -105,13 +105,14 @@ $(GPU_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 gpu-compile: | $(BIN)/python
 	@$(BIN)/python -m tests.gpu_compile.sources $(GPU_COMPILE_ARGS) || $(MAKE) --no-print-directory gpu-compile-now
 
-# Only a run of all five that was asked to accept says what was compiled.
+# Only a run of all six that was asked to accept says what was compiled.
 gpu-compile-now: $(PLAN_STAMP) $(JLA_STAMP)
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile $(GPU_COMPILE_ARGS)
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile.plan
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile.ring
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile.jla
 	@$(GPU_VENV)/bin/python -m tests.gpu_compile.long_rows
+	@$(GPU_VENV)/bin/python -m tests.gpu_compile.graphs
 	@$(if $(filter --accept,$(GPU_COMPILE_ARGS)),$(BIN)/python -m tests.gpu_compile.sources --write)
 
 # Attention in bfloat16 is cuDNN's, whose library the compiler asks.

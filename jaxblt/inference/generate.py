@@ -1,6 +1,6 @@
 """Continues prompts a batch at a time: one pass over the prompts, then byte by byte in pieces of a few steps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
@@ -148,14 +148,28 @@ def _pieces(
     apart = unrolled(decoder)
     prepared = _narrow(apart, len(table), unroll_params(prepared), place)
     refused = replaced = None
-    for start in range(0, most, steps):
-        place, piece = advancing(_advance, place)(apart, steps, prepared, requests, place, np.int32(start))
+    advance = partial(advancing(_advance, place), apart, steps, prepared, requests)
+    for start, piece in _sent(advance, place, range(0, most, steps)):
         drawn, kept, finite, done, refused, replaced = jax.device_get(piece)
         _check_finite(finite, lengths, start, params)
         yield [decode(row[here]) for row, here in zip(drawn, kept, strict=True)]
         if done.all():
             break
     warn_of_rows(decoder, params, refused, replaced)
+
+
+def _sent(
+    advance: Callable[..., tuple[Packed, "Piece"]], place: Packed, starts: Iterable[int]
+) -> Iterator[tuple[int, "Piece"]]:
+    """Yield each piece once the next one is sent, which the device draws while the host reads this one."""
+    before = None
+    for start in starts:
+        place, piece = advance(place, np.int32(start))
+        if before is not None:
+            yield before
+        before = start, piece
+    assert before is not None
+    yield before
 
 
 def _check_drafts(drafts: Any, report: Any) -> None:

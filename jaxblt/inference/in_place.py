@@ -6,6 +6,16 @@ from typing import Any
 
 import jax
 
+IN_ONE_GRAPH = {
+    "xla_gpu_enable_command_buffer": (
+        "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+    )
+}
+"""Options of XLA that put loops into a program's CUDA graph: all that it puts there by itself, and `WHILE`.
+
+Without them the host waits for the device at each turn, and prepares nothing of the next call meanwhile.
+"""
+
 
 def advancing[P](advance: Callable[..., tuple[P, Any]], place: P) -> Callable[..., tuple[P, Any]]:
     """Compile `advance` so that a place leaves it laid out over the devices as it came.
@@ -25,7 +35,13 @@ def _compiled(advance: Callable[..., Any], tree: Any, shardings: tuple[Any, ...]
     several = any(len(sharding.device_set) > 1 for sharding in shardings)
     laid_out = (jax.tree.unflatten(tree, shardings), None) if several else None
     # Donate the place: the caches of a long document would be there twice.
-    return jax.jit(advance, static_argnums=(0, 1), donate_argnums=4, out_shardings=laid_out)
+    return jax.jit(
+        advance,
+        static_argnums=(0, 1),
+        donate_argnums=4,
+        out_shardings=laid_out,
+        compiler_options=IN_ONE_GRAPH,
+    )
 
 
 Layout = tuple[Any, ...] | None

@@ -14,7 +14,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ACCEPTED = HERE / "accepted_sources.json"
-PROGRAMS = tuple(f"tests.gpu_compile.{name}" for name in ("__main__", "plan", "ring", "jla", "long_rows"))
+PROGRAMS = tuple(
+    f"tests.gpu_compile.{name}" for name in ("__main__", "plan", "ring", "jla", "long_rows", "graphs")
+)
 DATA = (
     "constraints.txt",
     "tests/gpu_compile/accepted.json",

@@ -9,6 +9,7 @@ import pytest
 import pallas_kernels
 from tests.gpu_compile.arrays import largest
 from tests.gpu_compile.figures import complaints, read_report
+from tests.gpu_compile.launches import Launches, read_launches
 from tests.gpu_compile.schedule import Exchange, exchanges
 
 HERE = Path(__file__).parent
@@ -60,6 +61,20 @@ ENTRY %main (a: f32[4,8]) -> f32[2,8] {
   ROOT %first = f32[2,8]{1,0} get-tuple-element(%both), index=0
 }
 """
+LAUNCHES = """
+000: kCommandBuffer [source | sink]
+    001: kCustomKernel [source | next=002 (1)] add grid: [1, 1, 1]
+    002: kWhile        [prev=001 (1) | sink]
+condition:
+        No thunks.      body:
+        003: kCopy [source | sink] kCopy
+004: kWhile         [prev=000 (1) | next=000 (1)]
+condition:
+    No thunks.  body:
+    000: kCommandBuffer [source | sink]
+        005: kCustomKernel [source | sink] add grid: [1, 1, 1]
+    006: kCopy         [prev=000 (1) | sink] kCopy
+"""
 ONE, TWO = {"registers": 110, "spilled": 0}, {"registers": 255, "spilled": 20}
 
 
@@ -97,6 +112,11 @@ def test_complains(now: dict[str, dict[str, int]], message: str) -> None:
 
 def test_accepts_the_same_and_less() -> None:
     assert not complaints({"op/a": {"two": TWO | {"spilled": 0}}}, {"op/a": {"two": TWO}})
+
+
+def test_reads_what_lies_in_graphs() -> None:
+    """The loop in the first graph stands behind nothing; the other one the host steps, in order."""
+    assert read_launches(LAUNCHES) == Launches(graphs=2, inside=3, outside=1, loops=1, unordered=1)
 
 
 def test_reads_what_runs_beside_an_exchange() -> None:

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import pytest
 
 from jaxblt.inference import Decoder, SamplingConfig, generate
-from jaxblt.inference.generate import PIECE
+from jaxblt.inference.generate import PIECE, _sent
 from jaxblt.inference.requests import bucket
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.models.packed import pack_small
 from jaxblt.parallel import make_mesh, replicated
 from tests.mixer_table import table
 from tests.parameters import drawn
@@ -112,6 +113,17 @@ def test_eos_ends_the_stream(write):
     assert len(list(ask(seed=[EARLY, LATE], stream=True))) == 2
     [piece] = ask(seed=[EARLY, EARLY], stream=True)
     assert piece[0] == one
+
+
+def test_the_device_has_the_next_piece_before_one_is_read():
+    sent = []
+
+    def advance(place, start):
+        sent.append(int(start))
+        return place, start
+
+    begun = [(start, len(sent)) for start, _ in _sent(advance, pack_small(()), range(0, 96, 32))]
+    assert begun == [(0, 2), (32, 3), (64, 3)]
 
 
 def test_requests_are_checked_at_the_call(write):

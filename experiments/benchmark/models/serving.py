@@ -9,7 +9,7 @@ from experiments.benchmark.figures.saved import save
 from experiments.benchmark.models.books_model import split_model
 from experiments.benchmark.models.drawn_patches import Sizes, count_read_bytes, drawn_patches
 
-Arm = Literal["rates", "once", "first_byte", "prefix", "rounds", "kernels", "long_document"]
+Arm = Literal["rates", "once", "first_byte", "prefix", "rounds", "graphs", "kernels", "long_document"]
 
 
 def serving(
@@ -39,8 +39,9 @@ def serving(
 
     The arm `once` leaves the waves out, and compiles in its first call only what that needs. Further arms time delays.
     `first_byte` is behind prompts of 8 KB that come to an idle engine, `prefix` behind 64 KB that were read before and
-    that were not. `rounds` compares a round of the engine with its decoding program alone. `kernels` counts what a byte
-    launches. `long_document` compares a byte behind a megabyte of modal Hyena with one behind 4 KB.
+    that were not. `rounds` compares a round of the engine with its decoding program alone. `graphs` compares that
+    program as one CUDA graph with itself where the host steps its loops. `kernels` counts what a byte launches.
+    `long_document` compares a byte behind a megabyte of modal Hyena with one behind 4 KB.
 
     Args:
       out: JSON file to write.
@@ -182,6 +183,10 @@ def _time_delay(
     """Return the figures of an arm."""
     from experiments.benchmark.models.engine_delays import first_byte, long_document, rounds
 
+    if arm == "graphs":
+        from experiments.benchmark.models.decode_graphs import decode_graphs
+
+        return [decode_graphs(decoder, params, rows=count, rounds=8 * trials) for count in rows]
     if arm == "kernels":
         from experiments.benchmark.models.decode_kernels import decode_kernels
 

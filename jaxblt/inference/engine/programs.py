@@ -22,7 +22,7 @@ from jaxblt.inference.engine.config import Lane, Request
 from jaxblt.inference.engine.draws import Drawn, Table, pack_draws, predictions
 from jaxblt.inference.engine.memory import shrink_lane
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
-from jaxblt.inference.in_place import Layout, keep_layout, layout_over_devices
+from jaxblt.inference.in_place import IN_ONE_GRAPH, Layout, keep_layout, layout_over_devices
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import Prefix, begin_prompts, read_piece
@@ -348,7 +348,7 @@ def _enter(
     return keep_layout(pack_small(put_rows(rows, slots, part)), layout)
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3, compiler_options=IN_ONE_GRAPH)
 def _decode(
     decoder: Decoder, layout: Layout, params: dict[str, Any], packed: Packed, live: Bool[Array, "S"]
 ) -> tuple[Packed, Table]:
@@ -380,7 +380,9 @@ def _decode(
         )
         # Tell in two arrays: each is a kernel
         told = [x.astype(jnp.int32) for x in (ids, rows.done, ended, closed, draws)]
-        return pack_small(moved), (rows.logits, jnp.stack(told, -1))
+        # Choose between logits and zeros: a copy into a place of the loop's count would keep the loop out of the graph
+        said = jnp.where(rows.done[:, None], 0.0, rows.logits)
+        return pack_small(moved), (said, jnp.stack(told, -1))
 
     packed, found = jax.lax.scan(body, pack_small(rows), length=STEPS)
     # Tell of all steps at once: inside the loop, small kernels would run for each byte
