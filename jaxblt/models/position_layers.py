@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import dense
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.sequence import check_kind, read
-from jaxblt.models.positions import Counted, PositionConfig, waves
+from jaxblt.models.positions import PositionConfig, waves
 from jaxblt.models.stack import StackConfig
 from jaxblt.show import show
 from jaxblt.validation import check_bounds, check_fields, whole

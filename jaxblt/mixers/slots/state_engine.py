@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxblt.layers import Linear, named
 from jaxblt.mixers.driver.base import start_clock
 from jaxblt.mixers.driver.choices import given_choice, held
+from jaxblt.mixers.driver.counted import Counted
 from jaxblt.mixers.driver.recording import keep_tables
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
 from jaxblt.mixers.driver.steps import per_block
@@ -70,6 +71,8 @@ class StateEngineConfig:
         `chunk_size` times `top_k_states`. Chunks then run one after another.
       cell: how slots move at an edge, from what they were at the edge before; None for not at all.
       interval: tokens from edge to edge.
+      full: the gate of token n of a document is S / n times as large, where that is above 1. Slots are running means at
+        first, and their norms are flat from 20 tokens on.
       state_attention: at an edge the slots of a head attend to each other.
       state_routes: routes look at the slots as of the last edge, too.
       adaptive_count: a token uses 4 + c (S - 4) slots, where c depends on the document so far (`slots.state_count`).
@@ -96,6 +99,7 @@ class StateEngineConfig:
     gathered: bool = False
     cell: Cell | None = None
     interval: int = 64
+    full: bool = False
     state_attention: bool = False
     state_routes: bool = False
     adaptive_count: bool = False
@@ -219,7 +223,7 @@ class StateEngine(nn.Module):
         qkv, short = Streams(config.shape, self.dtype, recall=True, name="streams")(rows, short)
         mask, counted = self._mask(rows, counted, training=before is None)
         closed = closed_slots(self, config.manager, config.num_heads, config.slots)
-        streams, routes = self._streams(rows.x, qkv, mask, closed)
+        streams, routes = self._streams(rows, qkv, mask, closed)
         found, after = rows.run(
             self._core(closed, streams), streams, None if before is None else before.engine
         )
@@ -254,7 +258,7 @@ class StateEngine(nn.Module):
 
     def _streams(
         self,
-        x: Float[Array, "B T D"],
+        rows: Rows,
         qkv: Any,
         mask: Float[Array, "B T H S"] | None,
         closed: Float[Array, "H S"] | None,
@@ -263,7 +267,7 @@ class StateEngine(nn.Module):
 
         Routes are None if they read the states.
         """
-        config, heads, (q, k, v) = self.config, self.config.num_heads, qkv
+        config, heads, x, (q, k, v) = self.config, self.config.num_heads, rows.x, qkv
         shared: Any = {"dtype": self.dtype, "accumulate": jnp.float32}
         bias, sizes = nn.initializers.zeros, {"h": heads, "s": config.slots}
         spread = nn.initializers.variance_scaling(ROUTE_SPREAD**2, "fan_in", "truncated_normal")
@@ -272,6 +276,8 @@ class StateEngine(nn.Module):
         one = nn.initializers.constant(math.log(math.e - 1))  # softplus of it is 1
         gate = Linear("btd,dh->bth", {"h": heads}, ("embed", "heads"), bias=one, name="gate", **shared)(x)
         log_gate, logits = -jax.nn.softplus(gate.astype(jnp.float32)), logits.astype(jnp.float32)
+        if config.full:
+            log_gate = log_gate * jnp.maximum(config.slots / (1 + _places(rows)), 1)[..., None]
         logits = logits if closed is None else logits + closed[None, None]
         if config.state_routes:
             sizes, names = {"h": heads, "k": config.shape.keys}, ("embed", "heads", "head_dim")
@@ -353,6 +359,14 @@ class StateEngine(nn.Module):
         read_mass = _over_tokens(rows, jax.lax.stop_gradient(reads))
         sow_metric(self, "state_read_mass", read_mass.reshape(-1))
         report_importance(self, config.manager, read_mass)
+
+
+def _places(rows: Rows) -> Float[Array, "B T"]:
+    """Return tokens and holes of its document before each token."""
+    if rows.tokens is not None:
+        return rows.tokens.time.astype(jnp.float32)
+    found, _ = rows.run(Counted(), jnp.zeros(rows.x.shape[:2], jnp.int32))
+    return found.astype(jnp.float32)
 
 
 def _by_row(rows: Rows, x: Float[Array, "B T"]) -> Float[Array, "B"]:

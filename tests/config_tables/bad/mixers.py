@@ -110,6 +110,7 @@ MIXERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "gathered": (1, True),
         "cell": ("rnn",),
         "interval": (0, 2.5, 4),
+        "full": (1,),
         "state_attention": (1,),
         "state_routes": (1,),
         "adaptive_count": (1,),

@@ -106,7 +106,8 @@ def loop(w: Weights, x: np.ndarray, live: np.ndarray, config: StateEngineConfig)
             likely = there[t] * np.exp(route - route.max())
             if config.top_k_states:
                 likely = np.where(np.argsort(np.argsort(-likely)) < config.top_k_states, likely, 0)
-            share = 1 - np.exp(likely / likely.sum() * gate[t, head] * config.pace)
+            larger = max(count / (t + 1), 1) if config.full else 1
+            share = 1 - np.exp(likely / likely.sum() * larger * gate[t, head] * config.pace)
             s = (1 - share)[:, None] * s + share[:, None] * np.concatenate([k[t, head], v[t, head]])
             read = np.exp(s[:, :width] @ q[t, head] / np.sqrt(width) + w["read_bias"][head]) * there[t]
             o[t, head] = read / read.sum() @ s[:, width:]
@@ -117,6 +118,7 @@ CASES = [
     COUNTED,
     dataclasses.replace(EDGES, cell="gru"),
     pytest.param(PLAIN, marks=TURNS),
+    pytest.param(dataclasses.replace(PLAIN, full=True), marks=TURNS),
     pytest.param(dataclasses.replace(EDGES, cell="lstm"), marks=TURNS),
     pytest.param(
         dataclasses.replace(
@@ -128,7 +130,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("config", CASES, ids=["counted", "gru", "plain", "lstm", "linear", "gathered"])
+@pytest.mark.parametrize(
+    "config", CASES, ids=["counted", "gru", "plain", "full", "lstm", "linear", "gathered"]
+)
 def test_equals_the_loop(config: StateEngineConfig) -> None:
     subject = subject_of(config)
     w = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), subject.params["params"])
@@ -142,10 +146,10 @@ def test_equals_the_loop(config: StateEngineConfig) -> None:
 
 
 @pytest.mark.slow(days=28, group="memories and states")
-@pytest.mark.parametrize(("slots", "filled"), [(None, 20), (128, 250)])
-def test_norms_are_flat_to_2000_tokens(slots: int | None, filled: int) -> None:
+@pytest.mark.parametrize(("slots", "full", "filled"), [(None, False, 20), (128, False, 250), (128, True, 20)])
+def test_norms_are_flat_to_2000_tokens(slots: int | None, full: bool, filled: int) -> None:
     """A sum over tokens would grow a hundredfold. More slots take longer to be filled; outputs are level from 20 on."""
-    config = StateEngineConfig(dim=32, num_heads=4, num_slots=slots)
+    config = StateEngineConfig(dim=32, num_heads=4, num_slots=slots, full=full)
     x = jax.random.normal(jax.random.key(0), (2, 2000, 32))
     module = config.build()
     params = jax.jit(module.init)(jax.random.key(1), x[:, :1])["params"]
