@@ -9,11 +9,13 @@ import jax
 IN_ONE_GRAPH = {
     "xla_gpu_enable_command_buffer": (
         "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
-    )
+    ),
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
 }
-"""Options of XLA that put loops into a program's CUDA graph: all that it puts there by itself, and `WHILE`.
+"""Options of XLA that put loops into a program's CUDA graph, where kernels that wait for nothing run side by side.
 
-Without them the host waits for the device at each turn, and prepares nothing of the next call meanwhile.
+Without `WHILE` the host waits for the device at each turn, and prepares nothing of the next call meanwhile. All other
+parts XLA puts there by itself.
 """
 
 
