@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxblt.inference import Decoder, SamplingConfig, init_decoder
 from jaxblt.inference.engine import Lane, programs
+from jaxblt.inference.engine.draws import blank_table
 from jaxblt.inference.generate import PIECE, Place, _advance
 from jaxblt.inference.in_place import advancing
 from jaxblt.inference.narrow import narrow_params
@@ -69,10 +70,10 @@ def lower(decoder: Decoder, name: str, rows: int) -> Any:
 
     with jax.set_mesh(mesh), compiling_for(mesh.devices.flat[0]):
         narrow, place, lane = placed(jax.eval_shape(arrays))
-        live, start = placed((np.ones(rows, bool), np.int32(0)))
+        live, start, spare = placed((np.ones(rows, bool), np.int32(0), blank_table(rows, programs.STEPS)))
         if name == "round":
             # Of several rows some wait, which one does not
-            traced = programs._decode.trace(apart, None, narrow | {CHOSEN: {}}, lane, live)
+            traced = programs._decode.trace(apart, None, narrow | {CHOSEN: {}}, lane, live, spare)
         else:
             advance: Any = advancing(_advance, place)
             traced = advance.trace(apart, PIECE, narrow, placed(requests), place, start)

@@ -10,6 +10,7 @@ import pytest
 
 from jaxblt.inference import Decoder
 from jaxblt.inference.engine import Lane, programs
+from jaxblt.inference.engine.draws import blank_table
 from jaxblt.inference.unroll import unrolled
 from jaxblt.models import BLTConfig, StackConfig
 from jaxblt.models.adapter import CHOSEN
@@ -27,7 +28,8 @@ def traced(request: pytest.FixtureRequest) -> Any:
     params = nn.meta.unbox(jax.eval_shape(built.init, jax.random.key(0), ids))["params"]
     rows = jax.eval_shape(partial(programs._empty, decoder, lane))
     live = jax.ShapeDtypeStruct((request.param,), bool)
-    given = ({"model": params, CHOSEN: {}}, rows, live)
+    spare = jax.eval_shape(partial(blank_table, request.param, programs.STEPS))
+    given = ({"model": params, CHOSEN: {}}, rows, live, spare)
     return programs._decode.trace(unrolled(decoder), None, *given)
 
 
@@ -48,3 +50,17 @@ def test_a_round_stacks_nothing_that_it_carries(traced: Any) -> None:
     ]
     assert len(stacked) == 2
     assert not set(stacked) & set(body.invars)
+
+
+def test_draws_stay_where_they_were() -> None:
+    """For a table at a new address the host would set all kernels of the graph anew."""
+    small = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16)
+    decoder = Decoder(BLTConfig(small, small, small, hash=None), PatcherConfig(mode="static", block_size=32))
+    params = nn.meta.unbox(decoder.build().init(jax.random.key(0), jnp.zeros((1, 32), jnp.int32)))["params"]
+    device = programs.LanePrograms(decoder, {"model": params}, Lane(2, 64), 32)
+    device.decode({0})
+    first, address = device.decode({0}), device._spare.unsafe_buffer_pointer()
+    told = jax.device_get(first)
+    device.decode({0, 1})
+    assert device._spare.unsafe_buffer_pointer() == address != first.unsafe_buffer_pointer()
+    assert (jax.device_get(first) == told).all()

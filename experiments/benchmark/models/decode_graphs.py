@@ -39,13 +39,15 @@ def decode_graphs(decoder: Any, params: Any, *, rows: int, rounds: int) -> dict[
     capacity, compared = 3 * block, 3 * block // (2 * programs.STEPS)
     run: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
     engine = Engine(run, EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=rows), as_trained=False)
-    (lane,), live = engine._lanes, np.ones(rows, bool)
+    (lane,), live = engine._lanes, jnp.ones(rows, bool)
     # Without entropies draw the first byte again and again: a row that draws EOS would end
     drawn = partial(Sampling, presence_penalty=0.0 if decoder.needs_entropies else -100.0)
     for slot in range(rows):
         request = Request(b"", capacity - 1, drawn(seed=slot))
         lane.enter(lane.begin(), [slot], [request], [np.ones(1, np.int32)])
-    lowered: Any = programs._decode.lower(lane._apart, lane._layout, lane._narrow, lane._rows, live)
+    lowered: Any = programs._decode.lower(
+        lane._apart, lane._layout, lane._narrow, lane._rows, live, lane._spare
+    )
     apart = {name: value.replace("WHILE,", "") for name, value in IN_ONE_GRAPH.items()} | IN_ORDER
     options = {"one_graph": IN_ORDER, "side_by_side": {}}
     # Compile one before the others: these take the algorithms that were chosen for its products
@@ -53,11 +55,11 @@ def decode_graphs(decoder: Any, params: Any, *, rows: int, rounds: int) -> dict[
     with ThreadPoolExecutor(len(options)) as pool:
         compiled = pool.map(lambda one: lowered.compile(compiler_options=one), options.values())
         ways |= dict(zip(options, compiled, strict=True))
-    places = {way: jax.tree.map(jnp.copy, lane._rows) for way in ways}
+    places = {way: jax.tree.map(jnp.copy, (lane._rows, lane._spare)) for way in ways}
 
     def decode(way: str) -> Any:
-        places[way], table = ways[way](lane._narrow, places[way], live)
-        return table
+        _, table = places[way] = ways[way](lane._narrow, places[way][0], live, places[way][1])
+        return programs._copied(table)
 
     def queue(way: str) -> tuple[float, float]:
         begun = time.perf_counter()

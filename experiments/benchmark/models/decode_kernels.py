@@ -31,6 +31,7 @@ def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, round
       rounds: of each program.
     """
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     from experiments.benchmark.figures.programs import SINGLY
@@ -51,7 +52,7 @@ def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, round
         request = Request(prompt, capacity - len(ids), Sampling(temperature=temperature, seed=slot))
         prompts, _ = lane.read([None], [ids], engine._sizes[0])
         lane.enter(prompts, [slot], [request], [ids])
-    given = lane._apart, lane._layout, lane._narrow, lane._rows, np.ones(rows, bool)
+    given = lane._apart, lane._layout, lane._narrow, lane._rows, jnp.ones(rows, bool), lane._spare
     lowered: Any = programs._decode.lower(*given)
     options = (None, SINGLY if jax.default_backend() == "gpu" else None)
     with ThreadPoolExecutor(2) as pool:
@@ -61,8 +62,10 @@ def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, round
 
     def decode(program: Any) -> float:
         begun = time.perf_counter()
-        lane._rows, table = jax.block_until_ready(program(lane._narrow, lane._rows, given[-1]))
-        tables.append(table)
+        lane._rows, lane._spare = jax.block_until_ready(
+            program(lane._narrow, lane._rows, given[4], lane._spare)
+        )
+        tables.append(np.asarray(lane._spare))
         return time.perf_counter() - begun
 
     decode(fast), decode(single)
@@ -71,7 +74,7 @@ def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, round
         with trace(folder):
             traced = [decode(single) for _ in range(rounds)]
         totals = kernel_totals(folder, single.as_text() or "")
-    draws = [unpack_draws(np.asarray(table)) for table in tables[-rounds:]]
+    draws = [unpack_draws(table) for table in tables[-rounds:]]
     kept = sum(int(drawn.kept.sum()) for drawn in draws)
     figures = {"rows": rows, "round_ms": 1e3 * median(taken), "traced_round_ms": 1e3 * median(traced)}
     figures["bytes_a_step"] = kept / (rounds * programs.STEPS)

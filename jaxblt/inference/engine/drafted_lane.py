@@ -117,7 +117,7 @@ class DraftedLane(LanePrograms):
         base = np.array([self.count_to_read(len(own)) for own in ids], np.int32)
         self._rows = _enter(self._layout, self._rows, places, prompts, history, base, *asked)
 
-    def _draw(self, live: Bool[np.ndarray, "S"]) -> Table:
+    def _draw(self, live: Bool[Array, "S"]) -> Table:
         given = (self._narrow, self._rows, live, self._drafts)
         self._rows, table = _decode(self._apart, self._layout, *given)
         return table

@@ -45,6 +45,11 @@ def pack_draws(drawn: Drawn) -> Table:
     return jnp.concatenate([pack(jnp.asarray(array)) for array in drawn], 1)
 
 
+def blank_table(rows: int, steps: int) -> Table:
+    """Return a table of that many steps that says nothing."""
+    return jnp.zeros((rows, steps * (6 + 2 * TOP) + 3), jnp.int32)
+
+
 def unpack_draws(table: Int[np.ndarray, "S W"]) -> Drawn:
     """Return the draws that `pack_draws` has packed."""
     steps = (table.shape[1] - 3) // (6 + 2 * TOP)

@@ -19,7 +19,7 @@ from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.data.vocab import EOS, PAD, VOCAB_SIZE
 from jaxblt.inference.decode import Decoder, DecoderState, decode_step, init_decoder
 from jaxblt.inference.engine.config import Lane, Request
-from jaxblt.inference.engine.draws import Drawn, Table, pack_draws, predictions
+from jaxblt.inference.engine.draws import Drawn, Table, blank_table, pack_draws, predictions
 from jaxblt.inference.engine.memory import shrink_lane
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
 from jaxblt.inference.in_place import IN_ONE_GRAPH, Layout, keep_layout, layout_over_devices
@@ -103,6 +103,8 @@ class LanePrograms:
         self.params = prepare_decoding(decoder, params, rows=lane.slots, num_bytes=lane.capacity)
         self._rows = self.make_rows()
         self._layout = layout_over_devices(self._rows)
+        self._spare = self._make_spare()
+        self._live = np.zeros(lane.slots, bool), jnp.zeros(lane.slots, bool)
         self._prompt_layout = layout_over_devices(self.begin())
         rows = self._rows.unpack()
         layers = {**unroll_params(self.params), CHOSEN: rows.chosen}
@@ -137,11 +139,15 @@ class LanePrograms:
         self._lane = shrink_lane(self._lane, error)
         # Free the rows first: both would not fit
         del self._rows
-        self._rows = self.make_rows()
+        self._rows, self._spare = self.make_rows(), self._make_spare()
 
     def make_rows(self) -> Packed:
         """Return rows that are all done."""
         return _empty(self.decoder, self._lane)
+
+    def _make_spare(self) -> Table | None:
+        """Return a table whose memory the next draws take; None on several devices, where XLA lays it out."""
+        return None if self._layout else blank_table(self._lane.slots, STEPS)
 
     def count_to_read(self, length: int) -> int:
         """Return how many ids of a prompt are read before it enters its row."""
@@ -215,14 +221,25 @@ class LanePrograms:
         """
         live = np.zeros(self._lane.slots, bool)
         live[list(slots)] = True
-        table = self._draw(live)
+        if not np.array_equal(live, self._live[0]):
+            self._live = live, _copied(live)
+        table = self._draw(self._live[1])
         # Queue the copy behind the program: asked for later, it would wait for the host to come back
         table.copy_to_host_async()
         return table
 
-    def _draw(self, live: Bool[np.ndarray, "S"]) -> Table:
-        self._rows, table = _decode(self._apart, self._layout, self._narrow, self._rows, live)
-        return table
+    def _draw(self, live: Bool[Array, "S"]) -> Table:
+        given = self._narrow, self._rows, live, self._spare
+        self._rows, table = _decode(self._apart, self._layout, *given)
+        if self._spare is None:
+            return table
+        # Hand out a copy, and write the next draws where these are: for a new address the host sets each kernel of the
+        # graph anew, which takes longer than a round of one row
+        self._spare = table
+        return _copied(table)
+
+
+_copied = jax.jit(jnp.copy)
 
 
 def piece_sizes(decoder: Decoder, piece_bytes: int) -> tuple[int, ...]:
@@ -348,11 +365,22 @@ def _enter(
     return keep_layout(pack_small(put_rows(rows, slots, part)), layout)
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=3, compiler_options=IN_ONE_GRAPH)
+@partial(
+    jax.jit, static_argnums=(0, 1), donate_argnums=(3, 5), keep_unused=True, compiler_options=IN_ONE_GRAPH
+)
 def _decode(
-    decoder: Decoder, layout: Layout, params: dict[str, Any], packed: Packed, live: Bool[Array, "S"]
+    decoder: Decoder,
+    layout: Layout,
+    params: dict[str, Any],
+    packed: Packed,
+    live: Bool[Array, "S"],
+    spare: Table | None,
 ) -> tuple[Packed, Table]:
-    """Take `STEPS` steps of the rows that are live; the key of a byte comes from seed and position alone."""
+    """Take `STEPS` steps of the rows that are live; the key of a byte comes from seed and position alone.
+
+    The table takes the memory of `spare`.
+    """
+    del spare
     rows: LaneRows = packed.unpack()
     rows, asked = rows.replace(done=rows.done | ~live), rows.requests  # pyright: ignore[reportAttributeAccessIssue]
     params, none, begun = {**params, CHOSEN: rows.chosen}, jnp.zeros(live.shape, jnp.int32), rows.drawn
