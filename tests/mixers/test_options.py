@@ -82,7 +82,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "top_k_states": (1,),
     "gathered": (True, False),
     "interval": (3,),
-    "full": (True,),
+    "full": (False,),
     "state_attention": (True, False),
     "state_routes": (True, False),
     "adaptive_count": (True, False),

@@ -88,7 +88,7 @@ class Settings(Budget):
             "H": HyenaConfig(dim=self.dim, packed=False),
             "T_top_k": replace(slots, top_k_states=SLOTS // 8),
             "T_levels": replace(slots, num_slots=None, levels=LEVELS),
-            "T_full": replace(slots, full=True),
+            "T_filling": replace(slots, full=False),
         }
         if named := re.fullmatch(r"T(\d*)(_edges)?", mixer):
             engine = replace(slots, num_slots=int(named[1] or SLOTS))
@@ -114,7 +114,7 @@ def recall(
       mixers: names of the stack's table, such as D for Gated DeltaNet and A for attention; W is attention over a window
         and S sparse attention that chooses blocks; T_top_k is T (slots) whose
         tokens write to their likeliest eighth, T64 has 64 slots in place of 128 (T32, T256, ...), T_levels has
-        levels of 32, 16 and 8, T_full has slots that are full from the first tokens on, and T_edges or T64_edges has a
+        levels of 32, 16 and 8, T_filling has slots that take longer to be full, and T_edges or T64_edges has a
         GRU, attention among slots and routes that see them, every 64 tokens.
       seeds: models of each kind, with seeds 0, 1, ...; of several the mean is told with its 95 % interval.
       settings: of all of them.

@@ -72,7 +72,7 @@ class StateEngineConfig:
       cell: how slots move at an edge, from what they were at the edge before; None for not at all.
       interval: tokens from edge to edge.
       full: the gate of token n of a document is S / n times as large, where that is above 1. Slots are running means at
-        first, and their norms are flat from 20 tokens on.
+        first, and their norms are flat from 20 tokens on. With False, as in runs of older versions, 128 slots take 250.
       state_attention: at an edge the slots of a head attend to each other.
       state_routes: routes look at the slots as of the last edge, too.
       adaptive_count: a token uses 4 + c (S - 4) slots, where c depends on the document so far (`slots.state_count`).
@@ -99,7 +99,7 @@ class StateEngineConfig:
     gathered: bool = False
     cell: Cell | None = None
     interval: int = 64
-    full: bool = False
+    full: bool = True
     state_attention: bool = False
     state_routes: bool = False
     adaptive_count: bool = False
@@ -141,6 +141,11 @@ class StateEngineConfig:
                 f"top_k_states must be at most {LEAST} with adaptive_count, which may leave as few slots, got "
                 f"{self.top_k_states}: lower it, or set adaptive_count=False"
             )
+
+    @classmethod
+    def upgrade(cls, stored: dict[str, Any]) -> dict[str, Any]:
+        """Add the gates of older runs, whose slots took longer to be full."""
+        return {"full": False} | stored
 
     @property
     def slots(self) -> int:

@@ -51,6 +51,13 @@ def test_what_nothing_reads_is_set_back_in_files_of_older_versions():
         StateEngineConfig(dim=8, num_heads=2, interval=4)
 
 
+def test_slots_of_older_runs_fill_as_they_did():
+    stored = json.loads(to_json(StateEngineConfig(dim=8, num_heads=2)))
+    assert from_json(json.dumps(stored)).full
+    del stored["full"]
+    assert not from_json(json.dumps(stored)).full
+
+
 def test_unknown_field_is_an_error():
     tree = json.loads(to_json(Outer(Inner())))
     tree["inner"]["ratr"] = 0.2
