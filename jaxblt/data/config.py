@@ -42,8 +42,8 @@ class DataConfig:
       paths: files, globs and URLs; plain files are read where they lie, compressed ones are held in memory. For "arrow"
         also folders that `datasets` saved to disk.
       sample: the name of an embedded sample, in place of `paths`.
-      sources: several sources with weights instead; a row is of one of them, which seed, step and slot choose. Each is
-        split by itself, and evaluations score each by itself as well.
+      sources: several sources with weights, in place of `paths`. Each row is of one source, which seed, step and slot
+        choose. Each source is split and scored by itself.
       kind: how the files are read: as "text"; "jsonl", JSON lines; "fasta"; "arrow", Parquet or Arrow; or "bytes", as
         they lie. A sample knows its own.
       field: the field of JSON lines, or the column of Parquet and Arrow, that holds the text.
@@ -201,7 +201,8 @@ class DataConfig:
 
     @property
     def sample_or_kind(self) -> str:
-        """The kind of the sample where one is named, else `kind`; of sources the one that they share, else "text"."""
+        """The kind of the data: that of the sample, that which all sources share ("text" if they differ), else
+        `kind`."""
         shared = {self.of(source).sample_or_kind for source in self.sources}
         if shared:
             return shared.pop() if len(shared) == 1 else "text"

@@ -32,8 +32,9 @@ class Dataset(ABC):
       process_index, process_count: this process makes slots [i·B/n, (i+1)·B/n) of each batch of B rows.
       entropies: precomputed, of the whole source.
       source_names: the source that a batch of each bucket is of, for evaluation over several sources.
-      history: what comes with rows that begin inside a document; for windows, which hold one document each.
-      names_documents: whether batches say which documents their positions are of; rows that are made say nothing.
+      history: earlier bytes that come with rows that begin inside a document; only for windows, which hold one document
+      each.
+      names_documents: whether batches have `documents`; generated rows have none.
     """
 
     config: Any
@@ -77,12 +78,12 @@ class Dataset(ABC):
         """Bytes of the split; None where they are not known."""
 
     def sample(self) -> Iterator[bytes]:
-        """Yield bytes that change where the data do, some megabytes at most; none of drawn data."""
+        """Yield some megabytes of the data, at most, by which they are known again; nothing for drawn data."""
         return iter(())
 
     @cached_property
     def extent(self) -> dict[str, int | str | None]:
-        """Rows and bytes of the split, and a hash of `sample`, as JSON: they tell data from those read before."""
+        """Rows and bytes of the split, and a hash of `sample`, as JSON: by these a run knows its data again."""
         return {"rows": self.num_rows, "bytes": self.num_bytes, "sample": hash_parts(self.sample())}
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Parts of records for training, validation and test that no group of near-copies straddles."""
+"""Parts of records for training, validation and test: a group of near-copies lies in one part."""
 
 import hashlib
 import math
@@ -39,9 +39,9 @@ def deal_groups(
 ) -> np.ndarray:
     """Deal whole groups to parts and return the part of each record, Int[N].
 
-    Parts have their shares of each label. Groups come by their size, in steps of two, and in an order that `seed` picks
-    among those of a step. Each goes where it lowers Σ (records - wanted)² / wanted most, over parts, over all records
-    and those of each label.
+    Parts have their shares of each label. Larger groups are dealt first, by powers of two, and groups of one power in
+    an order that `seed` picks. Each goes to the part where it lowers Σ (records - wanted)² / wanted most. The sum is
+    over parts, and in each over all records and those of each label.
 
     Args:
       sequences: of the records.

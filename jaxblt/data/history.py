@@ -1,4 +1,4 @@
-"""The bytes before a row that begins inside a document, for a model that has to know them."""
+"""The bytes before a row that begins inside a document, for models that read them."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class History:
     """The number of ids of its document that come with a row, and where in the document they begin.
 
     Attributes:
-      length: ids at the most, the row's first input being the last of them.
-      grid: they begin at a multiple of it, counted from the whole document's start, and there are more than `grid`
-        of them wherever the document has as many: enough to fill `length` = 2 * grid. 1 takes all that fit.
+      length: the most ids; the last of them is the row's first input.
+      grid: ids begin at a multiple of it, counted from the whole document's start. Then `length` is 2 * grid, and there
+        are more than `grid` ids if the document has as many. With 1 they are the last `length` ids.
 
     Raises:
       ValueError: the length does not suit the grid.
@@ -39,7 +39,7 @@ class History:
     def ids(self, part: Regions, span: Span, *, flip: bool) -> np.ndarray:
         """Return ids of the document up to the first input of a span.
 
-        Where it is to flip they are of the other strand.
+        With `flip` they are of the other strand.
         """
         document, source = int(part.documents[span.document]), part.source
         position = int(part.starts[span.document]) + span.start

@@ -1,4 +1,4 @@
-"""Prefetching on top of Grain; what is to be saved and restored is one integer."""
+"""Prefetching on top of Grain; its state is one integer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of documents: what says of two sources, of different splits or orders, that a document is the same."""
+"""Keys of documents: the same document has the same key in other sources, splits and orders."""
 
 import zlib
 
@@ -11,8 +11,8 @@ HEAD = 1024
 def document_key(source: DocumentSource, document: int) -> int:
     """Return the CRC-32 of a document's length and first bytes, in 1..2^31 - 1.
 
-    0 is the key of no document. Among 100,000 other documents one has the same key with a probability of 5 in 10^5. Its
-    chunks are then left out, too, and nothing else happens.
+    0 is the key of no document. With a probability of 5 in 10^5 one of 100,000 other documents has the same key. Then a
+    router leaves out its chunks too, and nothing else happens.
     """
     length = int(source.lengths[document])
     head = source.read(document, 0, min(HEAD, length))

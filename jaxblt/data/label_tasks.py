@@ -12,9 +12,9 @@ from jaxblt.data.sources.labelled import LabelledRecord
 from jaxblt.validation import check_fields
 
 UNLABELLED = -1
-"""The class of what has none: an empty cell, an empty row, BOS and padding. The number of an empty cell is NaN."""
+"""The class of an empty cell, an empty row, BOS and padding. The number of an empty cell is NaN."""
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
-"""Columns that name tasks: the name stands in names of parameters, figures and files."""
+"""Pattern of columns that name tasks: the name stands in names of parameters, figures and files."""
 
 Parts = Mapping[str, Sequence[LabelledRecord]]
 """Records by split."""
@@ -68,7 +68,7 @@ def check_task_names(recipe: Any) -> None:
 
 
 def check_head(head: Any, labels: Any, name: str = "") -> None:
-    """Check that a head answers with what labels are, and has an output for each class: else a loss would be NaN.
+    """Check that a head answers with the kind of the labels, and has an output for each class.
 
     Args:
       head: of the model; one without `target` and `outputs` passes.

@@ -46,8 +46,7 @@ from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
 
 Target = Literal["class", "number", "positions"]
 OPENED = 2
-"""Sets of records that stay in memory, so that classes and three splits read their files once while these are as they
-were."""
+"""Sets of records that stay in memory, so that classes and three splits read unchanged files once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +66,10 @@ class LabelledDataConfig:
         called "file:line".
       target: what a label is: a "class" of the record; a "number"; or for "positions" one character for each byte.
       classes: their names, which give classes their numbers; `with_classes` collects and sorts those of the files.
-      soft_mask: "keep" lower-case letters of sequences or "upper" them; None keeps them, and in fine-tuning does what
-        the base run does.
-      reverse_complement: in training, a record of DNA is read from the other strand with probability 1/2; labels of
-        positions are turned round with it. For labels that do not depend on the strand.
+      soft_mask: "keep" lower-case letters of sequences or "upper" them; None keeps them, or in fine-tuning does as the
+        base run.
+      reverse_complement: in training, a record of DNA is read from the other strand with probability 1/2, and labels of
+        positions are reversed with it. Use it only if labels do not depend on the strand.
       seq_len: positions in a row (T); the longest record and BOS must fit.
       batch_size: rows in a batch, over all processes.
       buckets: lengths of shorter rows.
@@ -86,8 +85,8 @@ class LabelledDataConfig:
       group_k: letters of the words that near-copies share, for "groups"; None takes 21 for DNA on both strands, 5 for
         proteins and 16 for text.
       group_share: two records are near-copies if they share this share of the words of the one that has fewer.
-      tasks: columns of labels instead of `label`, each a task with a head of its own; cells may be empty. What
-        `label`, `target` and `classes` say of one task, each `LabelTask` says of its own.
+      tasks: columns of labels instead of `label`, each a task with a head of its own; cells may be empty. Each
+        `LabelTask` has a column, target and classes of its own, instead of `label`, `target` and `classes`.
       easy_first: steps of a curriculum that begins with the easiest records and ends with all (`EasyFirst`); 0 for
         none. It needs rows of one length.
       difficulty: column of numbers that are larger for harder records, for `easy_first`; None takes the length.

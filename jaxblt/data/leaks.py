@@ -1,4 +1,4 @@
-"""A look at a split: how many of the records that a model is scored on have a near-copy that it is trained on."""
+"""A check of a split: how many held-out records have a near-copy in training."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from jaxblt.data.words import LENGTHS, find_words, kind_of
 HELD, LETTERS = 256, 1 << 23
 """The most records that are looked for, and letters of training records that they are looked for in."""
 LEAST = 0.01
-"""The share of near-copies that is worth a warning."""
+"""The least share of near-copies that gives a warning."""
 
 
 class NearCopyWarning(UserWarning):
-    """Figures of validation and test are of records that training has nearly seen."""
+    """Validation or test records have near-copies in training."""
 
 
 class NearCopies(NamedTuple):

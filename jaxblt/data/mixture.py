@@ -1,4 +1,4 @@
-"""Several sources in one run: what each is, their documents one after the other, and rows that keep them apart."""
+"""Several sources in one run: their configs, their documents one after the other, and rows of one source each."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Kind = Literal["text", "jsonl", "fasta", "arrow", "bytes"]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """One source of a mixture: its documents as in a `DataConfig`, of which each row holds one source's only.
+    """One source of a mixture, with documents as in a `DataConfig`; a row holds documents of one source.
 
     Attributes:
       name: of the source, in figures: "genome/bits_per_byte".

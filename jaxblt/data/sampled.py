@@ -1,4 +1,4 @@
-"""Bytes that tell data from others of the same size, without reading all of them."""
+"""Samples of data, to tell them from others of the same size without reading all bytes."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ MOST_LENGTHS = 1 << 16
 
 
 def sample_bytes(source: DocumentSource) -> Iterator[bytes]:
-    """Give blocks of a source's bytes, evenly spread over its documents, and lengths of these."""
+    """Yield blocks of a source's bytes, evenly spread over its documents, and the documents' lengths."""
     ends = np.cumsum(source.lengths, dtype=np.int64)
     yield np.asarray(ends[:: 1 + len(ends) // MOST_LENGTHS], "<i8").tobytes()
     total = int(ends[-1]) if len(ends) else 0

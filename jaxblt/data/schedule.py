@@ -11,7 +11,7 @@ from jaxblt.data.permutation import hash64, permute
 
 _ROWS, _BATCHES, STRANDS, _SOURCES, _EASY = 0, 1, 2, 3, 4  # domains of the random keys
 LEAST_BLOCK = 256
-"""Samples among which sources are dealt, at least."""
+"""The least samples of a block among which sources are dealt."""
 
 
 class Place(NamedTuple):
@@ -25,9 +25,9 @@ class Place(NamedTuple):
 class Shuffled:
     """Endless: each epoch visits every row once in a new order.
 
-    Sample g of a bucket of n rows is row permutation_{g // n}(g mod n); batches run across the ends of
-    epochs, so none is short. With e epochs begun, bucket b has yielded ceil(e·n_b / B_b) batches; an
-    epoch's batches of all buckets are dealt in a random order.
+    Sample g of a bucket of n rows is row permutation_{g // n}(g mod n). Batches run across the ends of epochs, so none
+    is short: after e epochs bucket b has yielded ceil(e·n_b / B_b) batches. The batches of an epoch come from all
+    buckets in a random order.
 
     Attributes:
       rows: rows in each bucket, at least 1.
@@ -199,12 +199,12 @@ class Mixed:
 
 
 LEAST_SHARE = 0.1
-"""The share of the rows, the easiest, that are read at the first step of a curriculum."""
+"""The share of rows, the easiest ones, from which the first step of a curriculum draws."""
 
 
 @dataclass(frozen=True)
 class EasyFirst:
-    """A curriculum: before step `until` rows are drawn from the easiest, of which there are more with each step.
+    """A curriculum: before step `until` rows are drawn from the easiest rows, and from more of them with each step.
 
     At step k these are n √(s² + (1 - s²) k / until) rows, s = LEAST_SHARE (Platanios et al., 1903.09848, eq. 7). They
     are drawn one by one, so a row may come twice before another comes once. From `until` on, `then` has its own order.

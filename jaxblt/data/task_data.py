@@ -33,8 +33,8 @@ class TaskDataConfig:
       buckets: lengths of shorter rows, for tasks whose examples are loaded and differ in length.
       max_tokens: the most positions of a batch; one of longer rows has fewer of them. None sets no limit.
       seed: picks an endless training split's examples, and else their order.
-      labels: what makes `Batch.labels`, for the objective `Classify`, of a row's one answer: "digit" takes the bytes
-        "0" to "9" of texts and files, "symbol" the numbers of symbols of tasks that are drawn. None for no labels.
+      labels: how a row's one answer becomes `Batch.labels`, for the objective `Classify`. "digit" reads the bytes "0"
+        to "9", as in texts and files. "symbol" takes the number of a symbol, as in drawn tasks. None for no labels.
 
     Raises:
       ValueError: an option is out of range, or a row is too short for the task.

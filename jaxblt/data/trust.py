@@ -1,4 +1,4 @@
-"""URLs that the config of a run names: whoever wrote it decides what is fetched, so its reader has to agree."""
+"""Trust in URLs that a run's config names: its author decides what is fetched, so its reader has to agree."""
 
 import dataclasses
 from collections.abc import Iterator

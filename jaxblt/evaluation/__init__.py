@@ -1,4 +1,4 @@
-"""The meaning of a model's losses: bits per byte with intervals, and the baselines to hold against them."""
+"""Bits per byte of a model with intervals, and baselines to compare them with."""
 
 from jaxblt.evaluation.arms import compare_arms
 from jaxblt.evaluation.bits import BitsPerByte, bits_per_byte, document_bits_per_byte, ratio_interval

@@ -17,10 +17,11 @@ def compare_arms(
     *,
     parameters: Mapping[str, int] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Return what each arm needs less than the base, such as bits per byte, paired over documents.
+    """Return how much less than the base each arm needs, paired over documents.
 
-    `value` is the mean over documents, with its 95 % BCa interval (Efron 1987) in `low` and `high`. `p` is of
-    Wilcoxon's test, `q` of Benjamini and Hochberg over all arms: of arms with q < .05, 5 % at most have no effect.
+    The unit is that of `documents`, such as bits per byte. `value` is the mean over documents, with its 95 % BCa
+    interval (Efron 1987) in `low` and `high`. `p` is of Wilcoxon's test, `q` of Benjamini and Hochberg over all arms:
+    of arms with q < .05, 5 % at most have no effect.
 
     Args:
       documents: by arm, what it needs of each document; means over seeds.

@@ -82,7 +82,7 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """Return the percentile bootstrap interval of sum(tops) / sum(bottoms) over documents.
 
-    A document's top and bottom are drawn together: what one model saves of another's nats is paired.
+    A document's top and bottom are drawn together, so one model's share of another's nats is paired by document.
 
     Args:
       tops: of each document.

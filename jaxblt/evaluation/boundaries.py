@@ -1,4 +1,4 @@
-"""How well cuts agree with a reference: precision, recall and F1, beside random cuts at the same rate."""
+"""Agreement of cuts with a reference: precision, recall and F1, beside random cuts at the same rate."""
 
 from dataclasses import dataclass
 

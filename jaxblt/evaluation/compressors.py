@@ -20,8 +20,8 @@ _COMPRESS: dict[Compressor, Callable[[bytes], bytes]] = {
 def compressor_bits_per_byte(data: bytes, compressor: Compressor, *, primer: bytes = b"") -> float:
     """Return 8 * compressed bytes / bytes of `data`, at the compressor's strongest setting.
 
-    The convention (no `primer`) is to compress only the held-out bytes: the compressor has seen nothing
-    before, whereas a trained model has. With a primer, usually the training bytes, the figure is
+    Without a `primer`, as is the convention, only the held-out bytes are compressed. Then the compressor has seen
+    nothing before, unlike a trained model. With a primer, usually the training bytes, the figure is
 
         8 * (size(primer + data) - size(primer)) / len(data),
 

@@ -72,7 +72,7 @@ def label_baselines(parts: Parts, *, longest: Sequence[int] = LONGEST) -> dict[s
 
 
 def score_markov(parts: Parts, *, order: int = ORDER) -> dict[str, float]:
-    """Return the figures of a Markov model of each class, and of how often classes occur.
+    """Return the figures of a Markov model of each class, with how often classes occur as prior.
 
     A record's score for a class is log p(class) + Σ log p(letter | the `order` letters before it, class), without its
     first `order` letters. Of n letters c behind a context and N letters in all, p = (n + 1) / (N + letters).
@@ -90,12 +90,12 @@ def score_markov(parts: Parts, *, order: int = ORDER) -> dict[str, float]:
 
 
 def score_nearest(parts: Parts, *, lengths: Sequence[int] = NEAREST) -> dict[str, float]:
-    """Return figures of giving each record the class of the training record nearest to it.
+    """Return figures of the rule that gives each record the class of the nearest training record.
 
-    Nearest is the one that shares the most words, on both strands of DNA. Records of n and m words that share s have
-    the similarity s / √(n m). One that shares no word gets the class that is most common among training records that
-    share none with another, or among all. Where long words do as well as other models, near-copies lie on both sides of
-    the split.
+    Records of n and m words that share s have the similarity s / √(n m), on both strands of DNA. The nearest record is
+    the most similar one. A record that shares no word gets the class that is most common among training records without
+    a neighbour, or among all if there are none. If long words do as well as other models, near-copies lie on both sides
+    of the split.
     """
     y, classes = parts["train"][1], _classes(parts)
 

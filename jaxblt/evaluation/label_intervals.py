@@ -1,4 +1,4 @@
-"""How far figures of labelled records can be trusted: bootstrap intervals over the records of a test part."""
+"""Bootstrap intervals of figures of labelled records, over the records of a test part."""
 
 from typing import NamedTuple
 
@@ -28,8 +28,8 @@ def class_intervals(
 ) -> dict[str, Interval]:
     """Return accuracy, MCC and macro F1 with 95 % intervals, by the percentile bootstrap over records.
 
-    An interval is over the records that were drawn, not over seeds of training. Where near-copies lie in the test part
-    it is too narrow.
+    An interval covers the draw of test records, not seeds of training. It is too narrow if near-copies lie in the test
+    part.
 
     Args:
       labels: Int[N], numbers of the classes.

@@ -21,9 +21,9 @@ SHORT = (2, 3)
 def number_baselines(data: LabelledDataConfig) -> dict[str, dict[str, float]]:
     """Return RMSE, Pearson's and Spearman's coefficients of "mean", "nearest" and "words" on the test part.
 
-    "mean" is the mean of training. "nearest" is the number of the training record that shares the most words; several
-    that share as many have their mean. "words" is the ridge regression on words and on letters at places that a head
-    which reads them starts as.
+    "mean" is the mean of training. "nearest" is the number of the training record that shares the most words, or the
+    mean of several such records. "words" is a ridge regression on words and on letters at places. A head that reads
+    words starts as this regression.
 
     Raises:
       ValueError: the data are no numbers of records, or have no validation records.

@@ -1,4 +1,4 @@
-"""Texts with planted boundaries, to see whether a rule finds them: runs of a letter, random regions, motifs."""
+"""Texts with known (planted) boundaries, to test rules on: runs of a letter, random regions, motifs."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple

@@ -15,17 +15,17 @@ def exclusive_scan[C](
 ) -> C:
     """Return what the devices before this one carry into its stretch.
 
-    It is join(...join(join(start, s_0), s_1)..., s_{i-1}). Only inside an island over the sequence. The summaries are
-    gathered by all, a single exchange, and each device folds those before it. A scan by doublings moves fewer bytes,
-    log2 n summaries instead of n - 1, but waits for log2 n exchanges one after another. At a few hundred KB the wait is
-    what costs.
+    It is join(...join(join(start, s_0), s_1)..., s_{i-1}). Call it inside an island over the sequence. One exchange
+    gathers the summaries on all devices, and each device folds those before it. A scan by doublings moves fewer bytes
+    (log2 n summaries instead of n - 1). It waits for log2 n exchanges one after another, and at a few hundred KB the
+    waits cost most.
 
     Args:
       join: (carry, summary of the next device) -> carry; done n - 1 times, elementwise or a product of small matrices.
       start: the carry before the first position.
-      summary: pytree, what this device's stretch does to a carry: of one size whatever the stretch.
+      summary: pytree, the effect of this device's stretch on a carry. Its size does not depend on the stretch.
       reverse: the last device comes first.
-      hops: devices back that a carry can tell of, if not all: only their summaries are sent, by neighbours.
+      hops: how many devices back a carry reaches, if not all. Only their summaries are sent, by neighbours.
     """
     count, index = jax.lax.axis_size(SEQ_AXIS), jax.lax.axis_index(SEQ_AXIS)
     place = count - 1 - index if reverse else index

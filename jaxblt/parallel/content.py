@@ -1,4 +1,4 @@
-"""Rows of one document with holes and padding: content first, which kernels take as a prefix of known length."""
+"""Content-first order of rows of one document: kernels take the content as a prefix of known length."""
 
 from typing import NamedTuple
 

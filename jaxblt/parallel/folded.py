@@ -23,8 +23,8 @@ LAYER = re.compile(r"block_\d+")
 def short_table(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES, *, most: int = MOST_LINES) -> str:
     """Write `sharding_table`, folded where it has more than `most` parameters.
 
-    A line is a layer of a stack's period, or else a module at the top; layers of a stack whose parameters agree in
-    names, shapes and shardings share a line. What the rules left out is named in either form.
+    A line is a layer of a stack's period, or else a module at the top. Layers of a stack whose parameters agree in
+    names, shapes and shardings share a line. Both forms name the mesh axes that the rules left out.
     """
     found = placements(boxed, mesh, rules)
     if len(found) <= most:

@@ -25,7 +25,7 @@ def by_stretch[T](fn: Callable[[Any], T], sequenced: Any) -> T:
     It gets whole rows if no `seq` axis splits them.
 
     Args:
-      fn: asks its neighbours for what it needs of them if `splits_sequence(x)`; returns arrays `[B, T, ...]`.
+      fn: fetches what it needs from its neighbours if `splits_sequence(x)`; returns arrays `[B, T, ...]`.
       sequenced: pytree of arrays `[B, T, ...]`.
     """
     if seq_axis(sequenced) is None:
@@ -36,8 +36,8 @@ def by_stretch[T](fn: Callable[[Any], T], sequenced: Any) -> T:
 def before(x: Shaped[Array, "..."], size: int, *, axis: int) -> Shaped[Array, "..."]:
     """Fetch the `size` positions before this device's, oldest first.
 
-    There are zeros before the start of the sequence. Only inside an island over the sequence. One exchange for each
-    device that the halo reaches, of only the positions asked for; its gradient sends as much the other way.
+    There are zeros before the start of the sequence. Call it inside an island over the sequence. It takes one exchange
+    for each device that the halo reaches, of only these positions. The gradient sends as much the other way.
 
     Args:
       x: this device's positions.

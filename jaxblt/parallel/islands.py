@@ -29,16 +29,16 @@ def over_batch[T](fn: Callable[[Any, Any], T], batched: Any, shared: Any = (), *
     """Return `fn(batched, shared)`, each device on its own rows of `batched`.
 
     FFTs, custom calls and kernels know nothing of meshes, and the partitioner may gather the whole batch for them.
-    Inside an island they see local arrays only. It leaves no axis of the mesh to the partitioner: cuDNN's calls and
-    Pallas' kernels do not compile where one is left. The exception is `seq`, over whose devices rows are whole here.
+    Inside an island they see local arrays only. The island leaves no axis of the mesh to the partitioner, because
+    cuDNN's calls and Pallas' kernels would not compile. The exception is `seq`: rows are whole on its devices here.
     Therefore decoding over a mesh that splits both batch and sequence does not compile for GPUs.
 
     Args:
       fn: returns arrays whose leading axis is the batch.
       batched: pytree of arrays with a leading batch axis.
-      shared: pytree of arrays every device has whole (filters, parameters).
-      heads: pytree prefix of `batched`, True for arrays [..., H, K]. If there are any, the result is one as well,
-        `shared` are arrays [H, ...], and all are split over `tensor` where it divides every H.
+      shared: pytree of arrays that every device has whole (filters, parameters).
+      heads: pytree prefix of `batched`, True for arrays [..., H, K]. If there are any, the result is such an array too,
+        `shared` are arrays [H, ...], and all are split over `tensor` if it divides every H.
 
     Raises:
       ValueError: the batch does not divide among the devices.
@@ -56,7 +56,7 @@ def island[**P, T](
 ) -> Callable[P, T]:
     """Run `fn` on each device's share, manual in every axis of the mesh except those `apart`.
 
-    In a `shard_map` of the caller's, arrays are shares along its axes already: specs that name them are taken as met.
+    Inside a caller's `shard_map` arrays are shares along its axes already, so those axes are left out of the specs.
     """
     mesh = jax.sharding.get_abstract_mesh()
     names = set(mesh.axis_names).difference(mesh.manual_axes, apart)
@@ -81,7 +81,7 @@ def _over(names: set[str], specs: Any) -> Any:
 
 
 class Placed(NamedTuple):
-    """Specs of an island's arrays, of what goes with their heads, and of a result with the axes of `arrays`."""
+    """Specs of an island's arrays, of `shared` arrays with a head axis, and of a result with the axes of `arrays`."""
 
     arrays: Any
     shared: PartitionSpec

@@ -1,8 +1,8 @@
 """Islands inside a `shard_map` of the caller's, with gradients.
 
-JAX 0.11.2 differentiates a `shard_map` inside another to a program that does not compile, if `check_vma` tracks what
-varies. Arrays that pass from one part of it to another are split over the outer axes once more. So no part of JAX sees
-into these islands: each is one operation, with a backward pass that is another one.
+With `check_vma`, JAX 0.11.2 makes a gradient of a `shard_map` inside another that does not compile: the inner one's
+residuals are split over the outer axes once more. So these islands are opaque to JAX. Each is one operation, and its
+backward pass is another one.
 """
 
 from collections.abc import Callable

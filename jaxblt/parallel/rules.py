@@ -62,7 +62,7 @@ def place(
     mesh: Mesh,
     rules: Rules = DEFAULT_RULES,
 ) -> tuple[PartitionSpec, tuple[str, ...]]:
-    """Return the spec of an array whose axes are called `logical`, and what had to be left out.
+    """Return the spec of an array whose axes are called `logical`, and the mesh axes that had to be left out.
 
     A mesh axis is left out where it does not divide the dimension, or splits an earlier axis of the array.
 
@@ -165,7 +165,7 @@ def bytes_per_device(placement: Placement, mesh: Mesh) -> int:
 def sharding_table(boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_RULES) -> str:
     """Write parameter, shape, spec and bytes per device, one line each, for printing.
 
-    What had to be left out stands there too.
+    It also names mesh axes that had to be left out.
     """
     found = placements(boxed, mesh, rules)
     rows = [("parameter", "shape", "spec", "bytes/device", "")]

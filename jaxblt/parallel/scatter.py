@@ -1,4 +1,4 @@
-"""Whole rows of a device's own heads or channels, and back: for what cannot be joined along the sequence."""
+"""Whole rows of a device's own heads or channels, for mixers whose states cannot be joined along the sequence."""
 
 import dataclasses
 import math
@@ -25,8 +25,8 @@ def over_heads(
 ) -> tuple[Any, Any]:
     """Return `fn(core, streams, segment_ids, carry) -> (y, after)` with heads split inside.
 
-    Outside of it time is split. Two all-to-alls, of the streams and of y, each a device's share of the numbers. Segment
-    ids are gathered by all: every device runs whole rows of its heads. A carry enters and leaves whole.
+    Outside of it time is split. Two all-to-alls, of the streams and of y, each move a device's share of the numbers.
+    Segment ids are gathered, so that every device runs whole rows of its heads. A carry enters and leaves whole.
 
     Args:
       fn: sees whole rows of some heads.

@@ -11,8 +11,8 @@ class Comparison(runtime.Comparison):
     """Two functions in alternating rounds; ratio = median(first) / median(second) with its 95 % interval.
 
     Attributes:
-      welch: test of the means of all trials, first - second, with the size of the effect. The ratio's interval is the
-        sharper one where a round disturbs both sides alike: it resamples rounds.
+      welch: test of the means of all trials, first - second, with the size of the effect. The ratio's interval
+        resamples rounds. So it is narrower if a round disturbs both sides alike.
     """
 
     welch: Welch

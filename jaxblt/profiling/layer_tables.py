@@ -1,4 +1,4 @@
-"""Tables of what a model's layers do under a passage: where engines' tokens write and read, and attention's weights."""
+"""Tables of a model's layers while they read a passage: routes of state engines, and attention's weights."""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ _INTERVAL_SECONDS = 0.005
 class MemoryProfile:
     """The bytes that a `profile_memory` block used; filled in when the block ends.
 
-    device_peak: most bytes in use on any one device during the block, what was there before included.
+    device_peak: most bytes in use on any one device during the block, with those of before.
     device_before: bytes in use on the fullest device when the block began.
     device_limit: what the allocator may use; None where it does not say (CPU).
     device_source: "allocator" when its own high-water mark rose in the block (exact, temporaries of compiled

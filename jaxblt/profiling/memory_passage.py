@@ -1,4 +1,4 @@
-"""Figures of what a model's memories do under a passage of bytes, by layer, as plain numbers."""
+"""Figures of a model's memories while they read a passage of bytes, by layer, as plain numbers."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -42,7 +42,7 @@ def read_passage(
     labels: Sequence[str] | None = None,
     what: Shown = "memory",
 ) -> dict[str, Any]:
-    """Return what the model's memories, or other layers, do under a passage of one document.
+    """Return figures of the model's memories, or of other layers, while they read one document.
 
     Arguments are those of `jaxblt.profiling.memory_picture.plot_memory`, which says what the figures are.
 

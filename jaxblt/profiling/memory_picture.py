@@ -1,4 +1,4 @@
-"""Pictures of what a model's memories do under a passage, how engines route it, and what attention weighs.
+"""Pictures of a model that reads a passage: its memories, routes of state engines, or weights of attention.
 
     picture = plot_memory(jaxblt.load("runs/titan"), b"The key is 4711. ...", out="runs/titan/memory")
 
@@ -91,7 +91,7 @@ def plot_memory(
     log: ImageLog | None = None,
     step: int | None = None,
 ) -> MemoryPicture:
-    """Draw what a model's memories do under a passage, and write picture and values.
+    """Draw a model's memories while they read a passage, and write picture and values.
 
     A layer with a neural memory has means over heads by byte. They are the surprise |f_M(k) - v|^2 / 2 with the memory
     M that the byte reads, the length |M|, and alpha, the share that the byte asks to forget. M changes at the end of a

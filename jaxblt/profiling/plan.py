@@ -31,7 +31,7 @@ class StepMemory:
     Attributes:
       arguments: of what the step is given, by part.
       temporaries: activations, gradients and buffers of exchanges, as the compiler lays them out.
-      results: what the step returns beyond the memory of its arguments that it takes over, and padding.
+      results: of results that do not take over the memory of an argument, and padding.
       host: temporaries in the host's pinned memory, where a policy offloads; not in the total.
       exchanged: results of collectives, by kind: how many, the largest, and the sum. They lie in the temporaries, those
         of different times in the same place.
@@ -123,7 +123,7 @@ class Longest(NamedTuple):
     Attributes:
       context: bytes of a row.
       memory: bytes on each device at this context, from the compiler.
-      predicted: what the line that led there said; None for one of the lengths to begin with.
+      predicted: bytes by the line that led to this context; None for one of the first lengths.
       line: of the last fit.
     """
 
@@ -143,9 +143,9 @@ def longest_context(
 ) -> Longest | None:
     """Return the longest context whose step fits, by a line through two lengths.
 
-    It is checked at the length that the line names. One check is enough where memory grows in proportion. Where it
-    grows faster the check does not fit, and the next line joins the longest length that fits to the shortest that does
-    not: it lies above the memory between them.
+    The line names a length, and the step is compiled at this length. That is enough if memory grows in proportion. If
+    it grows faster, the length does not fit. Then the next line joins the longest length that fits to the shortest that
+    does not, and lies above the memory between them.
 
     Args:
       measure: bytes on a device at a context; one compilation a call.
@@ -187,8 +187,8 @@ def largest_batch(
 ) -> tuple[int, dict[int, int]] | None:
     """Return the largest number of rows whose step fits, and the bytes of every number that was measured.
 
-    It is exact if memory grows with the rows: as many fit, and `multiple` more do not. Lines through what was measured
-    name the next number, and intervals halve where they name none.
+    It is exact if memory grows with the rows: this number fits, and `multiple` more do not. A line through measured
+    numbers of rows gives the next one to try; without such a line the interval is halved.
 
     Args:
       measure: bytes on a device by rows; one compilation a call.

@@ -11,7 +11,7 @@ COMPRESSIONS = {
     "xz": rb"\xfd7zXZ\x00",
     "bzip2": rb"BZh[1-9](1AY&SY|\x17rE8P\x90)",
 }
-"""Patterns of what files begin with that are decompressed while they are read."""
+"""Patterns of the first bytes of files that are decompressed while they are read."""
 
 
 class Format(NamedTuple):

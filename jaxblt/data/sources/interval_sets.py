@@ -1,4 +1,4 @@
-"""Sets of labelled intervals in the form of Genomic Benchmarks, cut out of a genome of one's own."""
+"""Sets of labelled intervals in the form of Genomic Benchmarks, cut out of a genome that the user has."""
 
 import csv
 import os

@@ -1,7 +1,7 @@
 """Opens files of text as people have them: compressed, with a byte-order mark, in UTF-16.
 
-What begins as a binary format does is refused by its name. Readers of text, FASTA, BED, VCF, JSON lines and tables open
-their files here, so that all take the same files.
+A file that begins like a binary format is refused, and the error names the format. Readers of text, FASTA, BED, VCF,
+JSON lines and tables open their files here, so that all take the same files.
 """
 
 import bz2

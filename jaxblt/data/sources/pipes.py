@@ -1,4 +1,4 @@
-"""Pipes in place of files, as `<(zcat x.fa.gz)` makes them: copied once, as sources read at random."""
+"""Pipes in place of files, as `<(zcat x.fa.gz)` makes them: copied once, because sources read at random places."""
 
 import atexit
 import contextlib

@@ -1,4 +1,4 @@
-"""Parts of documents as documents of their own, without copying: what splits hand on."""
+"""Parts of documents as documents of their own, without copying; splits return them."""
 
 from dataclasses import dataclass, field
 

@@ -14,8 +14,8 @@ from jaxblt.validation import check_bounds
 class GapRecall(GeneratedTask):
     """k_1 v_1 ... k_n v_n, then g fillers, then the keys in another order; at each its value is asked for.
 
-    Keys, values and fillers are different symbols. Where g is beyond what windows of attention reach together, a model
-    without a memory is left with chance, 1 / values.
+    Keys, values and fillers are different symbols. If g is beyond the joint reach of windows of attention, a model
+    without a memory is right by chance, 1 / values.
 
     Attributes:
       symbols: keys, and as many values.

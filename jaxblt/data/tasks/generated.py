@@ -1,4 +1,4 @@
-"""Tasks whose examples are drawn: a split holds those that the hash of an example deals to it."""
+"""Tasks whose examples are drawn: an example's hash decides its split."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from jaxblt.validation import MOST_SEED, check_bounds, check_fields
 SHARES = 8
 """The number of shares: one for validation, one for testing, and six for training."""
 MOST_TRIES = 2000
-"""Examples drawn for one row before a split is given up: a share that is there is missed with chance (7/8)^2000."""
+"""Examples drawn for one row before a split is given up: a share that exists is missed with probability (7/8)^2000."""
 
 
 def ids(symbols: np.ndarray) -> np.ndarray:

@@ -16,8 +16,8 @@ PARTS = {"train": (0.0, 0.8), "eval": (0.8, 0.9), "test": (0.9, 1.0)}
 def write_language_pairs(folder: Path, pairs: dict[str, int]) -> None:
     """Write `language_pairs.{train,eval,test}.tsv`: half of the pairs are of one language.
 
-    The first excerpt is of the first half of a table's part of a text, and the second of the second half: so two of one
-    language share no byte.
+    The first excerpt is from the first half of a table's part of a text, and the second from the second half. So two
+    excerpts of one language share no byte.
 
     Args:
       folder: for the tables; it is made.

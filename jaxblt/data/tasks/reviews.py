@@ -62,8 +62,8 @@ class TextLabels:
 
         Raises:
           FileNotFoundError: the folder holds neither layout.
-          ValueError: a line of a table has no known label, a table is there twice, or of fewer than ten training
-            texts a tenth is asked for.
+          ValueError: a line of a table has no known label, a table is there twice, or there are fewer than ten training
+            texts, of which validation takes a tenth.
         """
         check_part(split)
         texts = self._read("test" if split == "test" else "train")

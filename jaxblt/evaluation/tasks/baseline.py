@@ -1,4 +1,4 @@
-"""The baseline: always giving the answer that is the most common one in training."""
+"""The baseline: always the most common answer of training."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from jaxblt.data.splits import SplitName
 from jaxblt.evaluation.tasks.scores import TaskScores, summarise
 
 SAMPLE = 2000
-"""Examples looked at, of each split at the most where there is no end, or they are made anew each time."""
+"""The most examples that are read of a split without end, or of one whose examples are made anew each time."""
 
 
 def majority_baseline(

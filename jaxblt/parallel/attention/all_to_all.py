@@ -1,4 +1,4 @@
-"""Heads scattered over the devices of a sequence: each gets all tokens of its share of them (2309.14509), and back."""
+"""All-to-all attention: each device of a sequence gets all tokens of its share of the heads (2309.14509)."""
 
 import jax.numpy as jnp
 import numpy as np

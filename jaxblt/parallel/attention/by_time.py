@@ -40,13 +40,15 @@ def document_times(ids: Int[Array, "B T"], axis: SeqAxis | None) -> Int[Array, "
 
 
 def row_times(rows: int, length: int, axis: SeqAxis) -> Int[Array, "B T"]:
-    """Return the indices of tokens of one document a row, of which arrays in hand hold `length`."""
+    """Return the places of a device's `length` tokens in rows of one document."""
     first = lax.axis_index(axis.name) * length if axis.manual else 0
     return jnp.broadcast_to(first + jnp.arange(length, dtype=jnp.int32)[None], (rows, length))
 
 
 def rule_times(call: Call, plan: Plan, segment_ids: Int[Array, "B T"] | None) -> Int[Array, "B T"] | None:
-    """Return what a rule compares; None for indices, by which blocks are told before the program runs.
+    """Return the times that a rule compares; None if it compares indices.
+
+    Indices are known while the program is traced, so blocks can be left out.
 
     Whole rows of one document need no times, and neither do rules of distances: documents are contiguous.
     """

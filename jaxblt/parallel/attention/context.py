@@ -51,23 +51,24 @@ def context_attention(
 ) -> Float[Array, "B T H K"]:
     """Return `pallas_kernels.attention` of rows whose tokens are split along the mesh axis `seq`.
 
-    - "ring": a ring pass of keys and values (see `ring`). Memory and traffic of a device: its share. A
+    - "ring": a ring pass of keys and values (see `ring_attention`). Memory and traffic of a device: its share. A
       causal mask without a window is balanced by swapping half-stretches into the zig-zag layout and back. A
-      window takes a halo of keys from the neighbours instead (see `band`).
+      window takes a halo of keys from the neighbours instead (see `band_attention`).
     - "all_to_all": every device gets all tokens of its share of the heads, and back (DeepSpeed-Ulysses,
-      2309.14509; see `by_heads`). The kernel takes any mask; heads must divide among the devices.
+      2309.14509; see `attend_by_heads`). The kernel takes any mask; heads must divide among the devices.
     - "all_gather": every device gets all keys and values. Any mask and any heads; memory O(T).
-    - None: "all_to_all" with ALiBi, whose distances the tiles of a ring do not know, and without a window where heads
-      divide, tokens are in order, and a device has no more than `SHORT` of them; else "ring".
+    - None: "all_to_all" with ALiBi, because the tiles of a ring do not know distances. Also without a window, if heads
+      divide, tokens are in order, and a device has at most `SHORT` of them. Else "ring".
 
     Args:
-      implementation: as for `attention`, as are arguments that are not explained here, and a ring without a window also
-        takes "mosaic_gpu", forward only (see `partial_attention`). A token's place in the sequence is its position.
-      packed: rows may hold several documents. False promises one a row: its holes and padding are then sorted behind
-        each run of tokens that a kernel takes, for kernels that know lengths but no documents. It changes nothing
-        where places count (a window, ALiBi) and in mode "all_gather". Rows of several go to XLA in a ring; on Hopper
-        GPUs to cuDNN in causal rings if ids rise along every row (see `packed_ring`), which is found out there.
-        cuDNN's kernels have no batching rule: under `jax.vmap` pass implementation="xla".
+      implementation: as for `attention`. A ring without a window also takes "mosaic_gpu", forward only (see
+        `partial_attention`). Arguments that are not explained here are those of `attention`. A token's place in the
+        sequence is its position.
+      packed: rows may hold several documents. False promises one a row. Then holes and padding are sorted behind each
+        run of tokens that a kernel takes, because kernels know lengths but no documents. That changes nothing if places
+        count (a window, ALiBi), nor in mode "all_gather". In a ring, rows of several documents go to XLA. In causal
+        rings on Hopper GPUs they go to cuDNN if ids rise along every row (see `packed_ring`), which the devices find
+        out. cuDNN's kernels have no batching rule: under `jax.vmap` pass implementation="xla".
       mode: the exchange.
       layout: of all the arrays, along the sequence; "zigzag" if the host laid them out so, for mode "ring".
 

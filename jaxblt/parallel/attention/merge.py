@@ -14,8 +14,8 @@ from pallas_kernels.attention import Partial
 def merge_devices(partial: Partial) -> Float[Array, "B T H K"]:
     """Return attention of queries that all devices of the sequence hold to the keys of all of them.
 
-    o = sum_i e^(lse_i - top) o_i / sum_i e^(lse_i - top), top = max_i lse_i: the same on every device, for an exchange
-    of the outputs' size whatever the number of keys.
+    o = sum_i e^(lse_i - top) o_i / sum_i e^(lse_i - top), top = max_i lse_i. The result is the same on every device.
+    The exchange has the outputs' size, whatever the number of keys.
     """
     top = lax.pmax(partial.lse, SEQ_AXIS)
     weight = jnp.exp(partial.lse - top)
@@ -25,7 +25,9 @@ def merge_devices(partial: Partial) -> Float[Array, "B T H K"]:
 
 
 def ring_pass[C, H](visit: Callable[[C, H], C], carry: C, held: H, hops: tuple[int, ...] | None = None) -> C:
-    """Return each device's `carry` after `visit(carry, held)` with others' `held`, nearest before it first.
+    """Return each device's `carry` after `visit(carry, held)` with each other device's `held`.
+
+    The device just before it comes first.
 
     Args:
       visit, carry, held: of each device.

@@ -1,11 +1,13 @@
-"""Ring attention to packed rows by lengths alone, which kernels know where they know no documents.
+"""Ring attention to packed rows by kernels that know lengths and no documents.
 
-In runs of tokens with their content first and ids that rise along the row, two runs have at most one document in
-common: that of the earlier one's last token and the later one's first. Its queries are a prefix of the later run, and
-its keys a suffix of the earlier one's content, so a prefix of it read backwards; between different runs the order of
-keys does not matter. Every run attends to its own keys as a packed row by itself. Rows whose ids do not rise are found
-out on the devices, and all of them take the ring with segment ids then. A causal ring alone, since queries that see
-later keys would have to be turned instead. What kernels leave beyond the lengths is hidden after each call.
+A run is a stretch of tokens with its content first. If ids rise along a row, two runs have at most one document in
+common: that of the earlier run's last token and of the later run's first one. Its queries are a prefix of the later
+run. Its keys are a suffix of the earlier run's content, which is a prefix when read backwards. The order of keys does
+not matter between different runs. Every run attends to its own keys as a packed row.
+
+Devices find out whether ids rise. If they do not in some row, all devices take the ring with segment ids. The ring has
+to be causal: queries that see later keys would have to be read backwards instead. Outputs beyond the lengths are hidden
+after each call.
 """
 
 from dataclasses import replace

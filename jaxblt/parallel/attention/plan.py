@@ -34,17 +34,18 @@ SHORT = 8192
 H200s, forward and backward: all-to-all 1.5 ms, a ring with its swaps 2.5 ms at 2,048; 15.4 and 19.0 ms at 8,192."""
 
 MANY_WINDOWS = 4
-"""Windows of tokens in a call from which they are put behind the cache of a window. Its slots are queries too then:
-where a kernel takes the mask as an array and visits all of it, a call has at most 1.25 times the scores."""
+"""The least number of windows in a call whose tokens are put behind the cache of a window. Then the cache's slots are
+queries too. If a kernel takes the mask as an array and visits all of it, a call has at most 1.25 times the scores."""
 
 STRETCH = 512
 """Slots of a long cache that few tokens visit at a time, as far as they are filled."""
 
 MANY_STRETCHES = 8
-"""Stretches of a cache from which it is read so. A full cache of fewer is read faster by one call on a CPU."""
+"""The least number of stretches of a cache that is read stretch by stretch. On a CPU one call reads a full cache of
+fewer stretches faster."""
 
 FEW = 64
-"""The most tokens of a call that visits a cache by stretches: each stretch costs as many hidden keys more."""
+"""The most tokens of a call that visits a cache by stretches: each stretch adds as many hidden keys."""
 
 
 class CacheShape(NamedTuple):
@@ -143,14 +144,14 @@ class Call:
 
     @property
     def fills_masks(self) -> bool:
-        """True if the scores are too many for a mask as an array, and lengths can say what it would."""
+        """True if the scores are too many for a mask as an array, and lengths can replace it."""
         if self.cache is None or not self.bounded or self.asked.alibi or self.asked.rule is not None:
             return False
         return self.length > 1 and self.length * (self.cache.slots + self.length) > LARGEST_MASK
 
     @property
     def meets_long_cache(self) -> bool:
-        """True if few tokens meet a long cache of whole documents, which is to be read as far as it is filled."""
+        """True if few tokens meet a long cache of whole documents, of which only the filled part should be read."""
         if self.cache is None or not self.bounded or self.asked.rule is not None:
             return False
         return self.length <= FEW and self.cache.slots >= MANY_STRETCHES * STRETCH

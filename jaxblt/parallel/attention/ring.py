@@ -1,11 +1,10 @@
 """Ring attention: keys and values pass from device to device while each attends with its own queries.
 
-Device i starts with the keys of its own queries and passes on what it holds, so that at step s it meets those
-of device i - s. Partial results merge by log-sum-exp in fp32. The backward pass is a second ring that makes
-the scores again from the merged log-sum-exp; the gradients of keys travel with their keys from the second device
-on, and a device adds its own share when they are back. All devices run one program without branches: a causal
-mask costs nothing in the zig-zag layout, where two of the four half-by-half squares of a step are visible on
-every device, and which two is an index.
+Device i starts with its own keys and passes on the keys that it holds, so at step s it meets those of device i - s.
+Partial results merge by log-sum-exp in fp32. The backward pass is a second ring that makes the scores again from the
+merged log-sum-exp. Gradients of keys travel with their keys from the second device on, and a device adds its own share
+when they are back. All devices run one program without branches. In the zig-zag layout two of the four half-by-half
+squares of a step are visible on every device, and an index says which two. So a causal mask leaves no device idle.
 Source: Liu, Zaharia, Abbeel, Ring Attention, 2310.01889; Brandon et al., Striped Attention, 2311.09431, for
 balancing the causal mask.
 """
@@ -28,8 +27,9 @@ SAVED_OUT, SAVED_LSE = "ring_out", "ring_lse"
 """`checkpoint_name`s of what the backward pass needs: recomputing them would repeat the ring pass."""
 
 MERGED_AT_ONCE = 2**15
-"""Tokens a device up to which the compiler may keep the outputs of all steps, or what they add to dq, and merge
-them in one pass over memory. For longer ones the passes are small beside the kernels, and what is kept is not."""
+"""The most tokens of a device for which the compiler may keep the outputs of all steps (backward their parts of dq) and
+merge them in one pass over memory. With more tokens single passes are small beside the kernels, and the kept arrays are
+not."""
 
 
 def partial_in_layout(plan: Plan, q: Float[Array, "B T H K"], keys: Keys) -> Partial:
@@ -91,7 +91,7 @@ def partial_ring_attention(
     cast_output: bool = False,
     between: bool = False,
 ) -> Partial:
-    """Return `ring_attention` with its log-sum-exp, merged into what is there; not differentiable.
+    """Return `ring_attention` with its log-sum-exp, merged into an earlier result; not differentiable.
 
     The output is in fp32. With `cast_output`, where nothing else is merged into it, it is in q's dtype if the kernel of
     the last step merges and casts in one.
@@ -157,8 +157,8 @@ def ring_gradients(
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
     """Return dq, dk and dv, summed in fp32, with those of `start`.
 
-    Keys travel a step ahead of their gradients, in one message. Of its own keys a device has the last tile at the end,
-    beside which the gradients that others have summed arrive.
+    Keys travel a step ahead of their gradients, in one message. A device computes the last tile of its own keys at the
+    end, while the gradients that other devices have summed arrive.
     """
     # Keep the first exchange in the backward pass: in the forward pass XLA may have nothing to hide it behind.
     k, v, lse, do = lax.optimization_barrier((keys.k, keys.v, merged.lse, do))

@@ -19,7 +19,7 @@ class Keys(NamedTuple):
     Attributes:
       k, v: of S tokens.
       segment_ids: their documents; None where all are of one.
-      lengths: of the content with which each of R equal runs of the tokens begins; None where all is content.
+      lengths: tokens of content with which each of R equal runs begins; None if all tokens are content.
     """
 
     k: Float[Array, "B S G K"]
@@ -36,13 +36,13 @@ class Tile(NamedTuple):
       size: their length; if keys come with lengths, that of their runs.
       causal, window: of the mask, by index within the runs.
       reverse: both runs are read backwards, so that `causal` hides the keys before a query instead.
-      live: whether the tile counts at all; None for always. A dead tile costs what a live one does, so that
-        all devices do the same.
-      each: as many runs follow each other in queries and keys, and each meets its own alone.
+      live: whether the tile counts; None for always. A dead tile is computed too, so that all devices do the same.
+      each: number of runs that follow each other in queries and keys; run i of the queries meets only run i of the
+      keys.
       own: queries and keys are the same tokens.
-      shared: those meet alone that are of the document with which the queries' run begins and the keys' ends. Keys come
-        in reverse order while their ids stay, so that in both runs its tokens come first.
-      reaches: each of as many runs of the queries sees so many of the keys, the first ones; of `attend` alone.
+      shared: only one document's tokens meet: that with which the run of queries begins and the run of keys ends. Keys
+        come in reverse order and their ids do not, so that this document's tokens come first in both runs.
+      reaches: for each of as many runs of the queries, how many of the first keys it sees; only for `attend`.
     """
 
     q_start: int | Int[Array, ""]
@@ -61,9 +61,9 @@ class Tile(NamedTuple):
 def attend(
     tile: Tile, q: Array, q_ids: Array | None, keys: Keys, options: dict[str, Any], merged: Partial | None
 ) -> Partial:
-    """Return `merged` with the tile merged into it, in fp32; None is nothing yet, and the tile has all queries.
+    """Return `merged` with the tile merged into it, in fp32; if it is None, the tile has all queries.
 
-    With the option `cast_output`, which takes a tile that has them all, in q's dtype.
+    With the option `cast_output` the result is in q's dtype, and the tile must have all queries.
     """
     old = None if merged is None else _slice(tile, merged)
     accumulator = None if old is None else _each(_fold, tile, old)
@@ -90,7 +90,7 @@ def tile_gradients(
     do: Array,
     options: dict[str, Any],
 ) -> tuple[Array, Array, Array]:
-    """Return what the tile adds to dq, dk and dv, for its runs of queries and keys alone."""
+    """Return the tile's share of dq, dk and dv, for only its runs of queries and keys."""
     q, k, v, mask = _operands(tile, q, q_ids, keys)
     own, do = _each(_fold, tile, _slice(tile, merged)), _run(tile, do, tile.q_start)
     gradients = partial_attention_backward(q, k, v, own, do, mask, **options)

@@ -1,8 +1,9 @@
 """Times that changed from one record to another: beyond a threshold, and not by chance.
 
-A time is slower if its ratio to the old one exceeds 1 + threshold and a one-sided Welch test rejects that it did not
-grow. The level alpha is shared among all times of a record (Bonferroni), so that a record without a change fails with
-probability alpha at the most. The threshold follows the noise: three times the variation between kept runs, and never
+A time is slower if two things hold: its ratio to the old one exceeds 1 + threshold, and a one-sided Welch test says
+that it grew. The level alpha is shared among all times of a record (Bonferroni), so a record without a change fails
+with probability alpha at the
+most. The threshold follows the noise: three times the variation between kept runs, and never
 below the floor of the platform.
 """
 

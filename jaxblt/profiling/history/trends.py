@@ -9,9 +9,9 @@ from jaxblt.profiling.history.times import Record, times_of
 from jaxblt.profiling.history.welch import welch
 
 FEWEST_RUNS = 6
-"""The number of runs below which nothing is said: a window has three at least."""
+"""The least number of runs for a trend: a window has at least three."""
 ALPHA = 0.01
-"""The probability that a stationary series is said to have a trend, and as much for a drift."""
+"""The probability that a stationary series is said to have a trend; the same for a drift."""
 OUTLYING = 3.5
 """The distance from the trend, in standard deviations, from which on a run is an anomaly."""
 _MAD_OF_NORMAL = 0.6745

@@ -39,8 +39,8 @@ class Picture(NamedTuple):
 class Pathfinder(GeneratedTask):
     """Two long dashed contours, shorter ones between them, and two discs: are these the ends of one contour?
 
-    The label is drawn first, a fair coin, and the discs are put accordingly: one on the first end of a contour, the
-    other on the last end of the same contour or of the other one. A row holds the bytes of the pixels, from left to
+    The label is drawn first, by a fair coin. One disc lies on the first end of a contour. The other lies on the last
+    end of the same contour (label 1) or of the other one (label 0). A row holds the bytes of the pixels, from left to
     right and from top to bottom, and answers behind the last one. Defaults are those of Long Range Arena's hard set of
     32 x 32 pixels; `path_x()` and `path_256()` are its larger ones.
 
