@@ -6,6 +6,8 @@ from typing import Any
 import flax.linen as nn
 
 from jaxblt.adapters.code.router import Router
+from jaxblt.patching import PatcherConfig
+from jaxblt.training.packing import mean_slots
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.kept_step import is_ours
 from jaxblt.training.start.setup import TracedInit, make_task, trace_init
@@ -14,8 +16,8 @@ from jaxblt.training.start.setup import TracedInit, make_task, trace_init
 class InitAhead:
     """What draws a recipe's parameters, which a start traces while the calibration of patches compiles.
 
-    No parameter of jaxblt's own models depends on the number of slots, so the trace with as many as cannot overflow
-    draws what the trace with the calibrated number does. Classes from elsewhere promise nothing of the kind. A model
+    No parameter of jaxblt's own models depends on the number of slots, so a trace with a guess of it draws what the
+    trace with the calibrated number does. Classes from elsewhere promise nothing of the kind. A model
     with routers is traced later, as `check_first_codes` counts its slots, and so is one in FP8, whose products are
     found by that trace.
     """
@@ -27,8 +29,6 @@ class InitAhead:
         """Trace the recipe, whose patcher is still open; a model that cannot be traced so is left for later."""
         if recipe.train.precision == "fp8" or recipe.patcher is None or not is_ours(recipe):
             return
-        threshold = 0.0 if recipe.patcher.has_threshold else None
-        wide = replace(recipe, patcher=replace(recipe.patcher, threshold=threshold))
         routers: list[Any] = []
 
         def look(call: Any, args: Any, options: Any, context: Any) -> Any:
@@ -37,9 +37,10 @@ class InitAhead:
             return call(*args, **options)
 
         try:
+            guessed = replace(recipe, patcher=_guessed(recipe, recipe.patcher))
             with nn.intercept_methods(look):
-                found = trace_init(make_task(wide), wide)
-        except Exception:  # As many slots may not fit the model; what else is wrong is raised later
+                found = trace_init(make_task(guessed), guessed)
+        except Exception:  # The guess may not fit the model; what else is wrong is raised later
             return
         if not routers:
             self._found, self._of = found, _read(recipe)
@@ -47,6 +48,16 @@ class InitAhead:
     def of(self, recipe: Recipe) -> TracedInit | None:
         """Return the trace, if it is one of this recipe but for its patcher; else None."""
         return self._found if self._found is not None and self._of == _read(recipe) else None
+
+
+def _guessed(recipe: Recipe, patcher: PatcherConfig) -> PatcherConfig:
+    """Return the patcher with any threshold, and slots for a mean length where one is asked for."""
+    threshold, capacity, mean = patcher.threshold, patcher.capacity, recipe.bytes_per_patch
+    if patcher.has_threshold and threshold is None:
+        threshold = 0.0
+    if capacity is None and mean is not None:
+        capacity = mean_slots(recipe.model, recipe.data, patcher, mean)
+    return replace(patcher, threshold=threshold, capacity=capacity)
 
 
 def _read(recipe: Recipe) -> Any:
