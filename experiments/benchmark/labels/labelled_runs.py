@@ -60,17 +60,13 @@ def write_records(out: Path, rows: Iterable[tuple[str, str]]) -> None:
         csv.writer(file).writerows([("sequence", "label"), *rows])
 
 
-def data_of(
-    table: Path, seed: int, batch_size: int, *, group_share: float, buckets: tuple[int, ...] = ()
-) -> "LabelledDataConfig":
+def data_of(table: Path, seed: int, batch_size: int, *, group_share: float) -> "LabelledDataConfig":
     """Return the table's records, in rows that hold the longest; `seed` picks how groups are dealt 80/10/10."""
     from jaxblt.data.labelled import LabelledDataConfig, fitting_length, with_classes
 
     groups = {"split": "groups", "group_share": group_share, "split_seed": seed}
     data = LabelledDataConfig(paths=(str(table),), batch_size=batch_size, seed=seed, **groups)
-    length = fitting_length(data)
-    shorter = tuple(size for size in buckets if size < length)
-    return with_classes(replace(data, seq_len=length, buckets=shorter))
+    return with_classes(replace(data, seq_len=fitting_length(data)))
 
 
 def score_baselines(data: "LabelledDataConfig", longest: tuple[int, ...]) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark.operations.attention_errors import hold
 from experiments.benchmark.splitting import ring
+from experiments.benchmark.splitting.ring import hold
 from pallas_kernels._dispatch import record_choices
 from pallas_kernels.attention import attention, masks
 from tests.tolerances import assert_close
