@@ -1,4 +1,4 @@
-"""Layers: `Linear` multiplies channel-major arrays row by row on GPUs; dropout by hashed entries, also behind a norm."""
+"""Layers: channel-major products row by row on GPUs; dropout by hashed entries, also behind a norm."""
 
 import functools
 from contextlib import nullcontext
