@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from experiments.benchmark.labels.cnn import equal_size
-from experiments.benchmark.labels.labelled_runs import count_wins, data_of, earlier_runs
-from experiments.benchmark.labels.promoters import MODELS, SHARE, promoters, write_table
+from experiments.benchmark.labels.promoters import (
+    MODELS,
+    count_wins,
+    data_of,
+    earlier_runs,
+    promoters,
+    write_table,
+)
 from jaxblt.evaluation.label_baselines import read_split
 from jaxblt.training.flops import count_params
 from tests.finetuning import records, write_base
@@ -58,7 +64,7 @@ def test_no_word_of_a_genome_lies_in_two_parts(tmp_path: Path) -> None:
     (tmp_path / "yes.fa").write_text("".join(f">{i}\n{s}\n" for i, s in enumerate(sorted(stretches))))
     (tmp_path / "no.fa").write_text(">a\nACGT\n")
     write_table(tmp_path, tmp_path / "t.csv", ("yes",), ("no",))
-    parts = read_split(data_of(tmp_path / "t.csv", 0, 8, group_share=SHARE))
+    parts = read_split(data_of(tmp_path / "t.csv", 0, 8))
     words = {
         part: {s[i : i + 21] for s in found for i in range(len(s) - 20)} for part, (found, _) in parts.items()
     }
