@@ -315,7 +315,7 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
             {"router": RouterConfig("prefix"), "blocks": 2, "code": (Capacity(),)},
             "level 'prefix' gives it one: leave it out",
         ),
-        ({"sites": ()}, "AdapterConfig.sites is empty: name at least one pattern"),
+        ({"sites": ()}, "AdapterConfig.sites must hold a pattern, such as 'mixer/*', got ()"),
         (
             {"losses": AdapterLosses(flip=0.1)},
             "AdapterConfig.losses weighs ['flip'] of a router's code, and router is",
