@@ -284,6 +284,7 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     "Masked": (
         ({"hidden": 0.0, "swapped": 0.0}, "hidden + swapped must be above 0 and at most 1, got 0.0 + 0.0"),
+        ({"hidden": 0.9, "swapped": 0.2}, "hidden + swapped must be above 0 and at most 1, got 0.9 + 0.2"),
     ),
     "HybridNextByte": (
         ({"margin": 2.0}, "HybridNextByte.margin = 2.0 is read with weights of negatives above 0 only"),

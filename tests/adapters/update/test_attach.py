@@ -160,7 +160,6 @@ def adapter(**options):
             lambda: adapter(router=RouterConfig(level="prefix"), code=(Ema(),)),
             "level 'prefix' gives it one: leave it out",
         ),
-        (lambda: RouterConfig(fallback=0.5), "1 for the static adapter or 0 for the base, got 0.5"),
         (
             lambda: RouterConfig(level="prefix", reads=(ChunkMean(),)),
             r"nothing that level 'prefix' reads: add Prefix\(128\)",
