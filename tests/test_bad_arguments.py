@@ -238,7 +238,6 @@ DECODING: Cases = {
 }
 ROWS: Cases = {
     "a mesh of 3 of 8": (lambda: make_mesh(data=3), "multiply to 3, there are 8 devices; use"),
-    "a mesh of halves": (lambda: make_mesh(seq=2.5), "MeshConfig.seq must be a whole number, got 2.5"),
     "a mesh that is free twice": (lambda: make_mesh(data=-1, seq=-1), "only one of data and seq can be -1"),
     "rows that do not divide along seq": (lambda: rows(seq=3), "T = 32 tokens does not divide.*pad it to 33"),
     "a batch that does not divide": (lambda: rows(data=3), "batch|rows"),
@@ -266,10 +265,6 @@ ROWS: Cases = {
     "a document named twice": (
         lambda: BytesSource([b"a", b"b"], ["x"]),
         "2 documents need as many names, got 1",
-    ),
-    "characters that are none": (
-        lambda: DataConfig(scored=""),
-        "scored must be text that is not empty or None, got ''",
     ),
 }
 

@@ -1,6 +1,9 @@
-"""`Linear` on GPUs: channel-major arrays are multiplied row by row, to what the einsum makes."""
+"""Layers: channel-major products row by row on GPUs; dropout by hashed entries, also behind a norm."""
 
 import functools
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -11,12 +14,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpy.testing import assert_array_equal
 
 from jaxblt.einsums import multiply, read_equation
-from jaxblt.layers import Linear
+from jaxblt.layers import Dropout, Linear, NormDropoutReLU, RMSNorm
 from jaxblt.models.remat import remat
 from jaxblt.parallel import MeshConfig
+from jaxblt.random_keys import make_key
 from jaxblt.testing.collectives import collectives
 from pallas_kernels.runtime import compiling_for
 from tests.adapters.update.test_site import H200
+from tests.pallas_kernels.op_suite import value_and_grads
 from tests.tolerances import assert_close
 
 ROWS, LENGTH, INNER = 4, 16, 6
@@ -178,3 +183,57 @@ def test_a_cpu_adds_up_channel_major_products_in_fp32(equation, x, kernel):
     )
     wide = multiply(equation, x.astype(jnp.float32), kernel.astype(jnp.float32))
     assert_array_equal(jax.jit(multiply, static_argnums=0)(equation, x, kernel), wide.astype(jnp.bfloat16))
+
+
+def test_dropout_drops_the_same_entries_in_both_passes_and_on_any_mesh():
+    """A share of `rate`, apart for two keys; what is left is scaled so that the mean stays."""
+    x, rate = jnp.ones((8, 64, 32)), 0.3
+
+    def run(x, seed):
+        return Dropout(rate).apply({}, x, rngs={"dropout": make_key(seed)})
+
+    y, back = jax.vjp(lambda x: run(x, 1), x)
+    kept, others = y > 0, run(x, 2) > 0
+    assert abs(float(kept.mean()) - (1 - rate)) < 5 * (rate * (1 - rate) / x.size) ** 0.5
+    both = (1 - rate) ** 2
+    assert abs(float((kept & others).mean()) - both) < 5 * (both * (1 - both) / x.size) ** 0.5
+    np.testing.assert_array_equal(y, jnp.where(kept, 1 / jnp.float32(1 - rate), 0))
+    np.testing.assert_array_equal(back(x)[0], y)
+    with jax.set_mesh(MeshConfig(data=4, seq=2).build(jax.devices())):
+        np.testing.assert_array_equal(jax.jit(run, static_argnums=1)(x, 1), y)
+    assert Dropout(rate).apply({}, x) is x
+
+
+X = jax.random.normal(make_key(0), (8, 6, 32))
+RATE = 0.25
+
+
+def composed(kept: Any, a: dict[str, Any]) -> Any:
+    """Apply the norm, a mask and ReLU."""
+    y: Any = RMSNorm().apply({"params": {"scale": a["scale"]}}, a["x"])
+    return jax.nn.relu(jnp.where(kept, y / (1 - RATE), 0) if kept is not None else y)
+
+
+def fused(rngs: dict[str, Any], a: dict[str, Any]) -> Any:
+    """Apply the layer to the same parameters."""
+    return NormDropoutReLU(RATE).apply({"params": {"scale": a["scale"]}}, a["x"], rngs=rngs)
+
+
+@pytest.mark.slow(days=28, group="properties of kernels", every="*seq*-dropped")
+@pytest.mark.parametrize("rngs", [{}, {"dropout": make_key(2)}], ids=["whole", "dropped"])
+@pytest.mark.parametrize("split", [{}, {"data": 2, "seq": 2}], ids=str)
+def test_values_and_gradients_are_those_of_the_composition(
+    split: dict[str, int], rngs: dict[str, Any]
+) -> None:
+    """Positive entries show which are kept; a mesh keeps the same ones."""
+    arrays, positive = {"x": X, "scale": 1 + 0.1 * X[0, 0]}, {"x": jnp.abs(X), "scale": jnp.ones(32)}
+    kept = fused(rngs, positive) > 0 if rngs else None
+    assert kept is None or abs(float(kept.mean()) - (1 - RATE)) < 0.05
+    with jax.set_mesh(MeshConfig(**split).build(jax.devices()[:4])) if split else nullcontext():
+        found = value_and_grads(partial(fused, rngs), arrays)
+    jax.tree.map(partial(assert_close, n=80), found, value_and_grads(partial(composed, kept), arrays))
+
+
+def test_it_takes_the_parameters_of_the_norm() -> None:
+    ours, norms = (jax.eval_shape(layer.init, make_key(0), X) for layer in (NormDropoutReLU(), RMSNorm()))
+    assert ours == norms

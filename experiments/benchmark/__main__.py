@@ -10,16 +10,15 @@ from jaxblt.profiling.provenance import git_commit
 from jaxblt.validation import perhaps
 
 ROOMS = {
-    "operations": ("dynamic_layer", "kernels", "sparse_attention"),
+    "operations": ("kernels",),
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
-    "memory": ("babilong", "gap_recall", "memory_context"),
+    "memory": ("babilong", "gap_recall"),
     "adapters": ("adapter_speed",),
-    "labels": ("families", "promoters", "zero_shot"),
+    "labels": ("promoters", "zero_shot"),
     "tasks": ("pixels", "recall", "tasks"),
     "splitting": ("ring", "sequence_parallel", "split_step"),
-    "precision": ("fp8_loss", "fp8_products", "quantized_decode", "step_kernels"),
-    "served": ("batch_sizes", "filled_cache", "real_load", "serving_levels"),
-    "peers": ("evo2",),
+    "precision": ("fp8_loss", "quantized_decode", "step_kernels"),
+    "served": ("batch_sizes", "real_load", "serving_levels"),
     "trained_runs": ("baselines", "context", "record"),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),

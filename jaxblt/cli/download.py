@@ -15,6 +15,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from jaxblt.cli.catalogue import Download
+from jaxblt.outputs import write_text
 
 CHUNK = 1 << 20
 TIMEOUT_S = 60
@@ -92,9 +93,7 @@ def locked(folder: Path) -> dict[str, str]:
 def lock(folder: Path, path: str, checksum: str) -> None:
     """Record the checksum of a file that had none, and say so."""
     known = locked(folder) | {path: checksum}
-    partial = folder / f"{LOCK}.partial{os.getpid()}"
-    partial.write_text("".join(f"{value}  {name}\n" for name, value in known.items()), encoding="utf-8")
-    os.replace(partial, folder / LOCK)
+    write_text(folder / LOCK, "".join(f"{value}  {name}\n" for name, value in known.items()))
     print(f"no checksum of {path} was known: it has SHA-256 {checksum}, recorded in {folder / LOCK}")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxblt.data.sources.base import DocumentSource
+from jaxblt.outputs import whole_file, write_text
 from jaxblt.remote import refuse_remote
 from jaxblt.seals import check_seal, seal
 from jaxblt.show import show
@@ -65,23 +66,15 @@ def write_entropies(
     path = Path(path)
     if path.suffix != ".npy":
         raise ValueError(f"entropies are written to a .npy file, got {str(path)!r}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
     shape = (int(source.lengths.sum()) + len(source),)
-    out = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
-    _fill(out, source, entropies)
-    out.flush()
-    note = {
-        "source_sha256": source_hash(source),
-        "model": model,
-        "context": context,
-        "documents": len(source),
-        "values": shape[0],
-    }
-    note = seal({VALUES: out}, note)
-    del out
-    _note(path).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    with whole_file(path) as partial:
+        out = np.lib.format.open_memmap(partial, mode="w+", dtype=np.float32, shape=shape)
+        _fill(out, source, entropies)
+        out.flush()
+        note = {"source_sha256": source_hash(source), "model": model, "context": context}
+        note = seal({VALUES: out}, note | {"documents": len(source), "values": shape[0]})
+        del out
+        write_text(_note(path), json.dumps(note, indent=2) + "\n")
 
 
 def _fill(out: np.ndarray, source: DocumentSource, entropies: Iterable[np.ndarray]) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.answers import reading
+from jaxblt.answers import build_index, reading
 from jaxblt.answers.score import _target_nats, scoring_reader
 from jaxblt.data import make_dataset
 from jaxblt.data.batch import Batch
@@ -234,3 +234,12 @@ def test_entropies_that_are_not_finite_are_an_error(runs):
     }
     with pytest.raises(ValueError, match="record '0' is nan at byte 0; parameters entropy/"):
         dataclasses.replace(run, frozen=frozen).score(SHORT, batch_size=ROWS)
+
+
+def test_no_method_fetches_what_the_config_names(runs):
+    run = runs["patches"]
+    data = dataclasses.replace(run.recipe.data, paths=("https://elsewhere.example/a.txt",))
+    run = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, data=data))
+    for call in (run.evaluate, run.recalibrate, lambda: build_index(run)):
+        with pytest.raises(ValueError, match=r"the run's config names https://elsewhere\.example/a\.txt"):
+            call()

@@ -284,6 +284,7 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     ),
     "Masked": (
         ({"hidden": 0.0, "swapped": 0.0}, "hidden + swapped must be above 0 and at most 1, got 0.0 + 0.0"),
+        ({"hidden": 0.9, "swapped": 0.2}, "hidden + swapped must be above 0 and at most 1, got 0.9 + 0.2"),
     ),
     "HybridNextByte": (
         ({"margin": 2.0}, "HybridNextByte.margin = 2.0 is read with weights of negatives above 0 only"),
@@ -315,7 +316,7 @@ BAD_TOGETHER: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
             {"router": RouterConfig("prefix"), "blocks": 2, "code": (Capacity(),)},
             "level 'prefix' gives it one: leave it out",
         ),
-        ({"sites": ()}, "AdapterConfig.sites is empty: name at least one pattern"),
+        ({"sites": ()}, "AdapterConfig.sites must hold a pattern, such as 'mixer/*', got ()"),
         (
             {"losses": AdapterLosses(flip=0.1)},
             "AdapterConfig.losses weighs ['flip'] of a router's code, and router is",

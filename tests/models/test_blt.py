@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,16 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
-from jaxblt.mixers import AttentionConfig, MACConfig, MAGConfig, NeuralMemoryConfig, SlotMemoryConfig
-from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_blt_state
+from jaxblt.mixers import (
+    AttentionConfig,
+    HyenaConfig,
+    MACConfig,
+    MAGConfig,
+    ModalFilter,
+    NeuralMemoryConfig,
+    SlotMemoryConfig,
+)
+from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, blt, init_blt_state
 from jaxblt.models.bridge import visible_patches
 from jaxblt.patching import PatcherConfig
 from jaxblt.patching.patches import from_closed
@@ -18,7 +27,7 @@ from pallas_kernels.runtime import compiling_for, record_choices
 from tests.mixer_table import table
 from tests.pallas_kernels.linear_state import HOPPER
 from tests.parameters import drawn
-from tests.tolerances import tol
+from tests.tolerances import assert_close, tol
 
 BLOCK, SLOTS = 16, 8
 # the shape of all calls of one compiled pass: three blocks and a half
@@ -351,3 +360,33 @@ def test_as_it_comes_packed_patches_are_convolved_by_the_kernel(monkeypatch):
         jax.eval_shape(lambda ids: module.init(jax.random.key(0), ids, segment_ids=ids), ids)
     chosen = [line.split(" on ")[0] for line in lines if line.startswith("modal_conv")]
     assert chosen == ["modal_conv: mosaic_gpu"], lines
+
+
+LOCAL = StackConfig(dim=16, num_layers=1, pattern=("recurrence",), mlp_dim=0)
+MIXERS = table(
+    hyena=HyenaConfig(dim=16, filter=ModalFilter(modes=4, max_timescale=64.0)),
+    attention=AttentionConfig(dim=16, num_heads=2),
+)
+LATENT = StackConfig(dim=16, num_layers=2, pattern="HA", mlp_dim=0, mixers=MIXERS)
+
+
+@pytest.mark.slow(days=28, group="costly")
+def test_unused_slots_are_skipped_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of four patches leaves 8 of its 12 slots unused: three pieces of 3, or one."""
+    patcher = PatcherConfig(mode="static", patch_size=4, block_size=16, capacity=12)
+    model = BLTConfig(LOCAL, LATENT, LOCAL, hash=None, bridge_heads=2).build(patcher=patcher)
+    ids = np.random.default_rng(0).integers(4, 260, (2, 18)).astype(np.int32)
+    params = drawn(model, ids[:, :16])
+    rows = np.array([[1, 1], [1, 0]], np.int32)
+
+    def after(size: int) -> Any:
+        monkeypatch.setattr(blt, "HOLES", size)
+        step = jax.jit(partial(model.apply, params, method="step"))
+        state, logits = model.init_state(2, num_bytes=32), None
+        for t in range(18):
+            column, given = (jnp.asarray(x) for x in (ids[:, t], rows[:, int(t >= 8)]))
+            logits, _, state = step(column, state, segment_ids=given)
+        return logits, state
+
+    for found, known in zip(jax.tree.leaves(after(3)), jax.tree.leaves(after(64)), strict=True):
+        assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)

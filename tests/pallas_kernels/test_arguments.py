@@ -193,6 +193,7 @@ def test_explain_refuses_what_the_operation_refuses(operation):
     for args, options in calls:
         with pytest.raises((TypeError, ValueError)) as refused:
             operation(*args, **options)
+        assert "implementation" not in options or "unknown implementation 'cuda'" in str(refused.value)
         for given in (args, without_values(args)):
             with pytest.raises(refused.type) as explained:
                 explain(operation, *given, **options)

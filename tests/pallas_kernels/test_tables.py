@@ -18,13 +18,14 @@ from pallas_kernels._linear_state import jla
 from tests.pallas_kernels.jla import installed
 from tests.pallas_kernels.table_calls import CALLS, Call, like, model_calls
 
+BLACKWELL, CPU = Device("gpu", (10, 0), "NVIDIA B200"), Device("cpu")
 DEVICES = (
     Device("gpu", (9, 0), "NVIDIA H200"),
     Device("gpu", (9, 0), "NVIDIA H100"),
     Device("gpu", (8, 0), "NVIDIA A100"),
-    Device("gpu", (10, 0), "NVIDIA B200"),
+    BLACKWELL,
     Device("tpu", None, "TPU v5e"),
-    Device("cpu"),
+    CPU,
 )
 
 
@@ -71,6 +72,11 @@ def first_calls(table: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
                 prepare(patched)
                 for device in DEVICES:
                     entry = next(e for e in entries if e.passed_over(device, *args, **options) is None)
+                    if entry.name not in found and entry.name.startswith(("mosaic_gpu", "triton")):
+                        assert "this is cpu" in (entry.cannot_run(CPU, *args, **options) or ""), entry.name
+                    if entry.name not in found and entry.name.startswith("mosaic_gpu"):
+                        said = entry.cannot_run(BLACKWELL, *args, **options) or ""
+                        assert "9.0 exactly (H100, H200), this is NVIDIA B200" in said, entry.name
                     found.setdefault(entry.name, f"{call.name}, {device.kind}, {prepare.__name__}")
         return ""
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from jaxblt.parallel import make_mesh, over_sequence, seq_axis
-from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, SequenceLayout, to_contiguous, to_zigzag
+from jaxblt.parallel.layout import CONTIGUOUS, ZIGZAG, to_contiguous, to_zigzag
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 8])
@@ -37,5 +37,3 @@ def test_half_stretches_swap_into_the_zigzag_and_back(devices: int) -> None:
 def test_what_does_not_divide_is_named() -> None:
     with pytest.raises(ValueError, match=r"T = 20 .* 8 equal stretches of the zigzag .* pad it to 24"):
         ZIGZAG.order(20, 4)
-    with pytest.raises(ValueError, match="'striped'"):
-        SequenceLayout("striped")  # type: ignore[arg-type]

@@ -1,13 +1,16 @@
 """The cost of adapters in time and memory: python -m experiments.benchmark adapter_speed --out FILE."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxblt.validation import check_bounds, check_fields
 
 if TYPE_CHECKING:
     from jaxblt.models import ByteLMConfig
+
 
 ARMS = ("none", "static", "prefix", "chunk", "token", "full")
 """No adapter, a static one, routed ones by level, and all parameters trained."""
@@ -70,7 +73,6 @@ def adapter_speed(
     Raises:
       ValueError: there is no such arm, or the file is of another setting.
     """
-    from experiments.benchmark.figures.resumed import read_back
     from experiments.benchmark.figures.saved import save
 
     if unknown := [name for name in arms if name not in ARMS]:
@@ -227,4 +229,26 @@ def compared(arms: dict[str, Any]) -> dict[str, Any]:
             here["step_over_full"] = arm["step"]["median"] / full["step"]["median"]
         if static and name in ("prefix", "chunk", "token"):
             here["router_of_step"] = 1 - static["step"]["median"] / arm["step"]["median"]
+    return found
+
+
+def read_back(out: str, said: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures that an earlier call left in `out`; none without a file.
+
+    Args:
+      out: JSON file.
+      said: what both calls must have in common.
+
+    Raises:
+      ValueError: the file says something else, or nothing, of that.
+    """
+    if not Path(out).is_file():
+        return {}
+    found = json.loads(Path(out).read_text(encoding="utf-8"))
+    for name, value in json.loads(json.dumps(said)).items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"{out} has {name} = {found.get(name)}, and this call has {value}: a call goes on with what one of the "
+                "same settings measured, choose another --out"
+            )
     return found

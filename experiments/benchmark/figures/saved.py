@@ -14,14 +14,7 @@ SCHEMA = 2
 RECORD = Path(__file__).resolve().parents[2] / "results"
 """The folder of what is published."""
 
-ON_CPU = (
-    "baselines",
-    "memory_context",
-    "promoter_baselines",
-    "scaling_on_cpu",
-    "sparse_attention",
-    "tasks",
-)
+ON_CPU = ("baselines", "promoter_baselines", "scaling_on_cpu", "tasks")
 """Benchmarks whose figures are of no GPU: counts, answers that are right, or times of a CPU."""
 
 _COMMIT = re.compile("[0-9a-f]{7,40}")

@@ -73,7 +73,7 @@ def over_seeds(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
     `of_seeds` is the mean of the seeds' accuracies with Student's interval: seeds differ by more than answers do.
     """
-    from experiments.benchmark.figures.over_seeds import over_seeds as student
+    from experiments.benchmark.figures.intervals import over_seeds as student
 
     found = []
     for gaps in zip(*(run["gaps"] for run in runs), strict=True):

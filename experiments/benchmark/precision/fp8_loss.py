@@ -43,7 +43,7 @@ def fp8_loss(
     """
     import jax
 
-    from experiments.benchmark.figures.over_seeds import over_seeds
+    from experiments.benchmark.figures.intervals import over_seeds
     from jaxblt import recipes
 
     whole("--seeds", seeds, least=1)

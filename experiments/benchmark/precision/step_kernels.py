@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from experiments.benchmark.figures.saved import save
-from experiments.benchmark.splitting.split_step import Model, read_mesh, step_recipe
+from experiments.benchmark.splitting.split_step import Model, step_recipe
 from jaxblt.validation import whole
 
 if TYPE_CHECKING:
@@ -60,9 +60,11 @@ def step_kernels(
     """
     import jax
 
+    from jaxblt.parallel import MeshConfig
+
     for name, value in (("--rows", rows), ("--length", length)):
         whole(name, value, least=1)
-    mesh = read_mesh("data=1").build(jax.devices()[:1])
+    mesh = MeshConfig(data=1).build(jax.devices()[:1])
     with jax.set_mesh(mesh):
         if model == "books":
             ready = _books(rows, length, mesh)
@@ -70,7 +72,7 @@ def step_kernels(
             from jaxblt.training.start.timed_step import prepare
 
             recipe = step_recipe(
-                model, read_mesh("data=1"), rows, length, (dim, layers), remat=remat, scan=scan
+                model, MeshConfig(data=1), rows, length, (dim, layers), remat=remat, scan=scan
             )
             ready = prepare(with_form(recipe, form), mesh)
         found = {

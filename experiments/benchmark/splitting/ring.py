@@ -8,14 +8,13 @@ one-GPU kernel on every device at once. Each device then has a row of length / s
 3. Bytes per second that one exchange with the next device of the ring moves, by size of the message.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from experiments.benchmark.figures.saved import save, timed
-from experiments.benchmark.operations.attention_errors import errors, hold
 from experiments.benchmark.splitting.exchange import send_message
 from experiments.benchmark.splitting.ring_programs import Shape, independent, one_device, share, split
 from jaxblt.profiling import Case, Measurement, measure_all, ratio_interval
@@ -203,3 +202,19 @@ def attempt(name: str, make: Callable[..., Any], *args: Any, **options: Any) -> 
     except jax.errors.JaxRuntimeError as error:
         return {"failed": str(error).splitlines()[0]}
     return Case(name, step, given)
+
+
+def errors(got: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> dict[str, float]:
+    """Return |got - exact| / |exact| of o, dq, dk, dv."""
+    pairs = zip(("o", "dq", "dk", "dv"), got, exact, strict=True)
+    return {name: float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b)) for name, a, b in pairs}
+
+
+def hold(name: str, found: dict[str, float], other: str, base: dict[str, float], within: float) -> None:
+    """Let errors pass that are at most `within` times those of `base`; NaN is not.
+
+    Raises:
+      RuntimeError: one does not pass.
+    """
+    if wrong := {x: error for x, error in found.items() if not error <= within * base[x]}:
+        raise RuntimeError(f"{name} errs by {wrong}, {other} by {base}: {within} times that is allowed")

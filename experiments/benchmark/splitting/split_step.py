@@ -1,6 +1,7 @@
 """A train step whose rows are split over devices: python -m experiments.benchmark split_step --out FILE."""
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.benchmark.figures.saved import save
@@ -44,7 +45,7 @@ def split_step(
       scan: loop over blocks instead of unrolling them.
       trials: of each timing, at least 20.
     """
-    from experiments.benchmark.splitting.timed_step import measured
+    from jaxblt.cli.mesh import parse_mesh
 
     found: dict[str, Any] = {
         "model": model,
@@ -55,7 +56,7 @@ def split_step(
         "meshes": [],
     }
     for text in meshes:
-        mesh = read_mesh(text)
+        mesh = parse_mesh(text)
         recipe = step_recipe(model, mesh, rows, length, (dim, layers), remat=remat, scan=scan)
         figures = {"mesh": text, **measured(recipe, trials)}
         first = found["meshes"][0] if found["meshes"] else figures
@@ -64,21 +65,6 @@ def split_step(
         found["meshes"].append(figures)
         save("split_step", out, found)
     return found
-
-
-def read_mesh(text: str) -> "MeshConfig":
-    """Return the mesh that "data=2,fsdp=2" names; other axes have one device.
-
-    Raises:
-      ValueError: the text names no axes and sizes.
-    """
-    from jaxblt.parallel import MeshConfig
-    from jaxblt.parallel.mesh import AXES
-
-    sizes = dict(part.partition("=")[::2] for part in text.split(","))
-    if not all(axis in AXES and size.isdigit() for axis, size in sizes.items()):
-        raise ValueError(f"mesh {text!r}: expected axes of {AXES} with their sizes, such as 'data=2,fsdp=2'")
-    return MeshConfig(**{"data": 1, **{axis: int(size) for axis, size in sizes.items()}})
 
 
 def step_recipe(
@@ -131,3 +117,36 @@ def step_recipe(
         train=TrainConfig(steps=1000),
         mesh=mesh,
     )
+
+
+def measured(recipe: "Recipe", trials: int) -> dict[str, Any]:
+    """Return seconds, bytes a second and planned memory of the step, or what the allocator said."""
+    from experiments.benchmark.figures.programs import run_if_it_fits
+
+    return run_if_it_fits(partial(_timed, recipe, trials))
+
+
+def _timed(recipe: "Recipe", trials: int) -> dict[str, Any]:
+    import jax
+
+    from experiments.benchmark.figures.programs import time_on_devices
+    from jaxblt.training.flops import count_params
+    from jaxblt.training.start.timed_step import prepare
+
+    sizes = recipe.mesh
+    count = sizes.data * sizes.fsdp * sizes.seq * sizes.tensor
+    mesh = sizes.build(jax.devices()[:count])
+    with jax.set_mesh(mesh):
+        ready = prepare(recipe, mesh)
+        compiled = ready.step().lower(ready.state, ready.batch).compile()
+        held = [ready.state]
+
+        def run() -> Any:
+            held[0], metrics = compiled(held[0], ready.batch)
+            return metrics
+
+        loss = float(run()["loss"])
+        params, _ = count_params(ready.setup.whole)
+        found = time_on_devices(compiled, run, trials)
+    rate = ready.num_bytes / found["seconds"]["median"]
+    return {"parameters": params, "first_loss": loss, "bytes_per_second": rate, **found}

@@ -150,7 +150,7 @@ def recall(
 
 def over_seeds(accuracies: Sequence[float]) -> dict[str, float | None]:
     """Return the mean over seeds with Student's 95 % interval, cut at 0 and 1; no interval of one seed."""
-    from experiments.benchmark.figures.over_seeds import over_seeds as student
+    from experiments.benchmark.figures.intervals import over_seeds as student
 
     found = student(accuracies)
     cut = {name: end if end is None else min(max(end, 0.0), 1.0) for name, end in found.items()}

@@ -86,7 +86,7 @@ class AdapterConfig:
         check_bounds(self, "rank", "blocks", least=1)
         check_bounds(self, "alpha", above=0)
         if not self.sites and not self.gates and not self.forms:
-            raise ValueError("AdapterConfig.sites is empty: name at least one pattern, such as 'mixer/*'")
+            raise ValueError("AdapterConfig.sites must hold a pattern, such as 'mixer/*', got ()")
         self._check_forms()
         if self.gates and self.governor is not None:
             raise ValueError(

@@ -11,6 +11,7 @@ import numpy as np
 from jaxblt.data.sources.fasta_text import BLANKS, no_record, record_name, records_of
 from jaxblt.data.sources.formats import mark_of
 from jaxblt.data.sources.opening import name_of
+from jaxblt.outputs import write_text
 
 HEADER = 4096
 """Bytes before a record's bases that are looked at."""
@@ -142,10 +143,8 @@ def _scan(path: Path, start: int) -> Iterator[Entry]:
 
 def _write_index(index: Path, layouts: dict[str, FastaLayout]) -> None:
     """Write an index whole or not at all, though other processes index the same file."""
-    partial = index.with_name(f".{index.name}.{os.getpid()}.partial")
     rows = ("\t".join((name, *map(str, layout))) + "\n" for name, layout in layouts.items())
-    partial.write_text("".join(rows), encoding="utf-8", newline="\n")
-    os.replace(partial, index)
+    write_text(index, "".join(rows))
 
 
 def _read_index(path: Path, index: Path) -> list[Entry]:

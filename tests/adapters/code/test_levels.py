@@ -245,12 +245,9 @@ def routed(**options):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: Mixed(("chunk",)), r"two or three of .* in this order, got \('chunk',\)"),
-        (lambda: Mixed(("token", "chunk")), "in this order"),
         (lambda: Mixed(by="length", at=(5.0,)), "must be 2 rising thresholds for by='length' and 3 levels"),
         (lambda: Mixed(by="length", at=(5.0, 5.0)), r"rising thresholds .* got \(5.0, 5.0\)"),
         (lambda: Mixed(("chunk", "token"), "entropy", (1.0,)), "which are below 1"),
-        (lambda: Mixed(prices=(0.1,)), "are paid by a gate, one for each of"),
         (
             lambda: routed(level=Mixed(), reads=(ChunkMean(),)),
             r"nothing that level 'prefix' reads: add Prefix\(128\)",

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from scipy.special import expit as sigmoid
 
 from jaxblt.adapters import AdapterConfig, ChunkMean, RouterConfig, Traces
 from jaxblt.adapters.code.experimental.mixed import Mixed
@@ -29,10 +30,6 @@ def over(level, **options):
             level=level, chunk=CHUNK, reads=(ChunkMean(), Traces()), hidden=HIDDEN, **options
         ),
     )
-
-
-def sigmoid(a):
-    return 1 / (1 + np.exp(-a))
 
 
 def looped(tree, h):

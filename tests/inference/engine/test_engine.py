@@ -1,10 +1,12 @@
-"""Many requests at once get the bytes that each gets alone."""
+"""Many requests at once get the bytes that each gets alone, also on a mesh."""
 
 import random
+import re
 import threading
 import time
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 from jax._src.core import EvalTrace
@@ -12,6 +14,8 @@ from jax._src.core import EvalTrace
 from jaxblt.data.vocab import OFFSET
 from jaxblt.inference import generate
 from jaxblt.inference.engine import Engine, EngineConfig, Lane, Refused, Request, Sampling, programs
+from jaxblt.parallel import make_mesh
+from jaxblt.training.start.placement import place_params
 from tests.inference.engine.conftest import Made
 
 CONFIG = EngineConfig(lanes=(Lane(slots=3, capacity=176),), piece_bytes=64, prefix_bytes=1 << 20)
@@ -282,3 +286,28 @@ def test_generate_waits_for_room(runs, alone):
     assert found[0] == found[2] == alone["transformer"][0].data
     assert found[1] == found[3]
     assert not [thread for thread in threading.enumerate() if thread is engine._thread]
+
+
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_mesh")
+def test_weights_are_split_and_bytes_are_those_of_one_device(runs):
+    with Engine(runs["transformer"], CONFIG) as engine:
+        alone = [stream.read().data for stream in map(engine.submit, REQUESTS)]
+    run, mesh = runs["transformer"], make_mesh(tensor=2, devices=jax.devices()[:2])
+    params, frozen = place_params(run.recipe, run.params, run.frozen, mesh)
+    engine = Engine(replace(run, params=params, frozen=frozen), CONFIG, mesh=mesh)
+    split = [leaf for leaf in jax.tree.leaves(engine._params) if not leaf.sharding.is_fully_replicated]
+    assert split
+    engine.warm()
+    calls = (programs._read, programs._decode)
+    compiled = [call._cache_size() for call in calls]
+    with engine:
+        assert [stream.read().data for stream in map(engine.submit, REQUESTS)] == alone
+        again = [engine.submit(request) for request in reversed(REQUESTS)]
+        assert [stream.read().data for stream in again] == alone[::-1]
+    assert [call._cache_size() for call in calls] == compiled
+
+
+def test_other_axes_are_refused(runs):
+    mesh = make_mesh(data=2, devices=jax.devices()[:2])
+    with pytest.raises(ValueError, match=re.escape("an engine splits weights only, use tensor=2 alone")):
+        Engine(runs["transformer"], CONFIG, mesh=mesh)

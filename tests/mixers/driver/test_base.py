@@ -1,4 +1,4 @@
-"""Segments, time and order of a call's tokens, against a loop over them."""
+"""Segments, time, order, marks and last inputs of a call's tokens, against a loop over them."""
 
 import dataclasses
 
@@ -18,6 +18,8 @@ from jaxblt.mixers import (
     init_state,
 )
 from jaxblt.mixers.driver.base import Clock, arrange, last_run, restore, start_clock
+from jaxblt.mixers.driver.history import joined, recent
+from jaxblt.mixers.driver.marks import mark
 
 
 def clock_of(time: list[int], position: list[int], last_segment: list[int]) -> Clock:
@@ -111,3 +113,53 @@ def test_parameters_are_fp32_where_jax_counts_in_f64(config: MixerConfig) -> Non
         x = jax.ShapeDtypeStruct((1, 8, 16), jnp.float32)
         made = jax.eval_shape(config.build().init, jax.random.key(0), x)
     assert {leaf.dtype for leaf in jax.tree.leaves(made)} == {jnp.dtype("float32")}
+
+
+IDS = np.array([[0, 0, 2, 2, -2], [1, -1, 2, 0, 0], [-3, 3, 3, 0, 0], [0, 0, 0, 0, 0]], np.int32)
+PAST = np.array([1, 1, 4, 1], np.int32)
+
+
+def test_rows_begin_take_and_end_at_their_first_and_last_token_or_hole() -> None:
+    marks = jax.jit(mark)(jnp.asarray(IDS), jnp.asarray(PAST))
+    np.testing.assert_array_equal(
+        marks.new, [[0, 0, 1, 0, 0], [0, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
+    )
+    np.testing.assert_array_equal(marks.begins, [1, 0, 1, 0])
+    np.testing.assert_array_equal(marks.takes, [1, 1, 1, 0])
+    np.testing.assert_array_equal(marks.stays, [0, 0, 0, 1])
+    np.testing.assert_array_equal(marks.end, [5, 3, 3, 0])
+
+
+def test_factors_are_one_without_a_token_and_zero_where_a_document_begins() -> None:
+    marks = jax.jit(mark)(jnp.asarray(IDS), jnp.asarray(PAST))
+    half = jnp.full(IDS.shape, 0.5)
+    found = np.asarray(jax.jit(marks.resets)(half))
+    expected = [[1, 1, 0, 0.5, 1], [0.5, 1, 0, 1, 1], [0, 0.5, 0.5, 1, 1], [1] * 5]
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(marks.inputs(half), np.where(IDS > 0, 0.5, 0))
+
+
+BEFORE = np.array([[[7, 8, 9]]], np.float32)
+"""The last inputs of document 1, which goes on or ends."""
+
+
+@jax.jit
+def behind(inputs: jax.Array, ids: jax.Array, before: jax.Array) -> jax.Array:
+    return joined(before, recent(inputs, mark(ids, 1), 3))
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([1, -1, 1, 1, 0], [0, 3, 4]),
+        ([1, 1, 0, 0, 0], [9, 1, 2]),
+        ([1, -1, 0, 0, 0], [9, 1, 0]),
+        ([2, 2, 0, 0, 0], [0, 1, 2]),
+        ([1, 2, 2, 0, 0], [0, 2, 3]),
+        ([0, 0, 0, 0, 0], [7, 8, 9]),
+    ],
+)
+def test_the_last_inputs_are_of_the_last_document(ids: list[int], expected: list[int]) -> None:
+    inputs = jnp.arange(1, 6, dtype=jnp.float32)[None, None]
+    found = behind(inputs, jnp.asarray([ids], jnp.int32), jnp.asarray(BEFORE))
+    np.testing.assert_array_equal(found[0, 0], expected)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import expit as sigmoid
 
 from jaxblt.mixers import (
     DualDecayConfig,
@@ -33,10 +34,6 @@ SHAPE: dict[str, Any] = {
 }
 DELTA = GatedDeltaNetConfig(dim=6, **SHAPE)
 NEGATIVE = GatedDeltaNetConfig(dim=6, **SHAPE, allow_negative_eigenvalues=True)
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
 
 
 def silu(x: np.ndarray) -> np.ndarray:

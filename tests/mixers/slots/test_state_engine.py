@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from scipy.special import expit as sigmoid
 
 from jaxblt.mixers import StateEngineConfig, init_state
 from jaxblt.mixers.slots.state_edges import communicate
@@ -21,7 +22,7 @@ from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import Subject
 from jaxblt.training.metrics import sown_losses
 from pallas_kernels._dispatch import compiling_for, record_choices
-from tests.mixers.linear.test_matrix_state import read_out, sigmoid, stream
+from tests.mixers.linear.test_matrix_state import read_out, stream
 from tests.tolerances import assert_close
 
 Weights = dict[str, Any]
@@ -45,11 +46,6 @@ def subject_of(config: StateEngineConfig) -> Subject:
         config,
         params=jax.tree.map(lambda p: jnp.asarray(0.4 * rng.standard_normal(p.shape), p.dtype), shapes),
     )
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def count_mask(w: Weights, x: np.ndarray, live: np.ndarray, slots: int) -> np.ndarray:
@@ -79,7 +75,7 @@ def moved(w: Weights, config: StateEngineConfig, head: int, s: Any, h: Any, c: A
     if config.state_attention:
         q, k, v = (s @ m for m in w["attention"][head])
         b = sigmoid(w["attention_share"][head])
-        s = (1 - b) * s + b * np.tanh(softmax(q @ k.T / np.sqrt(s.shape[1])) @ v)
+        s = (1 - b) * s + b * np.tanh(scipy.special.softmax(q @ k.T / np.sqrt(s.shape[1]), -1) @ v)
     return s, c
 
 

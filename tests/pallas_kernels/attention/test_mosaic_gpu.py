@@ -173,8 +173,6 @@ def test_runs_of_queries_with_lengths_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"device": Device("gpu", (10, 0), "NVIDIA B200")}, "9.0 exactly (H100, H200), this is NVIDIA B200"),
-        ({"device": Device("cpu")}, "this is cpu"),
         ({"dtype": jnp.float32}, "bfloat16 and float16 alone, not float32"),
         ({"width": 96}, "of size 64 or 128, not 96"),
         ({"mask": masks.band(True, 8)}, "causal masks and lengths of keys alone"),

@@ -122,7 +122,6 @@ def test_filter_reaches_its_last_tap_and_no_further() -> None:
         ({"segment_alignment": 0}, "segment_alignment"),
         ({"segment_ids": jnp.ones((2, 8))}, "segment_ids must be integers, got float32"),
         ({"filter": jnp.ones((CHANNELS, 3), jnp.int32)}, "filter must be floating point, got int32"),
-        ({"implementation": "cuda"}, "unknown implementation 'cuda'"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:

@@ -124,8 +124,6 @@ def test_repeats_bit_for_bit_on_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"device": Device("gpu", (10, 0), "NVIDIA B200")}, "this is NVIDIA B200"),
-        ({"device": Device("cpu")}, "this is cpu"),
         ({"dtype": jnp.float16}, "it takes bf16 and fp32 streams, a is float16"),
         ({"width": 6}, "rows of a multiple of 16 bytes, 6 columns of a are none"),
         ({"width": 4, "dtype": jnp.bfloat16}, "rows of a multiple of 16 bytes, 4 columns of a are none"),

@@ -280,7 +280,6 @@ def test_backward_keeps_inputs_and_little_more() -> None:
         ({"segment_alignment": 0}, "segment_alignment"),
         ({"segment_ids": jnp.ones((2, 8))}, "segment_ids must be integers, got float32"),
         ({"residues": jnp.ones((CHANNELS, 3), jnp.int32)}, "residues must be floating point, got int32"),
-        ({"implementation": "cuda"}, "unknown implementation 'cuda'"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:

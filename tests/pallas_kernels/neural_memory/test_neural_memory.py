@@ -389,7 +389,6 @@ def test_the_reference_has_second_derivatives() -> None:
             "must be float32 for v of float32, got bfloat16, float32: cast it",
         ),
         ({"initial_state": 3}, "initial_state must be a MemoryState, .* got int"),
-        ({"implementation": "cuda"}, "unknown implementation 'cuda'"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:

@@ -278,7 +278,6 @@ def test_a_hybrid_over_a_frozen_base_is_counted():
         ),
         (lambda: HybridNextByte(language=((0, -1.0),)), "must hold weights of at least 0"),
         (lambda: HybridNextByte(language=((0, 0.0),), reference=((0, 0.0),)), "nothing would be trained"),
-        (lambda: PolicyConfig(clip=0.0), "PolicyConfig.clip must be > 0"),
         (
             lambda: tiny_recipe(objective=PPO),
             "no stack of the model has one: attach an AdapterConfig with blocks",

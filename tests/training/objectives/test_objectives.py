@@ -137,12 +137,3 @@ def test_a_row_of_padding_asks_for_nothing():
         asked = jax.jit(objective)(KEY, empty)
         assert float(jnp.sum(asked.loss_mask)) == 0
         np.testing.assert_array_equal(asked.inputs, empty.inputs)
-
-
-def test_bad_rates_are_refused():
-    with pytest.raises(ValueError, match="rate"):
-        Masked(rate=0.0)
-    with pytest.raises(ValueError, match="hidden \\+ swapped"):
-        Masked(hidden=0.9, swapped=0.2)
-    with pytest.raises(ValueError, match="max_length"):
-        Span(max_length=0)

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from jaxblt.parallel import make_mesh
 from jaxblt.training.stored import checkpoint as checkpoint_module
 from jaxblt.training.stored import integrity
+from jaxblt.training.stored.cadence import SaveCadence
 from jaxblt.training.stored.checkpoint import (
     CheckpointCorrupt,
     Checkpointer,
@@ -424,3 +425,24 @@ def test_the_file_list_is_part_of_every_finished_step(two_steps: Path) -> None:
     for step in ("10", "20"):
         listing = json.loads((two_steps / step / FILE_LIST).read_text())
         assert {"state/_METADATA", "meta/data.json"} <= set(listing)
+
+
+def test_a_checkpoint_is_due_every_so_many_steps_and_seconds_and_until_it_is_saved() -> None:
+    now = [0.0]
+    saves = SaveCadence(10, 300.0, clock=lambda: now[0])
+    assert not saves.due(9, saves.wanted)
+    assert saves.due(10, saves.wanted)
+    assert saves.due(11, saves.wanted)
+    saves.saved()
+    assert not saves.due(12, saves.wanted)
+    now[0] = 299.0
+    assert not saves.due(13, saves.wanted)
+    now[0] = 300.0
+    late = saves.wanted
+    assert saves.due(14, late)
+    saves.saved()
+    assert not saves.due(15, saves.wanted)
+    assert not saves.due(16, late)  # another process's, a step later
+    now[0] = 1e9
+    never = SaveCadence(10, None, clock=lambda: now[0])
+    assert not never.due(9, never.wanted)

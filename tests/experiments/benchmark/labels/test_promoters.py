@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from experiments.benchmark.labels.cnn import equal_size
-from experiments.benchmark.labels.labelled_runs import count_wins, data_of
-from experiments.benchmark.labels.promoters import MODELS, SHARE, promoters, write_table
+from experiments.benchmark.labels.promoters import (
+    MODELS,
+    count_wins,
+    data_of,
+    earlier_runs,
+    promoters,
+    write_table,
+)
 from jaxblt.evaluation.label_baselines import read_split
 from jaxblt.training.flops import count_params
 from tests.finetuning import records, write_base
@@ -58,13 +64,24 @@ def test_no_word_of_a_genome_lies_in_two_parts(tmp_path: Path) -> None:
     (tmp_path / "yes.fa").write_text("".join(f">{i}\n{s}\n" for i, s in enumerate(sorted(stretches))))
     (tmp_path / "no.fa").write_text(">a\nACGT\n")
     write_table(tmp_path, tmp_path / "t.csv", ("yes",), ("no",))
-    parts = read_split(data_of(tmp_path / "t.csv", 0, 8, group_share=SHARE))
+    parts = read_split(data_of(tmp_path / "t.csv", 0, 8))
     words = {
         part: {s[i : i + 21] for s in found for i in range(len(s) - 20)} for part, (found, _) in parts.items()
     }
     assert min(len(found) for found, _ in parts.values()) >= 20
     assert not words["train"] & words["test"]
     assert not words["train"] & words["validation"]
+
+
+def test_seeds_are_added_to_a_file(tmp_path: Path) -> None:
+    out, figures = tmp_path / "f.json", {"settings": {"seen": (1, 2)}}
+    assert earlier_runs(str(out), figures, range(1)) == []
+    out.write_text(json.dumps(figures | {"runs": [{"seed": 0}]}))
+    assert earlier_runs(str(out), figures, range(1, 3)) == [{"seed": 0}]
+    with pytest.raises(ValueError, match=r"runs of seeds \[0\] already"):
+        earlier_runs(str(out), figures, range(2))
+    with pytest.raises(ValueError, match="measured with other settings"):
+        earlier_runs(str(out), {"settings": {}}, range(1, 2))
 
 
 @pytest.mark.slow(days=28, group="costly", turn="experiments/benchmark/labels/test_promoters")

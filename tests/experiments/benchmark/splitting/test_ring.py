@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark.operations.attention_errors import hold
 from experiments.benchmark.splitting import ring
+from experiments.benchmark.splitting.exchange import send_message
+from experiments.benchmark.splitting.ring import hold
 from pallas_kernels._dispatch import record_choices
 from pallas_kernels.attention import attention, masks
 from tests.tolerances import assert_close
@@ -84,3 +85,15 @@ def test_the_gate_is_before_the_timing_and_of_the_kernel_asked_for(two_devices, 
     assert any(
         line.startswith("partial_attention: xla") and line.endswith("(asked for)") for line in chosen
     ), chosen
+
+
+@pytest.mark.parametrize("mib", [0.0, -1.0])
+def test_nothing_to_send_is_refused(mib: float) -> None:
+    with pytest.raises(ValueError, match=rf"at least 3\.8e-06 MiB, got {mib}"):
+        send_message(mib)
+
+
+def test_a_message_that_does_not_arrive_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax.lax, "ppermute", lambda x, *_: x)
+    with pytest.raises(RuntimeError, match=r"0\.01 MiB did not arrive as they were sent"):
+        send_message(0.01)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import expit as sigmoid
+from scipy.special import softmax
 
 from jaxblt.mixers import NTMConfig
 from jaxblt.mixers.cells.experimental.addressing import (
@@ -23,31 +25,18 @@ from tests.tolerances import assert_close
 CONFIG = NTMConfig(dim=6, num_heads=2, slots=5, width=4)
 
 
-def sigmoid(x: Any) -> Any:
-    return 1 / (1 + np.exp(-x))
-
-
-def softplus(x: Any) -> Any:
-    return np.log1p(np.exp(x))
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max())
-    return e / e.sum()
-
-
 def naive_place(raw: np.ndarray, memory: np.ndarray, before: np.ndarray) -> np.ndarray:
     """An address of one head, slot by slot."""
     count, width = memory.shape
     key, beta, gate, gamma, shift = np.split(raw, [width, width + 1, width + 2, width + 3])
     cosines = [key @ slot / np.sqrt((key @ key + 1e-4) * (slot @ slot + 1e-4)) for slot in memory]
-    found = softmax(softplus(beta) * np.array(cosines))
+    found = softmax(np.logaddexp(0, beta) * np.array(cosines))
     mixed = sigmoid(gate) * found + (1 - sigmoid(gate)) * before
     moves, moved = softmax(shift), np.zeros(count)
     for i in range(count):
         for move, share in zip((-1, 0, 1), moves, strict=True):
             moved[(i + move) % count] += share * mixed[i]
-    sharp = (moved + 1e-8) ** (1 + softplus(gamma))
+    sharp = (moved + 1e-8) ** (1 + np.logaddexp(0, gamma))
     return sharp / sharp.sum()
 
 

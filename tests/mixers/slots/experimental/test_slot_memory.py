@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import expit as sigmoid
+from scipy.special import softmax
 
 from jaxblt.mixers import (
     MAGConfig,
@@ -25,7 +27,7 @@ from jaxblt.models import titan
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import PROPERTIES, Property, Subject
 from jaxblt.training.stored.serialize import from_json, to_json
-from tests.mixers.linear.test_matrix_state import read_out, sigmoid, stream
+from tests.mixers.linear.test_matrix_state import read_out, stream
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
@@ -76,11 +78,6 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("name", "prop"), cases())
 def test_property(name: str, prop: Property) -> None:
     prop.check(subject_of(name))
-
-
-def softmax(x: np.ndarray) -> np.ndarray:
-    e = np.exp(x - x.max())
-    return e / e.sum()
 
 
 def cosine(x: np.ndarray, y: np.ndarray) -> float:

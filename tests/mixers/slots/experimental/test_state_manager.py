@@ -140,8 +140,6 @@ def test_codes_out_of_the_book_are_refused() -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="decay must be at least 0 and < 1, got 1"):
-        StateManager(decay=1)
     with pytest.raises(ValueError, match=r"codes must be at least 1, got 0"):
         StateCompressor(dim=4, codes=0).init(jax.random.key(0), jnp.zeros((1, 4)))
     with pytest.raises(ValueError, match=r"dim=4\) got states of shape \(1, 5\): set dim=5"):

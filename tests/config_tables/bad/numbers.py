@@ -1,3 +1,0 @@
-"""Numbers that are not finite."""
-
-NAN, INF = float("nan"), float("inf")
