@@ -37,7 +37,7 @@ def test_modules_and_rooms_import_without_circles() -> None:
 
 def test_a_room_has_few_files() -> None:
     folders = [path for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"]
-    assert {path.name for path in folders} == {*ROOMS, "figures", "peers"}
+    assert {path.name for path in folders} == {*ROOMS, "figures"}
     assert max(len(list(path.glob("*.*"))) for path in folders) <= 15
     assert {path.name for path in FOLDER.glob("*.py")} == {"__init__.py", "__main__.py"}
 
