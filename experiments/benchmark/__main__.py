@@ -10,7 +10,7 @@ from jaxblt.profiling.provenance import git_commit
 from jaxblt.validation import perhaps
 
 ROOMS = {
-    "operations": ("kernels",),
+    "operations": ("kernels", "sparse_attention"),
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
     "memory": ("babilong", "gap_recall"),
     "adapters": ("adapter_speed",),
