@@ -4,9 +4,9 @@ from jaxblt.patching.calibrate import (
     calibrate_capacity,
     calibrate_cut,
     calibrate_threshold,
+    patches_per_block,
     threshold_margin,
 )
-from jaxblt.patching.calibration_programs import patches_per_block
 from jaxblt.patching.config import Mode, PatcherConfig
 from jaxblt.patching.contexts import ContextState, entropies_in_windows, init_contexts, next_entropies
 from jaxblt.patching.entropy import byte_entropies, stream_entropies

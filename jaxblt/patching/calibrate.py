@@ -1,26 +1,18 @@
 """Thresholds and capacities found from a sample, since what an entropy model and a text ask for varies."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.patching.calibration_programs import (
-    bracket,
-    compared,
-    gap,
-    least_margin,
-    mean_length,
-    open_rule,
-)
 from jaxblt.patching.config import PatcherConfig
 from jaxblt.patching.fixed_point import MOST_NATS
-from jaxblt.patching.margin import boundary_margin
+from jaxblt.patching.margin import boundary_margin, budget_sums
+from jaxblt.patching.patches import Patches, to_blocks
 from jaxblt.patching.rules import MIDDLE
+from jaxblt.patching.segment import closes_at
 from jaxblt.validation import number, whole
 
 RESOLUTION = 2e-7  # relative, above 1 nat: neighbouring fp32 numbers
@@ -62,8 +54,12 @@ def calibrate_threshold(
         raise ValueError(f"calibrate_threshold is for mode='entropy' or 'greedy', got {config.mode!r}")
     number("target_bytes_per_patch", target_bytes_per_patch, above=0)
     sample, segments = _sample(entropies, segment_ids)
-    achieved = partial(mean_length, open_rule(config), sample, segments)
-    low, high = bracket(config)
+
+    @jax.jit
+    def achieved(threshold: Float[Array, ""]) -> Float[Array, ""]:
+        return _mean_length(config, sample, segments, threshold)
+
+    low, high = _bracket(config)
     least, most = float(achieved(low)), float(achieved(high))
     if not least <= target_bytes_per_patch <= most:
         raise ValueError(
@@ -112,7 +108,7 @@ def calibrate_cut(
     def achieved(cut: Float[Array, ""]) -> Float[Array, ""]:
         # Mode learned reads p, and ends a patch above 1/2
         wanted = jnp.where(sample > cut, 2 * MIDDLE, 0.0).astype(jnp.float32)
-        return mean_length(config, wanted, segments, jnp.float32(0))
+        return _mean_length(config, wanted, segments, jnp.float32(0))
 
     low, high = 0, len(middles) - 1
     while high - low > 1:
@@ -144,9 +140,7 @@ def threshold_margin(
       ValueError: the mode compares nothing with a threshold, or the threshold is not set.
     """
     sample, segments = _sample(entropies, segment_ids)
-    if not config.causal or not config.has_threshold:
-        return float(jnp.min(boundary_margin(config, sample, segments)))
-    return float(least_margin(open_rule(config), sample, segments, np.float32(config.known_threshold())))
+    return float(jnp.min(boundary_margin(config, sample, segments)))
 
 
 def calibrate_capacity(
@@ -177,26 +171,30 @@ def calibrate_capacity(
     return min(-(-enough // multiple) * multiple, block_size)
 
 
+def patches_per_block(patches: Patches) -> Int[Array, "B N"]:
+    """Count the patches in each block, as `calibrate_capacity` takes them.
+
+    Refused boundaries count as patches.
+    """
+    return jnp.sum(patches.lengths > 0, -1, dtype=jnp.int32) + patches.overflow
+
+
 def _sample(
     entropies: np.ndarray | Array, segment_ids: np.ndarray | Array | None
 ) -> tuple[Float[Array, "B T"], Int[Array, "B T"]]:
-    sample = np.atleast_2d(np.asarray(entropies, np.float32))
-    segments = np.ones(sample.shape, np.int32)
-    if segment_ids is not None:
-        segments = np.atleast_2d(np.asarray(segment_ids, np.int32))
-    if segments.shape != sample.shape or not np.any(segments > 0):
+    sample = jnp.atleast_2d(jnp.asarray(entropies, jnp.float32))
+    segments = (
+        jnp.ones(sample.shape, jnp.int32)
+        if segment_ids is None
+        else jnp.atleast_2d(jnp.asarray(segment_ids, jnp.int32))
+    )
+    if segments.shape != sample.shape or not bool(jnp.any(segments > 0)):
         raise ValueError(
             f"the sample holds no bytes, or segment_ids differ in shape: {sample.shape}, {segments.shape}"
         )
-    if not np.all(np.isfinite(sample)):
+    if not bool(jnp.all(jnp.isfinite(sample))):
         raise ValueError("entropies must be finite, and so must scores: the model gave NaN or infinity")
-    return _placed(sample, entropies), _placed(segments, segment_ids)
-
-
-def _placed(values: np.ndarray, given: Any) -> Array:
-    """Return values on devices: the array that was given, if it is one of these, where programs were lowered for."""
-    is_it = isinstance(given, Array) and (given.dtype, given.shape) == (values.dtype, values.shape)
-    return given if is_it else jnp.asarray(values)
+    return sample, segments
 
 
 def _nearest(achieved: Callable[..., Array], target: float, low: np.float32, high: np.float32) -> np.float32:
@@ -250,8 +248,8 @@ def _widest_gap(
     tried = np.append(_tried(config, sample, segments, *ends), nearest)
     errors = np.abs(np.array([float(achieved(threshold)) for threshold in tried]) - target)
     tried = tried[errors <= allowed] if np.any(errors <= allowed) else tried[-1:]
-    around = partial(gap, open_rule(config), sample, segments)
-    low, high = np.array([jax.device_get(around(threshold)) for threshold in tried]).T
+    gap = jax.jit(lambda threshold: _gap(config, sample, segments, threshold))
+    low, high = np.array([jax.device_get(gap(threshold)) for threshold in tried]).T
     best = int(np.argmax(high - low))
     middle = np.clip((low[best] + high[best]) / np.float32(2), low[best], high[best])
     return float(high[best] - low[best]), float(middle)
@@ -267,9 +265,8 @@ def _tried(
     """Return thresholds in low..high that may lie in the widest gap."""
     if config.mode == "greedy":  # what is compared changes with the threshold
         return np.linspace(low, high, CANDIDATES, dtype=np.float32)
-    given = compared(open_rule(config), sample, segments, np.float32(high))
-    read, valid = (np.asarray(x) for x in given)
-    values = np.unique(read[valid & (read >= low) & (read <= high)])
+    compared, valid = (np.asarray(x) for x in _compared(config, sample, segments, jnp.float32(high)))
+    values = np.unique(compared[valid & (compared >= low) & (compared <= high)])
     widest = np.sort(np.argsort(-np.diff(values), stable=True)[:CANDIDATES])
     return values[widest] + np.diff(values)[widest] / np.float32(2)
 
@@ -285,3 +282,55 @@ def _edge(
             return threshold
         step *= 2
     return np.float32(nearest + side * step)
+
+
+def _gap(
+    config: PatcherConfig,
+    entropies: Float[Array, "B T"],
+    segments: Int[Array, "B T"],
+    threshold: Float[Array, ""],
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return low and high: thresholds in [low, high) give the patches that this one gives."""
+    compared, valid = _compared(config, entropies, segments, threshold)
+    low, high = _bracket(config)
+    over = compared > threshold
+    return (
+        jnp.max(jnp.where(valid & ~over, compared, low)),
+        jnp.min(jnp.where(valid & over, compared, high)),
+    )
+
+
+def _compared(
+    config: PatcherConfig,
+    entropies: Float[Array, "B T"],
+    segments: Int[Array, "B T"],
+    threshold: Float[Array, ""],
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Return what is compared with the threshold, and where it decides."""
+    valid = segments > 0
+    if config.mode == "greedy":
+        return budget_sums(config, entropies, segments, threshold), valid
+    inside = valid & (segments == jnp.pad(segments[:, :-1], ((0, 0), (1, 0))))
+    before = jnp.pad(entropies[:, :-1], ((0, 0), (1, 0)))
+    return entropies - before if config.monotonic else entropies, inside
+
+
+def _bracket(config: PatcherConfig) -> tuple[np.float32, np.float32]:
+    """Return thresholds that every byte and no byte exceeds."""
+    if config.mode == "greedy":
+        return np.float32(0), np.float32(MOST_NATS * config.block_size)
+    return np.float32(-MOST_NATS - 1), np.float32(MOST_NATS + 1)
+
+
+def _mean_length(
+    config: PatcherConfig,
+    entropies: Float[Array, "B T"],
+    segment_ids: Int[Array, "B T"],
+    threshold: Float[Array, ""],
+) -> Float[Array, ""]:
+    ids = jnp.zeros(entropies.shape, jnp.int32)
+    ends = to_blocks(closes_at(config, ids, entropies, segment_ids, threshold), config.block_size)
+    valid = to_blocks(segment_ids, config.block_size) > 0
+    begins = jnp.concatenate([jnp.ones_like(ends[..., :1]), ends[..., :-1]], -1) & valid
+    count = jnp.sum(begins, dtype=jnp.int32)
+    return jnp.sum(valid, dtype=jnp.int32).astype(jnp.float32) / count.astype(jnp.float32)

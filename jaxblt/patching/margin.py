@@ -30,17 +30,6 @@ def boundary_margin(
     Raises:
       ValueError: the mode is not causal, or its threshold is not set.
     """
-    threshold = config.known_threshold() if config.causal and config.has_threshold else 0.0
-    return margin_at(config, entropies, segment_ids, jnp.float32(threshold))
-
-
-def margin_at(
-    config: PatcherConfig,
-    entropies: Float[Array, "B T"],
-    segment_ids: Int[Array, "B T"],
-    threshold: Float[Array, ""],
-) -> Float[Array, "B T"]:
-    """Compute `boundary_margin` with the threshold as an array, so that a search compiles once."""
     if not config.causal:
         raise ValueError(f"mode={config.mode!r} has no margin at a byte: its patches are chosen together")
     valid = segment_ids > 0
@@ -48,10 +37,10 @@ def margin_at(
         return jnp.full(entropies.shape, jnp.inf, jnp.float32)
     entropies = entropies.astype(jnp.float32)
     if config.mode == "greedy":
-        return jnp.where(valid, _greedy_margin(config, entropies, segment_ids, threshold), jnp.inf)
+        return jnp.where(valid, _greedy_margin(config, entropies, segment_ids), jnp.inf)
     before = jnp.pad(entropies[:, :-1], ((0, 0), (1, 0)))
     first = segment_ids != jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0)))
-    margin = jnp.abs(_signed(config, entropies, entropies - before, threshold))
+    margin = jnp.abs(_signed(config, entropies, entropies - before))
     return jnp.where(valid & ~first, margin, jnp.inf)
 
 
@@ -82,12 +71,9 @@ def flip_rate(
 
 
 def _signed(
-    config: PatcherConfig,
-    entropies: Float[Array, "B T"],
-    rise: Float[Array, "B T"],
-    threshold: Float[Array, ""],
+    config: PatcherConfig, entropies: Float[Array, "B T"], rise: Float[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    over = jnp.float32(MIDDLE) if config.mode == "learned" else threshold
+    over = jnp.float32(MIDDLE if config.mode == "learned" else config.known_threshold())
     if config.monotonic:
         return (rise - over) / 2
     if config.threshold_add is not None:
@@ -126,11 +112,9 @@ def _spent_since_start(
 
 
 def _greedy_margin(
-    config: PatcherConfig,
-    entropies: Float[Array, "B T"],
-    segment_ids: Int[Array, "B T"],
-    threshold: Float[Array, ""],
+    config: PatcherConfig, entropies: Float[Array, "B T"], segment_ids: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
+    threshold = jnp.float32(config.known_threshold())
     bits = fraction_bits(config.block_size)
     since, terms = _spent_since_start(config, entropies, segment_ids, threshold)
     gap = jnp.abs(since - quantise_budget(threshold, bits)).astype(jnp.float32)

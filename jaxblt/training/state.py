@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any, Literal
 
 import flax.struct
@@ -152,14 +151,8 @@ def freeze(params: Any, dtype: Any = None) -> Frozen:
     """Return `params` as a frozen tree, rounded to `dtype`; None keeps their dtypes."""
     arrays = jax.tree.map(jnp.asarray, params)
     if dtype is not None:
-        arrays = _rounded(arrays, dtype)
+        arrays = jax.tree.map(lambda x: x.astype(dtype), arrays)
     return Frozen(params=arrays, content_hash=content_hash(arrays))
-
-
-@partial(jax.jit, static_argnums=1)
-def _rounded(arrays: Any, dtype: Any) -> Any:
-    """Round in one program: outside of jit each shape compiles one."""
-    return jax.tree.map(lambda x: x.astype(dtype), arrays)
 
 
 def freeze_entropy(params: Any) -> dict[str, Frozen]:

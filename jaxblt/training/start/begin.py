@@ -18,7 +18,6 @@ from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.boundaries import with_boundaries
 from jaxblt.training.start.experts import with_experts
 from jaxblt.training.start.frozen import inherited_entropy, load_frozen, resolve
-from jaxblt.training.start.init_ahead import InitAhead
 from jaxblt.training.start.initial_params import take
 from jaxblt.training.start.reference_run import load_reference
 from jaxblt.training.start.setup import (
@@ -150,13 +149,12 @@ def begin(
     for earlier in filter(None, (recipe.init_from, recipe.base_run)):
         recipe = inherit(recipe, earlier)
     recipe, inherited = inherited_entropy(recipe, mesh)
-    ahead = InitAhead()
-    recipe, frozen = resolve(recipe, data, mesh, inherited, ahead.trace)
+    recipe, frozen = resolve(recipe, data, mesh, inherited)
     recipe, reference = load_reference(recipe, mesh)
     frozen |= reference
     taken = take(recipe, mesh)
     frozen |= taken.frozen
-    setup = make_setup(recipe, mesh, frozen, taken.notes, ahead.of(recipe))
+    setup = make_setup(recipe, mesh, frozen, taken.notes)
     if prepare is not None:
         prepare(setup, 0)
     state = init_state(setup, frozen)

@@ -14,7 +14,7 @@ from jaxblt.patching import calibrate_cut
 from jaxblt.patching.learned import calibrate_router, seed_motifs
 from jaxblt.training.packing import promise_rows
 from jaxblt.training.recipe import Recipe, router_of
-from jaxblt.training.start.calibration_sample import Sample, sample_batches
+from jaxblt.training.start.frozen import sample, sample_batches
 from jaxblt.training.state import Frozen, whole_params
 
 
@@ -41,7 +41,7 @@ def with_boundaries(
     of_slots = level is not None and _draws(level.router, LEVEL, params, taken)
     if not (of_bytes or of_slots):
         return params
-    given = Sample(sample_batches(data, recipe), recipe, mesh, frozen).read()
+    given = sample(sample_batches(data, recipe), recipe, mesh, frozen)
     scored = _scorer(recipe, base, given, mesh)
     if of_bytes:
         assert recipe.bytes_per_patch is not None  # the recipe saw to it
@@ -78,7 +78,7 @@ def with_target_length(
         return params
     assert recipe.bytes_per_patch is not None  # the recipe saw to it
     assert recipe.patcher is not None
-    given = Sample(sample_batches(data, recipe), recipe, mesh, frozen).read()
+    given = sample(sample_batches(data, recipe), recipe, mesh, frozen)
     p = np.float64(_scorer(recipe, base, given, mesh)(whole_params(params, frozen), "route")[0])
     p = np.clip(p, np.finfo(np.float32).tiny, 1 - np.finfo(np.float32).epsneg)
     score = np.log(p) - np.log1p(-p)

@@ -1,7 +1,7 @@
 """The frozen trees of a run: an entropy model taken from the run that trained it, the patcher calibrated for it."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
-from jax.stages import Lowered
 
 from jaxblt.data.batch import Batch
 from jaxblt.data.dataset import Dataset
@@ -23,19 +22,20 @@ from jaxblt.patching import (
     PatcherConfig,
     calibrate_capacity,
     calibrate_threshold,
+    make_patches,
+    patches_per_block,
     threshold_margin,
 )
-from jaxblt.patching.calibration_programs import block_counts, lower_calibration
 from jaxblt.precision.weights import from_stored, shapes_as_stored
 from jaxblt.random_keys import make_key
 from jaxblt.training.packing import capacity_multiple, fill_rows, mean_slots
 from jaxblt.training.recipe import Recipe
 from jaxblt.training.start.base import load_base
-from jaxblt.training.start.calibration_sample import Sample, compile_side_by_side, sample_batches
 from jaxblt.training.start.calibrations import calibration_key, read_calibration, write_calibration
-from jaxblt.training.start.setup import boxed_params, make_task, place_frozen
+from jaxblt.training.start.setup import boxed_params, entropy_history, make_task, place_frozen
 from jaxblt.training.start.startup import cache_folder
 from jaxblt.training.state import ENTROPY, Frozen, Weights, freeze_entropy
+from jaxblt.training.step import find_entropies
 from jaxblt.training.stored.checkpoint import restore
 from jaxblt.training.stored.fitting import fitting_shapes
 from jaxblt.training.stored.frozen_store import read_frozen
@@ -44,6 +44,8 @@ from jaxblt.training.stored.resolved import Resolved, checkpoint_dir, has_rule_o
 
 SUBTREE: dict[Weights, str] = {"raw": "params", "ema": "ema"}
 """Where a checkpoint holds them."""
+SAMPLE_BYTES = 1 << 18
+"""Bytes of training data that a threshold and a capacity are calibrated on."""
 
 
 def load_params(run_dir: str, shapes: Any, *, step: int | None = None, weights: Weights = "raw") -> Any:
@@ -145,23 +147,15 @@ def inherited_entropy(recipe: Recipe, mesh: Mesh) -> tuple[Recipe, dict[str, Fro
         return found, load_frozen(folder, only, mesh)
 
 
-def _nothing(recipe: Recipe) -> None:
-    """Do nothing meanwhile."""
-
-
 def resolve(
-    recipe: Recipe,
-    data: Dataset,
-    mesh: Mesh,
-    inherited: Mapping[str, Frozen] | None = None,
-    meanwhile: Callable[[Recipe], None] = _nothing,
+    recipe: Recipe, data: Dataset, mesh: Mesh, inherited: Mapping[str, Frozen] | None = None
 ) -> tuple[Recipe, dict[str, Frozen]]:
     """Fill in entropy model, threshold and capacity; return the recipe and its frozen trees by name.
 
     A missing threshold is calibrated so that the mean patch has `recipe.bytes_per_patch` bytes, a missing capacity so
     that 99.9 % of blocks do not overflow, both on a sample of the training data. Learned boundaries move, and get
     slots for that mean and a quarter more. An `inherited` entropy model takes the
-    place of that of `entropy_run`. `meanwhile` is as for `calibrate`.
+    place of that of `entropy_run`.
 
     Raises:
       FileNotFoundError: `entropy_run` or `base_run` holds no run.
@@ -195,7 +189,7 @@ def resolve(
     if patcher.mode == "learned" and patcher.capacity is None:
         recipe = replace(recipe, patcher=with_mean_slots(recipe))
     elif patcher.capacity is None or (patcher.has_threshold and patcher.threshold is None):
-        patcher = calibrate(recipe, data, mesh, frozen, meanwhile)
+        patcher = calibrate(recipe, data, mesh, frozen)
         recipe = replace(recipe, patcher=patcher)
     return recipe, frozen
 
@@ -219,13 +213,7 @@ def bounded_context(model: Any, trained_length: int) -> int | None:
     return None if context < 2 or (reach is not None and reach <= context // 2) else context
 
 
-def calibrate(
-    recipe: Recipe,
-    data: Dataset,
-    mesh: Mesh,
-    frozen: Mapping[str, Frozen],
-    meanwhile: Callable[[Recipe], None] = _nothing,
-) -> PatcherConfig:
+def calibrate(recipe: Recipe, data: Dataset, mesh: Mesh, frozen: Mapping[str, Frozen]) -> PatcherConfig:
     """Fill in the threshold and the capacity that the recipe's patcher leaves open, from a sample of the data.
 
     What a process found before is read from the recipe's cache, if it has one and is one process.
@@ -235,7 +223,6 @@ def calibrate(
       data: rows to sample.
       mesh: of all devices.
       frozen: holds the entropy model, unless the data bring entropies or none are read.
-      meanwhile: called with the recipe while the programs of a calibration compile, and not if it was kept.
 
     Raises:
       ValueError: `recipe.bytes_per_patch` is out of reach, or the data hold no entropies and there is no model.
@@ -243,26 +230,21 @@ def calibrate(
     batches = sample_batches(data, recipe)
     folder = cache_folder(recipe.train.compilation_cache)
     if folder is None or jax.process_count() > 1:
-        return _calibrate(recipe, batches, mesh, frozen, meanwhile)
+        return _calibrate(recipe, batches, mesh, frozen)
     file = Path(folder) / "calibrations" / f"{calibration_key(recipe, batches, frozen)}.json"
     if (known := read_calibration(file, recipe.patcher)) is not None:
         return known
-    found = _calibrate(recipe, batches, mesh, frozen, meanwhile)
+    found = _calibrate(recipe, batches, mesh, frozen)
     write_calibration(file, found)
     return found
 
 
 def _calibrate(
-    recipe: Recipe,
-    batches: list[Batch],
-    mesh: Mesh,
-    frozen: Mapping[str, Frozen],
-    meanwhile: Callable[[Recipe], None],
+    recipe: Recipe, batches: list[Batch], mesh: Mesh, frozen: Mapping[str, Frozen]
 ) -> PatcherConfig:
-    patcher, drawn = recipe.patcher, Sample(batches, recipe, mesh, frozen)
+    patcher = recipe.patcher
     assert patcher is not None
-    compile_side_by_side(_programs(patcher, drawn), lambda: meanwhile(recipe))
-    ids, segments, entropies = drawn.read()
+    ids, segments, entropies = sample(batches, recipe, mesh, frozen)
     if patcher.has_threshold and patcher.threshold is None:
         assert recipe.bytes_per_patch is not None  # the recipe saw to it
         found = calibrate_threshold(entropies, recipe.bytes_per_patch, config=patcher, segment_ids=segments)
@@ -270,7 +252,8 @@ def _calibrate(
         margin = threshold_margin(entropies, config=patcher, segment_ids=segments)
         patcher = replace(patcher, margin=float(_from_first(np.float32(margin))))
     if patcher.capacity is None and patcher.mode in ("entropy", "greedy", "space"):
-        counts = block_counts(patcher, ids, segments, entropies)
+        cut = jax.jit(partial(make_patches, patcher))
+        counts = patches_per_block(cut(ids, segment_ids=segments, entropies=entropies))
         multiple = capacity_multiple(recipe.model, recipe.data, patcher)
         slots = calibrate_capacity(counts, block_size=patcher.block_size, multiple=multiple)
         slots = fill_rows(slots, recipe.data, patcher, multiple=multiple)
@@ -278,11 +261,40 @@ def _calibrate(
     return patcher
 
 
-def _programs(patcher: PatcherConfig, drawn: Sample) -> Iterator[Lowered]:
-    """Lower what calibration runs, each when it is asked for: entropies first, which take longest to compile."""
-    yield from drawn.lower()
-    if patcher.mode in ("entropy", "greedy") and patcher.threshold is None:
-        yield from lower_calibration(patcher, drawn.rows, drawn.length, drawn.place)
+def sample_batches(data: Dataset, recipe: Recipe) -> list[Batch]:
+    """Sample training batches, the same in every process.
+
+    Of endless, shuffled data these are the first of full length; of one pass in order they lie at equal distances.
+    """
+    config, data = data.config, replace(data, history=entropy_history(recipe))
+    rows = -(-SAMPLE_BYTES // config.seq_len)
+    rows = rows if data.num_rows is None else min(rows, data.num_rows)
+    steps: Any = range(data.settled, data.settled + -(-rows // config.batch_size))
+    if data.num_batches is not None:
+        steps = np.unique(np.linspace(0, data.num_batches - 1, len(steps)).astype(int)).tolist()
+    return [data.batch(step, slots=range(data.rows_at(step))) for step in steps]
+
+
+def sample(
+    batches: list[Batch], recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen]
+) -> tuple[Any, Any, Any]:
+    """Return ids, segments and entropies [rows, T] of batches."""
+    longest = max(batch.inputs.shape[1] for batch in batches)
+    if ENTROPY in frozen and batches[0].entropies is None:
+        task = replace(make_task(recipe), packed=True)
+        entropy = jax.jit(partial(find_entropies, task), out_shardings=replicated(mesh))
+        batches = [
+            replace(b, entropies=np.asarray(entropy(frozen, jax.device_put(b, replicated(mesh)))))
+            for b in batches
+        ]
+
+    def stack(name: str) -> Any:
+        rows = [getattr(batch, name) for batch in batches]
+        if any(x is None for x in rows):
+            return None
+        return jnp.concatenate([jnp.pad(x, ((0, 0), (0, longest - x.shape[1]))) for x in rows])
+
+    return stack("inputs"), stack("segment_ids"), stack("entropies")
 
 
 def _from_first(value: Any) -> Any:

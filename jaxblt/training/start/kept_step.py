@@ -63,7 +63,7 @@ class KeptStep:
         elsewhere than jaxblt, of which no hash is known, nor if a source has changed since this process began.
         """
         folder, devices = cache_folder(setup.recipe.train.compilation_cache), list(setup.mesh.devices.flat)
-        if folder is None or url_of(folder) or jax.process_count() > 1 or not is_ours(setup.recipe):
+        if folder is None or url_of(folder) or jax.process_count() > 1 or not _is_ours(encode(setup.recipe)):
             return cls(None, devices, given)
         sources = _sources()
         place = None if sources is None else Path(folder) / "steps" / _key(setup, given, sources)
@@ -132,9 +132,9 @@ class KeptStep:
             return
 
 
-def is_ours(config: Any) -> bool:
-    """Return whether all classes of a config are jaxblt's: those from elsewhere are stored as "module:Name"."""
-    return all(":" not in name or name.startswith("jaxblt.") for name in _classes(encode(config)))
+def _is_ours(tree: Any) -> bool:
+    """Return whether all classes of an encoded config are jaxblt's: those from elsewhere are named "module:Name"."""
+    return all(":" not in name or name.startswith("jaxblt.") for name in _classes(tree))
 
 
 def _classes(tree: Any) -> Iterator[str]:

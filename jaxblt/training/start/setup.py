@@ -56,10 +56,6 @@ REPLICATED = (ENTROPY,)
 split parameters would have to be gathered in every step."""
 
 
-TracedInit = tuple[core.ClosedJaxpr, Any]
-"""The program that draws a model's parameters, and their shapes with logical axis names."""
-
-
 @dataclass(frozen=True)
 class Setup:
     """The static side of a run.
@@ -145,11 +141,7 @@ def _hybrid(recipe: Recipe) -> Hybrid | None:
 
 
 def make_setup(
-    recipe: Recipe,
-    mesh: Mesh,
-    frozen: Mapping[str, Frozen] | None = None,
-    notes: tuple[str, ...] = (),
-    traced: TracedInit | None = None,
+    recipe: Recipe, mesh: Mesh, frozen: Mapping[str, Frozen] | None = None, notes: tuple[str, ...] = ()
 ) -> Setup:
     """Build everything from shapes alone; nothing is computed on the devices.
 
@@ -158,14 +150,13 @@ def make_setup(
       mesh: of all devices.
       frozen: the frozen trees, or their shapes.
       notes: for the report.
-      traced: what draws the parameters of this recipe, if that is known (see `InitAhead`).
 
     Raises:
       ValueError: sites of adapters are as `check_sites` refuses them, or rows end before a router's first code.
     """
     task = make_task(recipe)
     check_sites(recipe.model)
-    trace, sites = lambda: check_first_codes(lambda: traced or trace_init(task, recipe)), frozenset()
+    trace, sites = lambda: check_first_codes(lambda: _traced_init(task, recipe)), frozenset()
     if task.fp8 is None:
         init, whole = trace()
     else:
@@ -257,7 +248,7 @@ def boxed_params(task: Task, recipe: Recipe) -> Any:
     return jax.eval_shape(lambda: init_params(task, recipe.data, recipe.train.seed))
 
 
-def trace_init(task: Task, recipe: Recipe) -> TracedInit:
+def _traced_init(task: Task, recipe: Recipe) -> tuple[core.ClosedJaxpr, Any]:
     """Return the program that draws parameters, with `boxed_params`."""
     return jax.make_jaxpr(lambda: init_params(task, recipe.data, recipe.train.seed), return_shape=True)()
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import jax
@@ -16,9 +15,6 @@ from jaxblt.training.start.setup import Setup, entropy_history, recipe_step, to_
 from jaxblt.training.start.startup import Startup
 from jaxblt.training.state import TrainState
 from pallas_kernels.runtime import record_choices
-
-ITERATES = "grain"
-"""The package that iterates over batches, whose import takes a while."""
 
 
 def op_choices(step: Callable[..., Any], *args: Any) -> list[str]:
@@ -65,8 +61,6 @@ class StepAhead:
             self._compiled = self._pool.submit(self.kept.load)
         else:
             self._compiled = self._pool.submit(self._compile, step.lower(*given))
-        # Behind the program: the first batch would wait for this import
-        self._pool.submit(import_module, ITERATES)
         self._startup.done("tracing")
 
     def _compile(self, lowered: Any) -> None:

@@ -1,6 +1,5 @@
 """A step that is compiled ahead is the one that runs, and what fails on the other thread is raised where it runs."""
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from jaxblt.training.start import step_ahead
 from jaxblt.training.start.setup import init_state, make_setup, open_data, to_devices
 from jaxblt.training.start.startup import Startup
-from jaxblt.training.start.step_ahead import ITERATES, StepAhead
+from jaxblt.training.start.step_ahead import StepAhead
 from tests.training.tiny import Letters, tiny_recipe
 
 
@@ -32,26 +31,6 @@ def test_the_program_that_is_compiled_ahead_runs(caplog: pytest.LogCaptureFixtur
     compiled = [text for text in caplog.messages if "Finished XLA compilation" in text]
     assert compiled
     assert not [text for text in compiled if "train_step" in text]
-
-
-def test_what_iterates_is_imported_behind_the_program() -> None:
-    """In the thread that compiled: the program comes first, and the first batch need not wait for an import."""
-    asked: list[str] = []
-
-    class Recording(ThreadPoolExecutor):
-        def submit(self, fn: Any, /, *args: Any, **options: Any) -> Any:
-            asked.append(fn.__name__)
-            return super().submit(fn, *args, **options)
-
-    recipe = tiny_recipe()
-    mesh = recipe.mesh.build()
-    with jax.set_mesh(mesh), Recording(1) as pool:
-        data, setup = open_data(recipe, mesh, source=Letters()), make_setup(recipe, mesh, {})
-        step = StepAhead(data, pool, Startup())
-        step.prepare(setup, 0)
-        step.prepare(setup, 0)
-    assert asked == ["_compile", "import_module"]
-    assert ITERATES in sys.modules
 
 
 def test_what_fails_while_it_compiles_is_raised_by_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
