@@ -85,7 +85,6 @@ def test_a_missing_file_is_named_with_the_fix(name, said, tmp_path, monkeypatch,
     assert capsys.readouterr().err == f"error: {said.format(here=str(tmp_path))}\n"
 
 
-@pytest.mark.slow(days=28, group="costly", turn="cli/test_terminal")
 def test_a_missing_program_is_no_missing_file(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["jaxblt"])
     with pytest.raises(SystemExit):
@@ -101,6 +100,7 @@ def test_the_module_of_the_program_is_the_program():
     assert done.stderr.startswith("error: unknown command 'trian' (perhaps train)")
 
 
+@pytest.mark.slow(days=28, group="costly", turn="cli/test_terminal")
 def test_help_and_patches_are_shown(tmp_path, monkeypatch):
     (tmp_path / "日本.txt").write_text("Hello brave new world. ")
     for words in (["evaluate", "--help"], ["patch", str(tmp_path / "日本.txt"), "--mode", "space"]):
