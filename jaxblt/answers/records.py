@@ -21,13 +21,10 @@ from jaxblt.data.sources import (
 )
 from jaxblt.data.sources.arrow import ARROW
 from jaxblt.data.sources.files import expand
-from jaxblt.data.sources.labelled import FASTA, FASTQ, TABLES, ending
+from jaxblt.data.sources.labelled import FASTA, FASTQ, GENBANK, TABLES, ending
 from jaxblt.data.task_data import RowsConfig
 
-MARKED = (
-    *(*TABLES, ".bed", ".vcf", ".gff", ".gff3", ".gtf", ".sam", ".maf"),
-    *(".gb", ".gbk", ".gbff", ".genbank", ".embl"),
-)
+MARKED = (*TABLES, *GENBANK, ".bed", ".vcf", ".gff", ".gff3", ".gtf", ".sam", ".maf")
 """Endings of tables and of marked-up sequences, in which names and numbers stand beside the letters of a record."""
 
 Sequences = Sequence[bytes | str] | str | os.PathLike[str] | DocumentSource
