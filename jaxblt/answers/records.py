@@ -21,8 +21,11 @@ from jaxblt.data.sources import (
 )
 from jaxblt.data.sources.arrow import ARROW
 from jaxblt.data.sources.files import expand
-from jaxblt.data.sources.labelled import FASTA, FASTQ, TABLES, ending
+from jaxblt.data.sources.labelled import FASTA, FASTQ, GENBANK, TABLES, ending
 from jaxblt.data.task_data import RowsConfig
+
+MARKED = (*TABLES, *GENBANK, ".bed", ".vcf", ".gff", ".gff3", ".gtf", ".sam", ".maf")
+"""Endings of tables and of marked-up sequences, in which names and numbers stand beside the letters of a record."""
 
 Sequences = Sequence[bytes | str] | str | os.PathLike[str] | DocumentSource
 """A list of bytes or text, the path of a FASTA, JSON lines, Parquet, Arrow or text file, or documents."""
@@ -43,7 +46,8 @@ def open_records(sequences: Sequences, data: RowsConfig, *, as_trained: bool = T
 
     Raises:
       FileNotFoundError: a path names no file.
-      ValueError: there is no record, one is empty, or is neither bytes nor text; or a table for a run on labels.
+      ValueError: there is no record, one is empty, or is neither bytes nor text; or a run on sequences or labels gets
+        a table or another file of `MARKED`.
     """
     source = _opened(sequences, data)
     if as_trained:
@@ -87,16 +91,21 @@ def _open_other(path: Path, kind: str, data: RowsConfig) -> DocumentSource:
             f"'{path}' ends in {kind}, and its reads would be one record with their qualities: write it as FASTA, for "
             "example with seqtk seq -a"
         )
-    if isinstance(data, LabelledDataConfig) and kind in (*TABLES, ".bed"):
+    if kind in MARKED and _reads_letters(data):
         raise ValueError(
-            f"'{path}' ends in {kind}, and a table would be read as one record: give its sequences as FASTA, JSON "
-            "lines or a list"
+            f"'{path}' ends in {kind}, and would be read as one record, its names and numbers too: give its sequences "
+            "as FASTA, JSON lines or a list"
         )
     if kind == ".jsonl":
         return JsonlSource(path, field=_text_field(data))
     if kind in ARROW:
         return ArrowSource(path, field=_text_field(data))
     return TextSource(path, raw=isinstance(data, DataConfig) and data.kind == "bytes")
+
+
+def _reads_letters(data: RowsConfig) -> bool:
+    """Return whether records are sequences: of a run on labels, or trained on FASTA and nothing else."""
+    return isinstance(data, LabelledDataConfig) or getattr(data, "sample_or_kind", None) == "fasta"
 
 
 def _text_field(data: RowsConfig) -> str:

@@ -63,13 +63,14 @@ def attributions(
     if track is not None:
         write_track(track, source, found.values)
         told.append(str(track))
-    if motifs is not None:
-        held = find_motifs(found.sequences, found.values, width=motif_width, both_strands=both_strands)
-        write_meme(motifs, held)
-        told.append(f"{motifs} ({', '.join(m.consensus for m in held)})")
     if picture is not None:
         from jaxblt.answers.reports.pictures import plot_attributions
 
         save_picture(plot_attributions(found), picture)
         told.append(str(picture))
+    # Seek motifs last: where there is none, the other files are written all the same
+    if motifs is not None:
+        held = find_motifs(found.sequences, found.values, width=motif_width, both_strands=both_strands)
+        write_meme(motifs, held)
+        told.append(f"{motifs} ({', '.join(m.consensus for m in held)})")
     return f"{len(found)} records, {sum(map(len, found.sequences)):,} bytes, in {', '.join(told)}"

@@ -121,3 +121,7 @@ def console() -> None:
     from jaxblt.cli.parsing import run
 
     run(main)
+
+
+if __name__ == "__main__":
+    console()

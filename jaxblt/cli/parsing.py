@@ -79,7 +79,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, OSError) and (error.errno, error.filename) == (errno.ENOSPC, None):
         return f"{said}: free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)"
     if isinstance(error, FileNotFoundError) and error.filename is not None:
-        return _explain_missing(os.fsdecode(error.filename))
+        name = os.fsdecode(error.filename)
+        return _explain_missing_program(name) if _is_of_a_program(error) else _explain_missing(name)
     if _is_without_device(error):
         return (
             f"JAX finds no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} here: unset it to take "
@@ -93,6 +94,17 @@ def _explain_missing(name: str) -> str:
     if folder and not os.path.isdir(folder):
         return f"there is no folder {folder!r} for {name!r} {where}: make it, or name another file"
     return f"there is no file {name!r} {where}: name one that exists"
+
+
+def _explain_missing_program(name: str) -> str:
+    return f"there is no program {name!r} on the path: install it, or add its folder to PATH"
+
+
+def _is_of_a_program(error: FileNotFoundError) -> bool:
+    """Return whether a program was to be started; its folder may be missing too, and is no program."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1:]
+    started = [frame.name for frame in innermost] in (["_execute_child"], ["_posix_spawn"])
+    return started and not os.path.dirname(os.fsdecode(error.filename))
 
 
 def _is_without_device(error: Exception) -> bool:

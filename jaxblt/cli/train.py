@@ -57,6 +57,6 @@ def run_recipe(recipe: Recipe, run_dir: str, options: TrainOptions) -> "Fitted":
         raise FileNotFoundError(f"{error}{fetch_hint(recipe)}") from error
     if not fitted.finished:
         # Ignore signals from here on, as all is saved: another one must not make the end look like a failure.
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
     return fitted

@@ -23,7 +23,7 @@ from jaxblt.data.sources import (
     open_bed,
 )
 from jaxblt.data.sources.files import expand
-from jaxblt.data.sources.labelled import FASTA, ending
+from jaxblt.data.sources.labelled import FASTA, FASTQ, GENBANK, ending
 from jaxblt.data.splits import SplitName, split_by_document, split_by_name, split_by_position
 from jaxblt.data.vocab import check_single_bytes
 from jaxblt.show import show
@@ -31,7 +31,7 @@ from jaxblt.validation import MOST_SEED, check_bounds, check_fields, check_read
 
 
 class KindWarning(UserWarning):
-    """A file is read as text, and its name ends as those of JSON lines or FASTA do."""
+    """A file is read as text, and its name ends as those of JSON lines, FASTA, FASTQ or GenBank do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,13 +259,14 @@ def _warn_kind(names: Sequence[str]) -> None:
     """Warn of a file read as text whose name says otherwise: its markup would be learned."""
     for name in names:
         end = ending(Path(name))
-        kind = "jsonl" if end == ".jsonl" else "fasta" if end in FASTA else None
-        if kind is not None:
-            said = (
-                f"{name!r} is read as text, its markup included: set data.kind={kind!r} to read its records"
-            )
-            warnings.warn(said, KindWarning, stacklevel=3)
-            return
+        if end in (".jsonl", *FASTA):
+            fix = f"set data.kind={'jsonl' if end == '.jsonl' else 'fasta'!r} to read its records"
+        elif end in (*FASTQ, *GENBANK):
+            fix = "write its sequences as FASTA, and set data.kind='fasta'"
+        else:
+            continue
+        warnings.warn(f"{name!r} is read as text, its markup included: {fix}", KindWarning, stacklevel=3)
+        return
 
 
 def open_source(config: DataConfig) -> DocumentSource:

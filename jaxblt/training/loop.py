@@ -37,8 +37,8 @@ def fit(
     frozen trees that the run has; and in `configs/` the configs that it had before it went on with another. A run that
     is finished is left as it is. A start that fails leaves no folder that was not there, and changes none that was.
 
-    SIGTERM or Ctrl-C saves and ends the run after two steps at most, or three where several processes train; a second
-    one changes nothing, a third ends the process.
+    SIGTERM, Ctrl-C or a terminal that closes (SIGHUP) saves and ends the run after two steps at most, or three where
+    several processes train; a second one changes nothing, a third ends the process.
 
     Args:
       recipe: what to train.

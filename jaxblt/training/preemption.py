@@ -74,7 +74,8 @@ class StopRequest:
     Outside the main thread no signal can be caught; the flag then stays down unless `set` is called.
 
     Args:
-      signals: by default SIGTERM, which schedulers send before they kill, and SIGINT, which is Ctrl-C.
+      signals: by default SIGTERM, which schedulers send before they kill, SIGINT, which is Ctrl-C, and SIGHUP, which
+        a terminal sends when it closes. SIGHUP is left alone where it is ignored, as under nohup.
       clock: seconds, to tell requests apart.
       end: what the third request does, given its signal.
     """
@@ -82,7 +83,7 @@ class StopRequest:
     def __init__(
         self,
         *,
-        signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT),
+        signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[int], None] = end_process,
     ) -> None:
@@ -95,7 +96,11 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._on_signal) for number in self.signals}
+            self._previous = {
+                number: signal.signal(number, self._on_signal)
+                for number in self.signals
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+            }
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -216,6 +216,20 @@ def test_bad_input_is_named(tmp_path):
         dataclasses.replace(run, recipe=guessing).score([b"A"])
 
 
+@pytest.mark.parametrize("name", ["a.gb", "a.csv.gz", "calls.VCF", "genes.gff3"])
+def test_names_and_numbers_of_a_file_are_no_bases(name, tmp_path):
+    """A run on FASTA refuses what would count as one record with its columns; a run on text reads every file."""
+    file = tmp_path / name
+    data = b"LOCUS       A 4 bp DNA\nORIGIN\n        1 acgt\n//\n"
+    file.write_bytes(gzip.compress(data) if file.suffix == ".gz" else data)
+    genes = markov_run(random_probabilities(), kind="fasta", paths=("genes.fa",))
+    with pytest.raises(
+        ValueError, match="and would be read as one record, its names and numbers too: give its"
+    ):
+        genes.score(file)
+    assert markov_run(random_probabilities()).score(file).lengths.tolist() == [len(data)]
+
+
 def test_logits_that_are_not_finite_name_record_and_byte():
     run = markov_run(random_probabilities())
     logits = run.params["logits"].at[ord("G") + 4, ord("T") + 4].set(jnp.nan)

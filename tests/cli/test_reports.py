@@ -70,6 +70,18 @@ def test_attributions_become_a_table_a_track_motifs_and_a_picture(run, genome, m
         plot_motifs([])
 
 
+def test_a_picture_is_drawn_although_there_is_no_motif(run, monkeypatch, tmp_path):
+    zeros = np.zeros(1)
+    found = Attributions(("r",), (b"ACGT" * 20,), (np.zeros(80),), zeros, zeros)
+    monkeypatch.setattr("jaxblt.run.Run.attributions", lambda *args, **options: found)
+    monkeypatch.setattr("jaxblt.answers.reports.motifs.find_motifs", lambda *args, **options: [])
+    (tmp_path / "r.fa").write_text(">r\n" + "ACGT" * 20)
+    files = {"out": tmp_path / "a.tsv", "motifs": tmp_path / "m.meme", "picture": tmp_path / "a.svg"}
+    with pytest.raises(ValueError, match="no motif was found"):
+        attributions(Path("run"), tmp_path / "r.fa", **files)
+    assert {path.name for path in tmp_path.glob("[am].*")} == {"a.tsv", "a.svg"}
+
+
 def test_substitutions_become_a_heat_map(run, genome, monkeypatch, tmp_path):
     table = Mutagenesis(("r",), (b"ACNGT" * 30,), "ACGT", (np.random.default_rng(0).normal(size=(150, 4)),))
     monkeypatch.setattr("jaxblt.run.Run.mutagenesis", lambda *args, **options: table)

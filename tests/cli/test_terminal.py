@@ -85,6 +85,21 @@ def test_a_missing_file_is_named_with_the_fix(name, said, tmp_path, monkeypatch,
     assert capsys.readouterr().err == f"error: {said.format(here=str(tmp_path))}\n"
 
 
+def test_a_missing_program_is_no_missing_file(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["jaxblt"])
+    with pytest.raises(SystemExit):
+        run(lambda argv: subprocess.run(["no-such-program", "file"], check=True))
+    said = "error: there is no program 'no-such-program' on the path: install it, or add its folder to PATH\n"
+    assert capsys.readouterr().err == said
+
+
+def test_the_module_of_the_program_is_the_program():
+    """It would end in silence, as if it had done its work."""
+    done = subprocess.run([sys.executable, "-m", "jaxblt.cli.main", "trian"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: unknown command 'trian' (perhaps train)")
+
+
 @pytest.mark.slow(days=28, group="costly", turn="cli/test_terminal")
 def test_help_and_patches_are_shown(tmp_path, monkeypatch):
     (tmp_path / "日本.txt").write_text("Hello brave new world. ")

@@ -107,15 +107,23 @@ def test_mistakes_that_show_when_data_is_opened(options, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("a.jsonl", "jsonl"), ("a.fa", "fasta"), ("a.FASTA", "fasta"), ("a.txt", None)]
+    ("name", "fix"),
+    [
+        ("a.jsonl", "set data.kind='jsonl' to"),
+        ("a.fa", "set data.kind='fasta' to"),
+        ("a.FASTA", "set data.kind='fasta' to"),
+        ("a.fastq", "write its sequences as FASTA"),
+        ("a.gbk", "write its sequences as FASTA"),
+        ("a.txt", None),
+    ],
 )
-def test_a_file_of_another_kind_that_is_read_as_text_is_told(tmp_path, name, kind):
+def test_a_file_of_another_kind_that_is_read_as_text_is_told(tmp_path, name, fix):
     (tmp_path / name).write_bytes(b">a\nACGT\n")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         open_source(build(paths=(str(tmp_path / name),)))
-    said = f"{str(tmp_path / name)!r} is read as text, its markup included: set data.kind={kind!r} to"
-    assert [str(warning.message).startswith(said) for warning in told] == ([True] if kind else [])
+    said = f"{str(tmp_path / name)!r} is read as text, its markup included: {fix}"
+    assert [str(warning.message).startswith(said) for warning in told] == ([True] if fix else [])
 
 
 def test_mistakes_of_the_call():

@@ -233,7 +233,8 @@ def test_an_answer_does_not_depend_on_its_neighbours(run):
 def test_a_table_is_not_read_as_one_record(run, tmp_path):
     (tmp_path / "r.tsv").write_text("id\tsequence\nr\tACGT\n")
     with pytest.raises(
-        ValueError, match=r"r.tsv' ends in .tsv, and a table would be read as one record: give"
+        ValueError,
+        match=r"r.tsv' ends in .tsv, and would be read as one record, its names and numbers too: give",
     ):
         run.classify(tmp_path / "r.tsv")
 

@@ -19,7 +19,7 @@ def before() -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, previous)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_request_raises_the_flag_and_the_third_ends(before: list[int], number: int) -> None:
     """The second changes nothing; signals that come together are one request."""
     mine, now, ended = signal.getsignal(number), [0.0], []
@@ -33,6 +33,17 @@ def test_the_first_request_raises_the_flag_and_the_third_ends(before: list[int],
         os.kill(os.getpid(), number)
         assert (before, ended) == ([], [number])
     assert signal.getsignal(number) is mine
+
+
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.here
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
 @pytest.mark.slow(days=28, group="processes of their own")

@@ -24,6 +24,8 @@ FASTA = (".fa", ".fasta", ".fna", ".ffn", ".faa", ".frn", ".fas", ".fsa")
 """Names of FASTA files end so, before a `.gz` or the like."""
 FASTQ = (".fastq", ".fq")
 """Names of FASTQ files end so."""
+GENBANK = (".gb", ".gbk", ".gbff", ".genbank", ".embl")
+"""Names of files of GenBank and EMBL end so."""
 
 
 class LabelledRecord(NamedTuple):

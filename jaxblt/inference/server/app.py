@@ -7,7 +7,14 @@ from typing import Any
 
 from jaxblt.inference.engine import Stream
 from jaxblt.inference.server.answer import Answer, answer_error, answer_events, answer_json, answer_text
-from jaxblt.inference.server.completions import complete, complete_search, parts, read_completion, submit
+from jaxblt.inference.server.completions import (
+    check_name,
+    complete,
+    complete_search,
+    parts,
+    read_completion,
+    submit,
+)
 from jaxblt.inference.server.errors import ApiError
 from jaxblt.inference.server.metrics import Metrics
 from jaxblt.inference.server.records import embed_records, score_records
@@ -28,10 +35,15 @@ def make_app(service: Service) -> Any:
     from starlette.routing import Route
 
     routes = _Routes(service)
-    posts = {"completions": routes.complete, "scores": routes.score, "embeddings": routes.embed}
+    posts: dict[str, Call] = {
+        "/v1/completions": routes.complete,
+        "/v1/scores": routes.score,
+        "/v1/embeddings": routes.embed,
+    }
     gets: dict[str, Call] = {
         "/": routes.show_page,
         "/v1/models": routes.list_models,
+        "/v1/models/{name:path}": routes.tell_model,
         "/health": routes.tell_health,
         "/ready": routes.tell_ready,
         "/metrics": routes.tell_metrics,
@@ -49,10 +61,10 @@ def make_app(service: Service) -> Any:
     return Starlette(
         routes=[
             *(
-                Route(f"/v1/{name}", _Endpoint(routes, call), methods=["POST"])
-                for name, call in posts.items()
-            ),
-            *(Route(path, _Endpoint(routes, call), methods=["GET"]) for path, call in gets.items()),
+                Route(path, _Endpoint(routes, call, path), methods=[method])
+                for method, calls in (("POST", posts), ("GET", gets))
+                for path, call in calls.items()
+            )
         ],
         exception_handlers=handlers,
     )
@@ -61,12 +73,13 @@ def make_app(service: Service) -> Any:
 class _Endpoint:
     """A route as an ASGI application: it checks the client's key, and counts what is answered."""
 
-    def __init__(self, routes: "_Routes", call: Call) -> None:
-        self._routes, self._call = routes, call
+    def __init__(self, routes: "_Routes", call: Call, path: str) -> None:
+        # Count by the route's path: clients choose the rest of an address, and each would be a series of its own
+        self._routes, self._call, self._path = routes, call, path
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
-        from starlette.requests import Request
+        from starlette.requests import ClientDisconnect, Request
 
         request = Request(scope, receive)
         try:
@@ -74,10 +87,13 @@ class _Endpoint:
             answer = await self._call(request)
         except ApiError as error:
             answer = answer_error(error)
+        except ClientDisconnect:
+            # Nobody waits for an answer to half a body
+            return
         try:
             await answer(scope, receive, send)
         finally:
-            self._routes.metrics.responses.labels(scope["path"], str(answer.status)).inc()
+            self._routes.metrics.responses.labels(self._path, str(answer.status)).inc()
 
 
 class _Routes:
@@ -141,11 +157,18 @@ class _Routes:
 
     async def list_models(self, request: Any) -> Answer:
         """Name the one model."""
+        return answer_json(_now({"object": "list", "data": [self._model()]}))
+
+    async def tell_model(self, request: Any) -> Answer:
+        """Describe the one model, by its name."""
+        check_name(request.path_params["name"], self.service)
+        return answer_json(_now(self._model()))
+
+    def _model(self) -> dict[str, Any]:
         service = self.service
         model = {"id": service.name, "object": "model", "created": service.created, "owned_by": "jaxblt"}
         model |= {"max_bytes": service.capacity, "threshold": service.threshold}
-        model["adapters"] = list(service.adapters)
-        return answer_json(_now({"object": "list", "data": [model]}))
+        return model | {"adapters": list(service.adapters)}
 
     async def show_page(self, request: Any) -> Answer:
         """Return the page that shows bytes as they come."""

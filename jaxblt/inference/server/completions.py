@@ -79,7 +79,6 @@ def read_completion(data: bytes, service: Service) -> Completion | Search:
             param="logprobs",
         )
     limit = fields.whole("max_tokens", min(16, service.capacity), least=1, most=service.capacity)
-    samplings = _samplings(fields, count)
     adapter = fields.choice("adapter", service.adapters)
     limits: dict[str, Any] = {
         "deadline_s": service.limits.seconds,
@@ -87,7 +86,11 @@ def read_completion(data: bytes, service: Service) -> Completion | Search:
         "adapter": None if adapter == ROUTED else adapter,
     }
     return Completion(
-        tuple(Request(prompt, limit, sampling, **limits) for prompt in prompts for sampling in samplings),
+        tuple(
+            Request(prompt, limit, sampling, **limits)
+            for prompt in prompts
+            for sampling in _samplings(fields, count)
+        ),
         count=count,
         echo=echo,
         top=top,
@@ -100,13 +103,20 @@ def read_completion(data: bytes, service: Service) -> Completion | Search:
 
 def check_model(fields: Fields, service: Service) -> None:
     """Raise ApiError for a model that is not the one that is served."""
-    name = fields.text("model", service.name)
+    check_name(fields.text("model", service.name), service)
+
+
+def check_name(name: str, service: Service) -> None:
+    """Raise ApiError for a name that is not that of the model that is served."""
     if name != service.name:
         raise ApiError(404, f"model {name!r:.80} is not served: it is {service.name!r}", param="model")
 
 
 def _samplings(fields: Fields, count: int) -> list[Sampling]:
-    """Return how the choices of a prompt are drawn; each has a seed of its own."""
+    """Return how the choices of a prompt are drawn; each has a seed of its own.
+
+    Without a seed in the request, each call draws another one: equal prompts of a list must not get equal texts.
+    """
     temperature = fields.number("temperature", 1.0, least=0, most=LARGEST)
     seed = fields.whole("seed", secrets.randbelow(MOST_SEED), least=0, most=MOST_SEED)
     alphabet = fields.text("alphabet")

@@ -28,12 +28,13 @@ class Fields:
             raise ApiError(400, f"the body is not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise ApiError(400, f"the body must be a JSON object, got {_shown(fields)}")
+        fields = {name: value for name, value in fields.items() if value is not None}
         for name in fields:
             if name not in known:
                 raise ApiError(
                     400, f"unknown field {name!r:.80}; known are {', '.join(known)}", param=str(name)[:80]
                 )
-        self._fields = {name: value for name, value in fields.items() if value is not None}
+        self._fields = fields
 
     def __contains__(self, name: str) -> bool:
         return name in self._fields

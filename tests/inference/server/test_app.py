@@ -61,6 +61,16 @@ def test_choices_prompts_and_echo(app):
     assert completed(app, seed=6).json["choices"][0]["text"] == one[1]["text"][2:]
 
 
+def test_equal_prompts_without_a_seed_get_texts_of_their_own(app):
+    choices = completed(app, prompt=["ab"] * 3, seed=None).json["choices"]
+    assert len({choice["text"] for choice in choices}) == 3
+
+
+def test_a_null_is_a_field_that_is_left_out(app):
+    """Clients send OpenAI's fields that they do not set as null."""
+    assert completed(app, suffix=None, logit_bias=None).status == 200
+
+
 @pytest.mark.parametrize("alphabet", [None, "é日x"])
 def test_a_stream_is_the_completion_in_whole_characters(alphabet, app):
     """Bytes that are no UTF-8 are replaced as in the whole text."""
@@ -281,7 +291,11 @@ def test_what_is_wrong_is_refused_without_the_engine(app, service, monkeypatch):
 
 
 def test_models_health_and_metrics(app):
-    assert call(app, "GET", "/v1/models").json["data"][0]["id"] == "tiny"
+    [model] = call(app, "GET", "/v1/models").json["data"]
+    assert model["id"] == "tiny"
+    assert call(app, "GET", "/v1/models/tiny").json == model
+    other = call(app, "GET", "/v1/models/other/0")
+    assert (other.status, other.json["error"]["param"]) == (404, "model")
     assert [call(app, "GET", path).status for path in ("/health", "/ready")] == [200, 200]
     completed(app)
     text = call(app, "GET", "/metrics").parts[0].decode()
@@ -292,6 +306,8 @@ def test_models_health_and_metrics(app):
     ):
         assert line in text
     assert 'jaxblt_responses_total{path="/v1/completions",status="200"}' in text
+    assert 'path="/v1/models/{name:path}",status="404"' in text
+    assert "other" not in text
 
 
 @pytest.mark.slow(days=28, group="costly", turn="inference/server/test_app")
@@ -345,6 +361,17 @@ def test_a_client_that_leaves_frees_its_slots(stream, app, service):
     more = Counter(service.engine.stats.ended) - Counter(ended)
     assert more.total() == 3
     assert stream or more["cancelled"] == 3
+
+
+def test_a_client_that_leaves_within_its_body_is_no_error(app):
+    reply = Reply(app, "POST", "/v1/completions", b"{")
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    reply.receive = receive
+    asyncio.run(reply.run())
+    assert (reply.status, reply.parts) == (0, [])
 
 
 @pytest.mark.slow(days=28, group="costly", turn="inference/server/test_app")
