@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs
+ALL_STAMP := $(VENV)/.all
 GPU_VENV := .venv-gpu
 GPU_STAMP := $(GPU_VENV)/.installed
 PLAN_STAMP := $(GPU_VENV)/.plan
@@ -21,7 +22,7 @@ TEST_ENV += PYTHONDONTWRITEBYTECODE=
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install install-docs demo docs test test-changed lint format types gpu-compile gpu-compile-now plan clean
+.PHONY: help venv install install-docs install-all demo docs test test-changed lint format types gpu-compile gpu-compile-now plan clean
 
 help:
 	@echo "make demo   install, then train, evaluate and generate on embedded data (runs/demo)"
@@ -75,6 +76,14 @@ $(DOCS_STAMP): $(STAMP)
 	@echo "installing MkDocs into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	@touch $(DOCS_STAMP)
+
+# Both in one call, for .ci/run: each call of pip asks for all versions again.
+install-all: $(ALL_STAMP)
+
+$(ALL_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing jaxblt, its tools and MkDocs into $(VENV) (a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,plot,docs]"
+	@touch $(STAMP) $(DOCS_STAMP) $(ALL_STAMP)
 
 # Without --quiet, under which MkDocs does not count warnings. The variable silences an advertisement of its theme.
 docs: $(DOCS_STAMP)

@@ -12,6 +12,8 @@ pytest_testnodedown = selection.pytest_testnodedown
 pytest_terminal_summary = selection.pytest_terminal_summary
 
 OLD_EMITTERS = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+# Keep XLA from splitting each program for 32 threads, a fifth of its time: every process of tests has one core
+ONE_PART = "--xla_cpu_parallel_codegen_split_count=1"
 
 if selection.ON_GPU:
     # Choosing among Triton's products takes 40 s a program, more than a test
@@ -19,7 +21,7 @@ if selection.ON_GPU:
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 else:
     # the suite's time is compilation, and much of that optimising and the newer fusion emitters
-    flags = (os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", OLD_EMITTERS)
+    flags = (os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0", OLD_EMITTERS, ONE_PART)
     os.environ["XLA_FLAGS"] = " ".join(flags).strip()
 
 # Keep Python's collector from looking through JAX's caches again and again

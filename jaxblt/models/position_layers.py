@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import dense
 from jaxblt.mixers.driver.base import Clock, start_clock
+from jaxblt.mixers.driver.counted import Counted
 from jaxblt.mixers.driver.sequence import check_kind, read
 from jaxblt.models.positions import PositionConfig, waves
 from jaxblt.models.stack import StackConfig

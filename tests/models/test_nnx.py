@@ -17,12 +17,12 @@ from jaxblt.mixers import MACConfig, MAGConfig, NeuralMemoryConfig, SlotMemoryCo
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig
 from jaxblt.parallel import make_mesh
 from jaxblt.patching import PatcherConfig
-from tests.mixers.configs import ALL
+from tests.mixers.configs import ALL, VARIANTS
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 LENGTH = 24
-MIXERS = ALL | {
+MIXERS = {name: config for name, config in ALL.items() if name not in VARIANTS} | {
     "memory": NeuralMemoryConfig(dim=16, chunk_size=8),
     "mag": MAGConfig(dim=16, window=8, chunk_size=8),
     "mac": MACConfig(dim=16, chunk_size=8),
@@ -31,11 +31,12 @@ MIXERS = ALL | {
 STACK = StackConfig(
     dim=8, num_layers=2, pattern=("H", "R"), mixers={"H": ALL["hyena_modal"], "R": ALL["recurrence"]}
 )
+LOCAL = StackConfig(dim=8, num_layers=1, pattern=("R",), mixers={"R": ALL["recurrence"]})
 HASH = HashConfig(sizes=(3,), table_size=32)
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "bytes": ByteLMConfig(stack=STACK, hash=HASH).build,
     "patches": lambda: BLTConfig(
-        encoder=STACK, latent=STACK, decoder=STACK, hash=HASH, bridge_heads=2, look_back=2
+        encoder=LOCAL, latent=STACK, decoder=LOCAL, hash=HASH, bridge_heads=2, look_back=2
     ).build(patcher=PatcherConfig(mode="space", block_size=8, capacity=4)),
 }
 
@@ -60,7 +61,7 @@ def test_it_needs_no_mesh_and_takes_one(mesh: bool) -> None:
     assert {v.get_metadata("linen_meta_type") for v in kernels} == {Named}
 
 
-@pytest.mark.slow(days=28)
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize("name", [*MIXERS, *MODELS])
 def test_it_is_what_linen_has_and_learns(name: str) -> None:
     module, x = inputs(name)

@@ -8,29 +8,30 @@ import pytest
 from jaxblt.mixers import ExplicitFilter, HyenaConfig
 from jaxblt.models import Stack, StackConfig
 from jaxblt.models.row_norm import RowNorm
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 IDS = np.array([[1, 1, 1, 2, -2, 2, 2, 0], [1, 1, 1, 1, 1, -1, 0, 0]], np.int32)
 
 
-def drawn(length=8, width=3):
+def numbers(length=8, width=3):
     return np.random.default_rng(0).normal(2.0, 3.0, (2, length, width)).astype(np.float32)
 
 
 @pytest.mark.parametrize(("ids", "packed"), [(None, True), (IDS, True), (IDS[1:], False)])
 def test_tokens_are_normalised_over_their_document(ids, packed):
     """Channels have scales and biases of their own; holes and padding do not count."""
-    x = drawn() if ids is None else drawn()[-len(ids) :]
+    x = numbers() if ids is None else numbers()[-len(ids) :]
     scale, bias = np.array([[1, 2, 3], [0.5, 0, -1]], np.float32)
-    params = {"scale": jnp.asarray(scale), "bias": jnp.asarray(bias)}
-    given = None if ids is None else jnp.asarray(ids)
+    params, given = {"scale": scale, "bias": bias}, ids
     holes = np.zeros(x.shape, bool) if ids is None else np.repeat(ids[..., None] <= 0, 3, -1)
-    found = RowNorm(packed=packed).apply({"params": params}, jnp.where(holes, jnp.nan, x), given)
-    for row, numbers in enumerate(np.ones(x.shape[:2], np.int32) if ids is None else ids):
-        for document in set(numbers[numbers > 0]):
-            own = x[row, numbers == document]
+    run = jax.jit(RowNorm(packed=packed).apply)
+    found = np.asarray(run({"params": params}, np.where(holes, np.float32(np.nan), x), given))
+    for row, of_row in enumerate(np.ones(x.shape[:2], np.int32) if ids is None else ids):
+        for document in set(of_row[of_row > 0]):
+            own = x[row, of_row == document]
             expected = (own - own.mean(0)) / own.std(0) * scale + bias
-            assert_close(found[row, numbers == document], expected, n=len(own), what=f"{row} {document}")
+            assert_close(found[row, of_row == document], expected, n=len(own), what=f"{row} {document}")
 
 
 def test_long_packed_documents_lose_no_digits():
@@ -51,10 +52,10 @@ def test_packed_documents_are_as_apart():
     config = StackConfig(
         dim=8, num_layers=2, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False, row_norm=True
     )
-    stack, x = Stack(config), jnp.asarray(drawn(12, 8))
-    ids = jnp.array([[1] * 5 + [2] * 7] * 2)
-    params = jax.jit(stack.init)(jax.random.key(0), x, segment_ids=ids)
+    stack, x = Stack(config), numbers(12, 8)
+    ids, alone = (np.array([row] * 2, np.int32) for row in ([1] * 5 + [2] * 7, [1] * 7 + [0] * 5))
+    params = drawn(stack, x, segment_ids=ids)
     run = jax.jit(lambda x, ids: stack.apply(params, x, segment_ids=ids)[0])
-    together = run(x, ids)
-    apart = run(jnp.pad(x[:, 5:], ((0, 0), (0, 5), (0, 0))), jnp.array([[1] * 7 + [0] * 5] * 2))
+    together = np.asarray(run(x, ids))
+    apart = np.asarray(run(np.pad(x[:, 5:], ((0, 0), (0, 5), (0, 0))), alone))
     assert_close(together[:, 5:], apart[:, :7], n=12 * 8, what="second documents")

@@ -1,5 +1,7 @@
 """Squares of pixels as tokens."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,12 @@ import pytest
 from jaxblt.mixers import AttentionConfig, ExplicitFilter, HyenaConfig
 from jaxblt.models import ByteClassifierConfig, StackConfig
 from jaxblt.models.squares import Squares
+from tests.parameters import drawn
 from tests.tolerances import assert_close
+
+
+def pixels_of(rows, count):
+    return np.random.default_rng(0).integers(4, 260, (rows, count)).astype(np.int32)
 
 
 def test_a_token_is_a_linear_map_of_its_square():
@@ -29,10 +36,10 @@ def test_padding_behind_an_image_changes_no_answer():
         dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False, row_norm=True
     )
     model = ByteClassifierConfig(stack=stack, levels=True, squares=2, columns=4, periods=(4,)).build()
-    ids = jax.random.randint(jax.random.key(0), (2, 32), 4, 260)
-    params = jax.jit(model.init)(jax.random.key(1), ids[:, :16])
+    ids = pixels_of(2, 32)
+    params = drawn(model, ids[:, :16])
     alone, _ = jax.jit(model.apply)(params, ids[:, :16])
-    padded, _ = jax.jit(model.apply)(params, ids, segment_ids=jnp.array([[1] * 16 + [0] * 16] * 2))
+    padded, _ = jax.jit(model.apply)(params, ids, segment_ids=np.array([[1] * 16 + [0] * 16] * 2, np.int32))
     assert_close(padded, alone, n=16 * 8, what="logits")
 
 
@@ -43,24 +50,32 @@ def test_an_image_that_ends_amid_a_row_of_squares_is_read_to_its_end():
         dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False, row_norm=True
     )
     model = ByteClassifierConfig(stack=stack, levels=True, squares=2, columns=4).build()
-    ids, there = jax.random.randint(jax.random.key(0), (1, 16), 4, 260), jnp.array([[1] * 12 + [0] * 4])
-    params = jax.jit(model.init)(jax.random.key(1), ids)
-    run = jax.jit(lambda ids: model.apply(params, ids, segment_ids=there)[0])
-    logits = run(ids)
-    assert_close(run(ids.at[:, 12:].set(200)), logits, n=16 * 8, what="logits")
-    assert not np.allclose(run(ids.at[0, 11].set(4 + (ids[0, 11] + 124) % 256)), logits, atol=1e-3)
+    ids, there = pixels_of(1, 16), np.array([[1] * 12 + [0] * 4], np.int32)
+    params = drawn(model, ids)
+    run = functools.partial(jax.jit(lambda there, ids: model.apply(params, ids, segment_ids=there)[0]), there)
+    logits, behind, last = run(ids), ids.copy(), ids.copy()
+    behind[:, 12:] = 200
+    last[0, 11] = 4 + (ids[0, 11] + 124) % 256
+    assert_close(run(behind), logits, n=16 * 8, what="logits")
+    assert not np.allclose(run(last), logits, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def attend():
+    """Logits of an image by (segment_ids, positions)."""
+    mixers = {"rows": AttentionConfig(8, 2, causal=False)}
+    stack = StackConfig(dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False)
+    ids, model = (
+        pixels_of(1, 16),
+        ByteClassifierConfig(stack=stack, levels=True, squares=2, columns=4).build(),
+    )
+    run = functools.partial(jax.jit(model.apply), drawn(model, ids), ids)
+    return lambda there, positions: run(segment_ids=there, positions=positions)[0]
 
 
 @pytest.mark.parametrize("pixels", [16, 12])
-def test_positions_of_squares_have_no_gaps(pixels):
+def test_positions_of_squares_have_no_gaps(attend, pixels):
     """Also where an image ends amid a row of squares: positions of padding are 0."""
-    mixers = {"rows": AttentionConfig(8, 2, causal=False)}
-    stack = StackConfig(dim=8, num_layers=1, pattern=("rows",), mixers=mixers, mlp_dim=0, causal=False)
-    model = ByteClassifierConfig(stack=stack, levels=True, squares=2, columns=4).build()
-    ids = jax.random.randint(jax.random.key(0), (1, 16), 4, 260)
-    place = jnp.arange(16)[None]
-    there = (place < pixels).astype(jnp.int32)
-    params = jax.jit(model.init)(jax.random.key(1), ids)
-    told, _ = jax.jit(model.apply)(params, ids, segment_ids=there, positions=place * there)
-    counted, _ = jax.jit(model.apply)(params, ids, segment_ids=there)
-    assert_close(told, counted, n=16 * 8, what="logits")
+    place = np.arange(16, dtype=np.int32)[None]
+    there = (place < pixels).astype(np.int32)
+    assert_close(attend(there, place * there), attend(there, None), n=16 * 8, what="logits")

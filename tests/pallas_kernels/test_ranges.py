@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +31,7 @@ from pallas_kernels.neural_memory import api as neural_memory
 from pallas_kernels.patch_attention import api as patch_attention
 from pallas_kernels.routed_lora import api as routed_lora
 from pallas_kernels.short_conv import api as short_conv
+from tests.parameters import drawn
 
 NAN, INF = float("nan"), float("inf")
 IDS = np.array([[1, 1, 1, -1, 0, 2, 2, 0]], np.int32)
@@ -230,7 +230,7 @@ def test_mixers_keep_to_their_promises() -> None:
 def test_a_model_is_checked_through_scan_remat_and_gradient() -> None:
     config = StackConfig(dim=4, num_layers=2, pattern=("recurrence",), mlp_dim=0, remat="full")
     stack, x = Stack(replace(config, mixers={"R": GatedRecurrenceConfig(dim=4)})), jnp.ones((1, 8, 4))
-    params = nn.meta.unbox(jax.jit(stack.init)(jax.random.key(0), x))
+    params = drawn(stack, x)
 
     def loss(params: Any, ids: Any) -> jax.Array:
         return jnp.sum(stack.apply(params, x, segment_ids=ids)[0])  # type: ignore[index]

@@ -1,7 +1,6 @@
 import math
 from dataclasses import replace
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from jaxblt.training.objectives.objectives import Masked, NextByte
 from jaxblt.training.start.setup import init_state, make_setup
 from jaxblt.training.state import TrainState, freeze_entropy
 from jaxblt.training.step import Task
+from tests.parameters import drawn
 from tests.training.tiny import Letters, TinyConfig, random_batch, tiny_recipe
 
 
@@ -104,7 +104,7 @@ def test_sums_that_are_not_finite_name_batch_and_parameters(setup):
 def test_entropies_that_are_not_finite_show_in_the_sums():
     """They cut no patch, and the losses stay finite."""
     model, batch = TinyConfig().build(), random_batch(0)
-    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), batch.inputs))["params"]
+    params = drawn(model, batch.inputs)["params"]
     patcher = PatcherConfig(mode="entropy", threshold=1.0, block_size=16, capacity=8)
     step = make_eval_step(Task(TinyConfig().build(patcher=patcher), entropy_model=model))
     zero = jnp.zeros((), jnp.int32)
@@ -129,7 +129,7 @@ def test_validation_stops_where_the_recipe_says(setup):
 def test_objective_is_drawn_anew_for_each_batch_and_alike_each_time():
     config = TinyConfig(causal=False)
     model = config.build()
-    params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 32), jnp.int32)))["params"]
+    params = drawn(model, jnp.zeros((1, 32), jnp.int32))["params"]
     data = make_dataset(tiny_recipe().data, split="test", mode="eval", source=Letters())
     batch = jax.tree.map(jnp.asarray, data.batch(0))
     step = make_eval_step(Task(model, objective=Masked()))

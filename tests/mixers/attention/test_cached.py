@@ -17,6 +17,7 @@ from jaxblt.parallel import make_mesh
 from jaxblt.parallel.attention.plan import Asked, Call
 from pallas_kernels._dispatch import compiling_for
 from pallas_kernels.attention import blocks, xla
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 WINDOW = 5
@@ -60,7 +61,7 @@ def test_many_tokens_see_what_they_would_one_by_one(
     config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, window=window, position=position)
     module = config.build(dtype=dtype)
     x = np.random.default_rng(0).standard_normal((4, LENGTH, 8)).astype(np.float32)
-    params = jax.jit(module.init)(jax.random.key(0), x)
+    params = drawn(module, x)
     call = jax.jit(module.apply)
 
     def fed(seed: int, ends: list[int]) -> np.ndarray:
@@ -174,7 +175,7 @@ def test_few_tokens_see_as_far_as_it_is_filled_what_the_whole_cache_shows(
     config = AttentionConfig(dim=8, num_heads=2, num_kv_heads=1, **options)
     module = config.build(dtype=dtype)
     x = np.random.default_rng(0).standard_normal((4, LENGTH, 8)).astype(np.float32)
-    params = jax.jit(module.init)(jax.random.key(0), x)
+    params = drawn(module, x)
     state = init_state(config, 4, capacity=32, dtype=dtype)
     mesh = make_mesh(**{"data": 1} | dict.fromkeys(axes, 2), devices=jax.devices()[: 2 ** len(axes)])
 
@@ -217,7 +218,7 @@ def test_a_row_is_the_same_bit_for_bit_however_long_others_are(tokens: int) -> N
     config = AttentionConfig(dim=8, num_heads=2)
     module = config.build()
     x = jax.random.normal(jax.random.key(0), (2, tokens, 8))
-    params = jax.jit(module.init)(jax.random.key(0), x)
+    params = drawn(module, x)
     call: Any = jax.jit(lambda state, ids: module.apply(params, x, segment_ids=ids, state=state)[0][0])
     for time in range(9):
         rows = [
@@ -236,7 +237,7 @@ def test_a_few_tokens_copy_no_cache_and_read_what_is_filled(tokens: int) -> None
     config = AttentionConfig(dim=16, num_heads=2)
     module = config.build()
     x = jax.random.normal(jax.random.key(0), (3, 2, tokens, 16))
-    params = jax.jit(module.init)(jax.random.key(0), x[0])
+    params = drawn(module, x[0])
 
     def step(state: AttentionState, x: jax.Array) -> tuple[AttentionState, Any]:
         y, after = module.apply(params, x, state=state)

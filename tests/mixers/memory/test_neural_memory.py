@@ -67,20 +67,39 @@ BEYOND["mac_by_token_1_layer", "split_call"] = (
 )
 """Cases that fail, see docs/known-limits.md."""
 
+IN_PAIRS = (
+    *("memory_by_token_1_layer", "memory_by_8", "mag_by_token", "mac_by_token_1_layer"),
+    *("mag_2_layers_by_8", "mac_2_layers_by_4"),
+)
+"""Configs of which any two of kind, chunk and depth come together in another one as well."""
+OWN_PROGRAMS = (
+    *("odd_lengths", "positions", "sequence", "gathers", "long"),
+    *("split_call", "jit", "sharded"),
+)
+"""Properties that compile programs of their own: not of those in `IN_PAIRS`, unless one is known to fail."""
+
 
 @functools.lru_cache(maxsize=2)
 def subject_of(name: str) -> Subject:
     return Subject(CONFIGS[name])
 
 
+def applies(name: str, prop: Property) -> bool:
+    """True if a config is checked for a property."""
+    if name in IN_PAIRS and prop.name in OWN_PROGRAMS and (name, prop.name) not in BEYOND:
+        return False
+    config = CONFIGS[name]
+    # A row has 24 tokens over four devices, and a halo of a window reaches one of them
+    too_short = prop.name == "sequence" and isinstance(config, MAGConfig) and config.window > 6
+    return prop.applies(config) and not too_short
+
+
 def cases() -> list[Any]:
     found = []
-    for name, config in CONFIGS.items():
+    for name in CONFIGS:
         for prop in PROPERTIES:
             always = name == "memory" and prop.name in EVERY_DAY
-            # A row has 24 tokens over four devices, and a halo of a window reaches one of them
-            too_short = prop.name == "sequence" and isinstance(config, MAGConfig) and config.window > 6
-            if prop.applies(config) and not too_short:
+            if applies(name, prop):
                 marks = (
                     () if always else (TURNS, pytest.mark.slow(turn=name), *BEYOND.get((name, prop.name), ()))
                 )

@@ -15,12 +15,14 @@ IDS = jnp.asarray([[1, 1, -1, 1, 2, 0], [3, 3, 3, 3, 3, 3]], jnp.int32)
 LENGTHS = jnp.asarray([5, 2], jnp.int32)
 HERE = jnp.asarray([[9, 8, 7, 6, 5, 4]] * 2, jnp.int32)
 THERE = jnp.arange(3, 3 + T, dtype=jnp.int32)[None].repeat(2, 0)
+# Keep the loop below from slicing on the device for each pair
+ids, lengths, here, there = map(np.asarray, (IDS, LENGTHS, HERE, THERE))
 CONDITIONS = {
     "causal": (masks.CAUSAL, lambda b, t, s, distance: distance >= 0),
     "window": (masks.window(3), lambda b, t, s, distance: abs(distance) < 3),
-    "documents": (masks.documents(IDS), lambda b, t, s, _: IDS[b, t] == IDS[b, s] > 0),
-    "queries": (masks.query_lengths(LENGTHS), lambda b, t, s, _: t < LENGTHS[b]),
-    "keys": (masks.key_lengths(LENGTHS), lambda b, t, s, _: s < LENGTHS[b]),
+    "documents": (masks.documents(IDS), lambda b, t, s, _: ids[b, t] == ids[b, s] > 0),
+    "queries": (masks.query_lengths(LENGTHS), lambda b, t, s, _: t < lengths[b]),
+    "keys": (masks.key_lengths(LENGTHS), lambda b, t, s, _: s < lengths[b]),
     "positions": (masks.positions(HERE, THERE), lambda b, t, s, _: True),
 }
 
@@ -30,9 +32,9 @@ def test_a_key_is_visible_iff_every_mask_says_so(names: tuple[str, ...]) -> None
     mask, by_position = masks.FULL, "positions" in names
     for name in names:
         mask &= CONDITIONS[name][0]
-    found = np.broadcast_to(mask.dense(T, T), (2, T, T))
+    found = np.broadcast_to(np.asarray(mask.dense(T, T)), (2, T, T))
     for b, t, s in np.ndindex(2, T, T):
-        distance = int(HERE[b, t] - THERE[b, s]) if by_position else t - s
+        distance = int(here[b, t] - there[b, s]) if by_position else t - s
         assert found[b, t, s] == all(CONDITIONS[name][1](b, t, s, distance) for name in names), (b, t, s)
 
 

@@ -253,10 +253,10 @@ def test_upkeep_of_another_state_says_which_is_wanted(kind: str) -> None:
     configs = {"memory": NeuralMemoryConfig(dim=8, num_heads=2), "mag": MAGConfig(dim=8, num_heads=2)}
     if kind == "titan":
         model = titan("slots", dim=16, num_layers=4, num_heads=2).build()
-        state: Any = model.init_state(1, num_bytes=16)
+        state: Any = jax.jit(lambda: model.init_state(1, num_bytes=16))()
         assert memory_stats(state.stack.periods[0]).utilisation.shape == (2, 1, 2)  # periods, rows, heads
     else:
-        state = init_state(configs[kind], 1, capacity=8)
+        state = jax.jit(lambda: init_state(configs[kind], 1, capacity=8))()
     wanted = rf"takes a SlotMemoryState, got a {type(state).__name__}: .* state\.stack\.periods\[0\]"
     with pytest.raises(ValueError, match=f"memory_stats {wanted}"):
         memory_stats(state)

@@ -16,6 +16,7 @@ from jaxblt.mixers.slots.experimental.state_manager import StateManager
 from jaxblt.mixers.slots.experimental.state_pruning import begin_anew, clear, prune
 from jaxblt.mixers.slots.state_slots import Slots
 from jaxblt.side_outputs import SIDE_OUTPUTS
+from tests.parameters import drawn
 
 CONFIG = StateEngineConfig(dim=6, num_heads=2, head_dim=3, num_slots=4, chunk_size=8)
 DEAD = np.zeros((2, 4), bool)
@@ -105,7 +106,7 @@ def test_dead_slots_of_a_state_are_emptied() -> None:
 def test_codes_stand_for_states_and_the_encoder_learns_through_them() -> None:
     compressor = StateCompressor(dim=8, code_dim=4, codes=16)
     states = jax.random.normal(jax.random.key(0), (3, 5, 8))
-    params = nn.meta.unbox(jax.jit(compressor.init)(jax.random.key(1), states))["params"]
+    params = drawn(compressor, states)["params"]
     apply = jax.jit(partial(compressor.apply, mutable=SIDE_OUTPUTS))
     (decoded, codes), side = apply({"params": params}, states)
     x, decoded = np.asarray(states), np.asarray(decoded)
@@ -129,7 +130,7 @@ def test_codes_stand_for_states_and_the_encoder_learns_through_them() -> None:
 
 def test_codes_out_of_the_book_are_refused() -> None:
     compressor = StateCompressor(dim=4, codes=3)
-    variables = jax.jit(compressor.init)(jax.random.key(0), jnp.zeros((1, 4)))
+    variables = drawn(compressor, jnp.zeros((1, 4)))
     for codes, said in (
         (jnp.array([0, 3]), r"codes must lie in 0\.\.2, got 0\.\.3: `encode` makes them"),
         (jnp.array([-1]), r"got -1\.\.-1"),
