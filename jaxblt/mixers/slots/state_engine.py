@@ -303,7 +303,7 @@ class StateEngine(nn.Module):
         config, shape = self.config, (self.config.num_heads, self.config.slots)
         bias = self.param("read_bias", named(nn.initializers.zeros, "heads", None), shape, jnp.float32)
         bias = bias if closed is None else bias + closed
-        if isinstance(streams, SlotStreams):
+        if isinstance(streams, SlotStreams) and not self.config.has_edges:
             core = SlotCore if streams.chosen is None else ChosenCore
             return core(bias, config.chunk_size)
         return EdgeCore(

@@ -2,9 +2,8 @@
 
 A time is slower if two things hold: its ratio to the old one exceeds 1 + threshold, and a one-sided Welch test says
 that it grew. The level alpha is shared among all times of a record (Bonferroni), so a record without a change fails
-with probability alpha at the
-most. The threshold follows the noise: three times the variation between kept runs, and never
-below the floor of the platform.
+with probability alpha at the most. The threshold follows the noise: three times the variation between kept runs, and
+never below the floor of the platform.
 """
 
 import math

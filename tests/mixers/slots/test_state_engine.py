@@ -113,6 +113,7 @@ def loop(w: Weights, x: np.ndarray, live: np.ndarray, config: StateEngineConfig)
 CASES = [
     COUNTED,
     dataclasses.replace(EDGES, cell="gru"),
+    dataclasses.replace(PLAIN, cell="gru", interval=INTERVAL),
     pytest.param(PLAIN, marks=TURNS),
     pytest.param(dataclasses.replace(PLAIN, full=False), marks=TURNS),
     pytest.param(dataclasses.replace(EDGES, cell="lstm"), marks=TURNS),
@@ -127,7 +128,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    "config", CASES, ids=["counted", "gru", "plain", "filling", "lstm", "linear", "gathered"]
+    "config", CASES, ids=["counted", "gru", "cell alone", "plain", "filling", "lstm", "linear", "gathered"]
 )
 def test_equals_the_loop(config: StateEngineConfig) -> None:
     subject = subject_of(config)
