@@ -4,6 +4,7 @@ import os
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,9 @@ def lower(decoder: Decoder, name: str, rows: int) -> Any:
 
     with jax.set_mesh(mesh), compiling_for(mesh.devices.flat[0]):
         narrow, place, lane = placed(jax.eval_shape(arrays))
-        live, start, spare = placed((np.ones(rows, bool), np.int32(0), blank_table(rows, programs.STEPS)))
+        live, start = placed((np.ones(rows, bool), np.int32(0)))
         if name == "round":
+            spare = placed(jax.eval_shape(partial(blank_table, rows, programs.STEPS)))
             # Of several rows some wait, which one does not
             traced = programs._decode.trace(apart, None, narrow | {CHOSEN: {}}, lane, live, spare)
         else:

@@ -57,7 +57,7 @@ def test_draws_stay_where_they_were() -> None:
     small = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16)
     decoder = Decoder(BLTConfig(small, small, small, hash=None), PatcherConfig(mode="static", block_size=32))
     built = cast(nn.Module, decoder.build())
-    params = nn.meta.unbox(built.init(jax.random.key(0), jnp.zeros((1, 32), jnp.int32)))["params"]
+    params = nn.meta.unbox(jax.jit(built.init)(jax.random.key(0), jnp.zeros((1, 32), jnp.int32)))["params"]
     device: Any = programs.LanePrograms(decoder, {"model": params}, Lane(2, 64), 32)
     device.decode({0})
     first, address = device.decode({0}), device._spare.unsafe_buffer_pointer()
