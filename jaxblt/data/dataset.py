@@ -32,8 +32,8 @@ class Dataset(ABC):
       process_index, process_count: this process makes slots [i·B/n, (i+1)·B/n) of each batch of B rows.
       entropies: precomputed, of the whole source.
       source_names: the source that a batch of each bucket is of, for evaluation over several sources.
-      history: earlier bytes that come with rows that begin inside a document; only for windows, which hold one document
-      each.
+      history: earlier bytes that come with rows that begin inside a document; only for windows, which hold one
+        document each.
       names_documents: whether batches have `documents`; generated rows have none.
     """
 
