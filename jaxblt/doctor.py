@@ -152,6 +152,7 @@ def _sample_calls() -> dict[str, Callable[[Any], str]]:
             array(1, 8192, 16, dtype=fp32),
         ),
         "short_conv": lambda op: op.explain(x, array(1024, 3, dtype=fp32)),
+        "token_product": lambda op: op.explain(array(1024), (array(1024, 1024),)),
     }
 
 

@@ -22,6 +22,7 @@ from jaxblt.parallel.constraints import whole_weight
 from jaxblt.parallel.islands import open_axes, over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from pallas_kernels.norm_dropout import is_kept, norm_dropout
+from pallas_kernels.token_product import is_one_launch, token_product
 
 FP8 = "fp8"
 """The Flax collection in which `Linear`s keep the history of their FP8 scales (`jaxblt.precision`)."""
@@ -74,6 +75,11 @@ class StoredKernel(ABC):
     @abstractmethod
     def multiply(self, layer: "Linear", x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return x W, as `layer` multiplies."""
+
+
+def is_stored(kernel: Any) -> bool:
+    """Return whether a kernel has fewer bits than its product."""
+    return isinstance(kernel, StoredKernel)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +198,35 @@ def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Arra
     return [_shifted(*each) for each in zip(products, layers, weights, strict=True)]
 
 
+def is_lone_token(x: Float[Array, "B T D"]) -> bool:
+    """Return whether x is one token, on one GPU that has a kernel for its products."""
+    return x.shape[:2] == (1, 1) and not open_axes() and is_one_launch(x.dtype)
+
+
+def token_products(
+    x: Float[Array, "1 ..."] | None,
+    layers: Sequence[Linear],
+    norm: "RMSNorm | None" = None,
+    parts: Float[Array, "S _"] | None = None,
+) -> tuple[Any, Float[Array, "P N"]]:
+    """Return one token and the parts of its products with layers with plain kernels and no bias, in one launch.
+
+    See `pallas_kernels.token_product`; `norm` stands before the products.
+    """
+    like: Any = (
+        x if x is not None or parts is None else jnp.zeros((1, 1, parts.shape[1] // 2), layers[0].dtype)
+    )
+    kernels = [jnp.asarray(layer.weights(like).kernel).reshape(like.size, -1) for layer in layers]
+    options: dict[str, Any] = {} if norm is None else {"scale": norm.scale(like), "epsilon": norm.epsilon}
+    token = None if x is None else x.reshape(-1).astype(layers[0].dtype)
+    return token_product(token, kernels, parts=parts, **options)
+
+
+def add_parts(x: Float[Array, "1 1 D"], parts: Float[Array, "S D"]) -> Float[Array, "1 1 D"]:
+    """Return x + sum(parts), rounded as a product and its sum are."""
+    return x + jnp.sum(parts, 0).astype(x.dtype).reshape(x.shape)
+
+
 def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:
     """Add the bias along the new axes of y, at the positions that the equation gives them."""
     bias = weights.bias
@@ -226,9 +261,12 @@ class RMSNorm(nn.Module):
     on_root: bool = False
 
     @nn.compact
+    def scale(self, x: Float[Array, "... D"]) -> Float[Array, "D"]:
+        """Return the parameter for inputs such as x."""
+        return self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
+
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        scale = self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
-        square = _mean_square(x)
+        scale, square = self.scale(x), _mean_square(x)
         inverse = 1 / (_root(square) + self.epsilon) if self.on_root else jax.lax.rsqrt(square + self.epsilon)
         return _times(x, inverse, scale.reshape((1,) * (x.ndim - 1) + (-1,)), self.dtype)
 
@@ -369,12 +407,24 @@ class MLP(nn.Module):
     gated: bool = True
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        norm: "RMSNorm | None" = None,
+        parts: Float[Array, "S D"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return the MLP of x; with a norm y + MLP(norm(y)) of one token y = x + sum(parts).
+
+        With one it has to be gated by silu, and its kernels have to be plain (see `token_products`).
+        """
         options: dict[str, Any] = {"dtype": self.dtype, "biased": not self.gated}
         names = ("gate", "up") if self.gated else ("up",)
         into = [dense(self.hidden, axes=("embed", "mlp"), name=name, **options) for name in names]
-        hidden = linears(x, into)
         down = dense(x.shape[-1], axes=("mlp", "embed"), name="down", scale=self.out_scale, **options)
+        if norm is not None:
+            token, hidden = token_products(x, into, norm, parts)
+            return add_parts(token.reshape(x.shape), token_products(None, [down], parts=hidden)[1])
+        hidden = linears(x, into)
         if not self.gated:
             return down(_activated(hidden[0], self.activation))
         return down(_gated(hidden[0], hidden[1], self.activation))

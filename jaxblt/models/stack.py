@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -12,7 +13,17 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxblt.array_checks import check_width
-from jaxblt.layers import FP8, MLP, Activation, Dropout, LayerNorm, RMSNorm
+from jaxblt.layers import (
+    FP8,
+    MLP,
+    Activation,
+    Dropout,
+    LayerNorm,
+    RMSNorm,
+    add_parts,
+    is_lone_token,
+    is_stored,
+)
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
@@ -345,27 +356,41 @@ class Block(nn.Module):
 
     def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any) -> tuple[Any, Any]:
         config, split = self.config, state is None or splits_call(x.shape[1])
-        mixer = config.mixer(self.kind).build(dtype=self.dtype, name="mixer")
-        y, state = mixer(
-            self._norm("mixer_norm", x, segment_ids),
-            segment_ids=segment_ids,
-            positions=positions,
-            state=state,
-        )
-        x = by_token(x + self._drop(y), split=split)
-        if config.hidden and not getattr(config.mixers[self.kind], "bare", False):
+        fuses, options = self._fuses(x, state), {"segment_ids": segment_ids, "positions": positions}
+        own, content, parts = config.mixer(self.kind), content_of(segment_ids), None
+        mixer, norm = own.build(dtype=self.dtype, name="mixer"), self._norm("mixer_norm", segment_ids)
+        if fuses and isinstance(norm, RMSNorm) and getattr(own, "takes_norm", False):
+            parts, state = mixer(x, **options, state=state, norm=norm)
+        else:
+            y, state = mixer(norm(x), **options, state=state)
+            x = by_token(x + self._drop(y), split=split)
+        if not config.hidden or getattr(config.mixers[self.kind], "bare", False):
+            x = x if parts is None else add_parts(x, parts)
+        else:
             scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
             mlp = MLP(config.hidden, self.dtype, scale, activation, config.gated_mlp, name="mlp")
-            x = x + self._drop(mlp(self._norm("mlp_norm", x, segment_ids)))
+            norm = self._norm("mlp_norm", segment_ids)
+            if fuses and isinstance(norm, RMSNorm) and config.gated_mlp and activation == "silu":
+                x = mlp(x, norm, parts)
+            else:
+                x = x if parts is None else add_parts(x, parts)
+                x = x + self._drop(mlp(norm(x)))
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
-        return by_token(blank(x, content_of(segment_ids)), split=split), state
+        return by_token(blank(x, content), split=split), state
 
-    def _norm(self, name: str, x: Float[Array, "B T D"], segment_ids: Any) -> Float[Array, "B T D"]:
+    def _fuses(self, x: Any, state: Any) -> bool:
+        """Return whether the block's norms, products and sums are joined: of one decoded token, with plain weights."""
+        config, held = self.config, jax.tree.leaves(self.variables.get("params", {}), is_leaf=is_stored)
+        plain = not (config.norm_on_root or any(map(is_stored, held)))
+        alone = config.adapter is None and (config.dropout == 0 or not self.has_rng("dropout"))
+        return state is not None and plain and alone and is_lone_token(x)
+
+    def _norm(self, name: str, segment_ids: Any) -> Callable[[Any], Any]:
         config = self.config
         if not config.row_norm:
-            return config.norm(self.dtype, name)(x)
+            return config.norm(self.dtype, name)
         packed = getattr(config.mixers[self.kind], "packed", True)
-        return RowNorm(self.dtype, config.norm_epsilon, packed, name=name)(x, segment_ids)
+        return partial(RowNorm(self.dtype, config.norm_epsilon, packed, name=name), segment_ids=segment_ids)
 
     def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return Dropout(self.config.dropout)(x)

@@ -39,6 +39,8 @@ from pallas_kernels.routed_lora.mosaic_gpu import routed_lora_mosaic_gpu
 from pallas_kernels.short_conv import shapes as short_shapes
 from pallas_kernels.short_conv.mosaic_gpu import short_conv_mosaic_gpu
 from pallas_kernels.short_conv.triton_gpu import short_conv_triton
+from pallas_kernels.token_product import shapes as token_shapes
+from pallas_kernels.token_product import triton_gpu as token_triton
 
 AXIS = "device"
 """The mesh axis of programs on several devices."""
@@ -389,6 +391,26 @@ def _norm_dropout() -> Iterator[Program]:
     yield from _transformed("norm_dropout", partial(_dropped, rate=0.1), rows, values=True)
 
 
+def _token_products() -> Iterator[Program]:
+    """Each shape, and one whose widths are no multiples of a tile."""
+    odd = replace(token_shapes.SHAPES[0], name="odd", dim=1000, widths=(1000, 200))
+    for shape in (*token_shapes.SHAPES, odd):
+        yield Program(f"token_product/{shape.name}", _tokens, (_token_arrays(shape),))
+
+
+def _token_arrays(shape: token_shapes.TokenShape) -> dict[str, Any]:
+    of = lambda *sizes, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(sizes, dtype)  # noqa: E731
+    arrays: dict[str, Any] = {"x": None if shape.gated else of(shape.dim)}
+    arrays["kernels"] = tuple(of(shape.dim, width) for width in shape.widths)
+    if shape.parts:
+        arrays["parts"] = of(shape.parts, shape.dim * (1 + shape.gated), dtype=jnp.float32)
+    return arrays | ({"scale": of(shape.dim, dtype=jnp.float32)} if shape.normed else {})
+
+
+def _tokens(arrays: dict[str, Any]) -> Any:
+    return token_triton.token_product(**arrays)
+
+
 def _scaled(x: Any) -> dict[str, Any]:
     return {"x": x, "scale": jax.ShapeDtypeStruct(x.shape[-1:], jnp.float32)}
 
@@ -549,6 +571,7 @@ PROGRAMS: tuple[Program, ...] = (
     *_modal_conv(),
     *_neural_memory(),
     *_norm_dropout(),
+    *_token_products(),
     *_patch_attention(),
     *_routed_lora(),
     *_short_conv(),

@@ -35,6 +35,8 @@ from pallas_kernels.routed_lora import routed_lora
 from pallas_kernels.routed_lora import shapes as lora_shapes
 from pallas_kernels.short_conv import shapes as short_shapes
 from pallas_kernels.short_conv import short_conv
+from pallas_kernels.token_product import shapes as token_shapes
+from pallas_kernels.token_product import token_product
 
 BF16, FP32, INT32 = jnp.bfloat16, jnp.float32, jnp.int32
 
@@ -139,6 +141,17 @@ def normalise(shape: Any, dtype: Any, ids: Any) -> Made:
     return norm_dropout, (x, scale, like(2, dtype=jnp.uint32)), {"rate": shape.rate}
 
 
+def decode() -> Iterator[Call]:
+    """Yield products of a decoded token."""
+    for dtype in (BF16, FP32):
+        for shape in token_shapes.SHAPES:
+            x = None if shape.gated else like(shape.dim, dtype=dtype)
+            kernels = tuple(like(shape.dim, width, dtype=dtype) for width in shape.widths)
+            parts = like(shape.parts, shape.dim * (1 + shape.gated), dtype=FP32) if shape.parts else None
+            options = {"scale": like(shape.dim, dtype=FP32) if shape.normed else None, "parts": parts}
+            yield Call(f"{shape.name} {jnp.dtype(dtype).name}", token_product, (x, kernels), options)
+
+
 def pool(shape: Any, dtype: Any, ids: Any) -> Made:
     del ids
     rows, sizes = (shape.batch, shape.blocks), (shape.capacity, shape.block_size)
@@ -221,6 +234,7 @@ CALLS: dict[str, Callable[[], Iterator[Call]]] = {
     "patch_attention.api.LOOKUP_TABLE": partial(calls, patch_shapes.SHAPES, look_up, "blocks"),
     "routed_lora.api.TABLE": partial(calls, lora_shapes.SHAPES, adapt),
     "short_conv.api.TABLE": partial(calls, short_shapes.SHAPES, partial(convolve, short_conv)),
+    "token_product.api.TABLE": decode,
 }
 """Calls that reach a table, by its module and name."""
 

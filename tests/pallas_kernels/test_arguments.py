@@ -39,6 +39,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "pool": (BLOCKS, BLOCKS, BLOCKS, IDS),
     "routed_lora": (CODE, jnp.zeros((2, 5)), jnp.zeros((2, 4)), jnp.zeros((4, 5)), CODE),
     "short_conv": (STREAM, TAPS),
+    "token_product": (jnp.zeros(2), (jnp.zeros((2, 2)),)),
 }
 """Arrays of a call of each operation whose `explain` takes them and any options."""
 

@@ -108,6 +108,12 @@ def adapted(call: Call) -> list[Any]:
     return [like(*rows, *(sizes[::-1] if call.options["channels_first"] else sizes))] * len(w)
 
 
+def multiplied(call: Call) -> Any:
+    """Return what the outputs of `token_product` are like."""
+    x, kernels = call.args
+    return x, like(1, sum(kernel.shape[1] for kernel in kernels), dtype=jnp.float32)
+
+
 LIKE = {
     "blocked_conv.api.TABLE": lambda call: call.args[0],
     "byte_head.api.CROSS_ENTROPY_TABLE": lambda call: like(*call.args[0].shape[:2], dtype=jnp.float32),
@@ -122,6 +128,7 @@ LIKE = {
     "norm_dropout.api.TABLE": lambda call: call.args[0],
     "routed_lora.api.TABLE": adapted,
     "short_conv.api.TABLE": lambda call: call.args[0],
+    "token_product.api.TABLE": multiplied,
 }
 """What the outputs of calls that reach a table are like."""
 

@@ -70,6 +70,10 @@ SHAPES = {
         *("evo2_7b_128k", "evo2_7b_se_128k"),
         *("hyena_d768_8k", "hyena_d768_8k_packed", "hyena_d768_8191"),
     ),
+    "token_product": (
+        *("heads_1024", "out_1024", "gate_1024", "down_1024"),
+        *("gate_768", "down_768", "gate_2048", "hyena_2048"),
+    ),
 }
 """The shapes of each op that say most."""
 

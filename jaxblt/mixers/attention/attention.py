@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.layers import Linear, linears
+from jaxblt.layers import Linear, RMSNorm, linears, token_products
 from jaxblt.mixers.attention.cached import attend_cached
 from jaxblt.mixers.attention.kv_cache import AttentionState, check_ring, init_attention_state, meet
 from jaxblt.mixers.attention.rotary import alibi_slopes, turn
@@ -112,6 +112,11 @@ class AttentionConfig:
             )
 
     @property
+    def takes_norm(self) -> bool:
+        """True if the module's call takes a norm, of a block that decodes a token."""
+        return not self.out_bias
+
+    @property
     def groups(self) -> int:
         """Key and value heads G."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
@@ -177,9 +182,13 @@ class Attention(nn.Module):
         segment_ids: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         state: AttentionState | None = None,
-    ) -> tuple[Float[Array, "B T D"], AttentionState | None]:
-        """Return the output and the state after the tokens (None in training)."""
-        config, clock = self.config, None if state is None else state.clock
+        norm: RMSNorm | None = None,
+    ) -> tuple[Float[Array, "... D"], AttentionState | None]:
+        """Return the output and the state after the tokens (None in training).
+
+        With a norm the output is in parts [S, D] whose sum is attention(norm(x)), of one token: see `token_products`.
+        """
+        config, clock, given = self.config, None if state is None else state.clock, x
         check_kind(AttentionState, state)
         check_ring(state, config.window)
         alone = not config.packed
@@ -205,7 +214,7 @@ class Attention(nn.Module):
             content = content_first(hides)
             x, hides = content.sort(x), content.lengths
             positions = jnp.take_along_axis(positions, content.order, 1)
-        q, k, v = self._heads(x, positions)
+        q, k, v = self._heads(x, positions) if norm is None else self._heads(given, positions, norm)
         if state is None:
             given = (hides, self._slopes, rule_times(call, plan, segment_ids))
             attend = lambda v: attend_rows(plan, q, k, v, *given)  # noqa: E731
@@ -215,15 +224,23 @@ class Attention(nn.Module):
         met = meet(k, v, rows.arranged, state, split=rows.split)
         o, cache = attend_cached(plan, q, met, self._slopes)
         state = dataclasses.replace(state, clock=rows.clock, **cache._asdict())
+        if norm is not None:
+            return token_products(o, [self._projection()])[1], state
         return rows.restore(self._out(o)), state
 
     def _heads(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"]
+        self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"], norm: RMSNorm | None = None
     ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
         """Return queries, keys and values, position encoding applied."""
         config = self.config
         heads = {"q": config.num_heads, "k": config.groups, "v": config.groups}
-        q, k, v = linears(x, [self._project(name, count) for name, count in heads.items()])
+        layers = [self._project(name, count) for name, count in heads.items()]
+        if norm is None:
+            q, k, v = linears(x, layers)
+        else:
+            joined = jnp.sum(token_products(x, layers, norm)[1], 0).astype(self.dtype)
+            ends = config.num_heads, config.num_heads + config.groups
+            q, k, v = jnp.split(joined.reshape(1, 1, ends[1] + config.groups, -1), ends, 2)
         if config.position == "rope":
             q, k = turn(q, k, positions, theta=config.rope_theta, scale=config.rope_scale)
         return q, k, v
@@ -234,8 +251,11 @@ class Attention(nn.Module):
         return Linear("btd,dhk->bthk", sizes, ("embed", axis, "head_dim"), self.dtype, name=name)
 
     def _out(self, o: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
+        return self._projection()(o)
+
+    def _projection(self) -> Linear:
         names, bias = ("heads", "head_dim", "embed"), nn.initializers.zeros if self.config.out_bias else None
-        return Linear("bthk,hkd->btd", {"d": self.config.dim}, names, self.dtype, bias=bias, name="out")(o)
+        return Linear("bthk,hkd->btd", {"d": self.config.dim}, names, self.dtype, bias=bias, name="out")
 
     @property
     def _slopes(self) -> Float[Array, "H"] | None:

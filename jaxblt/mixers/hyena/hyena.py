@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.einsums import multiply
-from jaxblt.layers import Linear, named
+from jaxblt.layers import Linear, RMSNorm, named, token_products
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import ShortHistory
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
@@ -93,6 +93,11 @@ class HyenaConfig:
             return stored | {"implementation": "mosaic_gpu_vjp"}
         return stored
 
+    @property
+    def takes_norm(self) -> bool:
+        """True if the module's call takes a norm, of a block that decodes a token."""
+        return not (self.in_bias or self.out_bias or self.fp8_in)
+
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Hyena":
         """Build the module.
 
@@ -168,8 +173,12 @@ class Hyena(nn.Module):
         segment_ids: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         state: HyenaState | None = None,
-    ) -> tuple[Float[Array, "B T D"], HyenaState | None]:
-        """Return the output and the next state (None in training); positions play no part."""
+        norm: RMSNorm | None = None,
+    ) -> tuple[Float[Array, "... D"], HyenaState | None]:
+        """Return the output and the next state (None in training); positions play no part.
+
+        With a norm the output is in parts [S, D] whose sum is hyena(norm(x)), of one token: see `token_products`.
+        """
         config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
         bias = nn.initializers.zeros if config.in_bias else None
         product = fp8_by_ratio if config.fp8_in else multiply
@@ -182,7 +191,11 @@ class Hyena(nn.Module):
         clock = None if state is None else state.clock
         options = {"width": config.dim, "alignment": config.segment_alignment, "packed": config.packed}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
-        z = self._blank(rows, project_in(rows.x))
+        if norm is None:
+            z = self._blank(rows, project_in(rows.x))
+        else:
+            z = jnp.sum(token_products(x, [project_in], norm)[1], 0).astype(self.dtype)
+            z = self._blank(rows, z.reshape(1, -1, 1))
         z, short = self._short(rows, z, None if state is None else state.short)
         v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)
         filters = []
@@ -193,7 +206,7 @@ class Hyena(nn.Module):
                 check_filter_state(config.filter, carry, state.capacity)
             v, after = self._long_conv(i)(rows, (v, gates[i], post_gate), carry)
             filters.append(after)
-        y = rows.restore(project_out(v))
+        y = rows.restore(project_out(v)) if norm is None else token_products(v, [project_out])[1]
         if state is None:
             return y, None
         return y, dataclasses.replace(state, clock=rows.clock, short=short, filters=tuple(filters))

@@ -1,0 +1,36 @@
+"""The operation by its definition."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.token_product.split import split_rows
+
+
+def token_product(
+    x: Float[Array, "D"] | None,
+    kernels: tuple[Float[Array, "D _"], ...],
+    parts: Float[Array, "S _"] | None = None,
+    scale: Float[Array, "D"] | None = None,
+    *,
+    epsilon: float = 1e-6,
+) -> tuple[Float[Array, "D"] | None, Float[Array, "P N"]]:
+    """Compute `token_product`, with each step rounded."""
+    dtype, dim = kernels[0].dtype, kernels[0].shape[0]
+    before: Any = None if parts is None else jnp.sum(parts, 0).astype(dtype)
+    if x is None:
+        gate, up = jnp.split(before, 2)
+        token = jax.nn.silu(gate) * up
+    else:
+        token = x if before is None else x + before
+    wide, inverse = token.astype(jnp.float32), 1.0
+    if scale is not None:
+        inverse = jax.lax.rsqrt(jnp.mean(wide * wide) + epsilon)
+        wide = (wide * scale).astype(dtype).astype(jnp.float32)
+    split = split_rows(dim, [kernel.shape[1] for kernel in kernels])
+    matrix = jnp.concatenate([kernel.astype(jnp.float32) for kernel in kernels], 1)
+    starts = range(0, split.parts * split.rows, split.rows)
+    found = [wide[i : i + split.rows] @ matrix[i : i + split.rows] for i in starts]
+    return None if x is None else token, jnp.stack(found) * inverse

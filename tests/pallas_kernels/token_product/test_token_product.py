@@ -1,0 +1,100 @@
+"""Products of one token: each implementation against the definition, by what stands before them."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.token_product import api, reference, token_product, triton_gpu
+from pallas_kernels.token_product.bench import plan
+from pallas_kernels.token_product.shapes import TokenShape
+from pallas_kernels.token_product.split import split_rows
+from tests.tolerances import assert_close
+
+SMALL = {
+    "several": TokenShape("several", 300, (40, 64, 8), normed=True),
+    "summed": TokenShape("summed", 256, (128,), parts=3, normed=True),
+    "gated": TokenShape("gated", 200, (72,), parts=2, gated=True),
+    "plain": TokenShape("plain", 40, (24,)),
+}
+
+
+def arrays(shape: TokenShape) -> tuple[Any, ...]:
+    return plan(shape, interpret=True).truth.args
+
+
+def in_f64(x: Any, kernels: Any, parts: Any, scale: Any) -> Any:
+    wide = [None if a is None else np.asarray(a, np.float64) for a in (x, parts, scale)]
+    x, parts, scale = wide
+    token = 0 if parts is None else parts.sum(0)
+    if x is None:
+        gate, up = np.split(token, 2)
+        token = gate / (1 + np.exp(-gate)) * up
+    else:
+        token = x + token
+    normed = token if scale is None else token / np.sqrt((token**2).mean() + 1e-6) * scale
+    return token, normed @ np.concatenate([np.asarray(k, np.float64) for k in kernels], 1)
+
+
+@pytest.mark.parametrize("shape", SMALL.values(), ids=SMALL)
+def test_implementations_compute_the_definition(shape: TokenShape) -> None:
+    given = arrays(shape)
+    exact = in_f64(*given)
+    for run in (partial(triton_gpu.token_product, interpret=True), reference.token_product):
+        token, parts = run(*given)
+        assert parts.shape == (split_rows(shape.dim, shape.widths).parts, sum(shape.widths))
+        # Steps are rounded: the product before, the gate, the token, the norm
+        limits = {"n": 4 * shape.dim, "dtype": jnp.bfloat16}
+        assert_close(np.asarray(parts.sum(0)), exact[1].astype(np.float32), **limits)
+        assert (token is None) == shape.gated
+        if token is not None:
+            assert_close(token, exact[0].astype(np.float32), **limits)
+
+
+@pytest.mark.parametrize("name", ["several", "gated"])
+def test_each_part_is_that_of_the_definition(name: str) -> None:
+    given = arrays(SMALL[name])
+    found = triton_gpu.token_product(*given, interpret=True)[1]
+    known = reference.token_product(*given)[1]
+    assert len(found) > 1
+    assert_close(found, np.asarray(known), n=4 * SMALL[name].dim, dtype=jnp.bfloat16)
+
+
+def test_rows_are_split_into_whole_tiles_that_cover_them() -> None:
+    for dim, widths in ((768, (768,)), (2752, (1024,)), (5504, (2048,)), (8, (8,))):
+        parts, rows = split_rows(dim, widths)
+        assert rows % 128 == 0
+        assert (parts - 1) * rows < dim <= parts * rows
+
+
+def test_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = partial(triton_gpu.token_product, interpret=True)
+    monkeypatch.setattr(triton_gpu, "token_product", run)
+    x, kernels, parts, scale = arrays(SMALL["summed"])
+
+    def of(call: Any) -> Any:
+        total = lambda x, scale: jnp.sum(call(x, kernels, parts, scale)[1])  # noqa: E731
+        return jax.grad(total, (0, 1))(x, scale)
+
+    ours = of(lambda *given: api._triton(*given, epsilon=1e-6))
+    for found, exact in zip(ours, of(reference.token_product), strict=True):
+        assert_close(found, np.asarray(exact, np.float32), n=1024, dtype=jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"x": None}, "pass x, parts, or both"),
+        ({"x": None, "parts": jnp.zeros((1, 4))}, r"expected parts \[S, 8\], got \[1, 4\]"),
+        ({"parts": jnp.zeros((1, 3))}, r"expected parts \[S, 4\], got \[1, 3\]"),
+        ({"scale": jnp.zeros(3)}, r"expected scale \[4\], got \[3\]"),
+        ({"x": jnp.zeros(3)}, r"expected x \[4\] for kernels"),
+        ({"kernels": [jnp.zeros((4, 2)), jnp.zeros((5, 2))]}, r"expected kernels \[D, N\] of one D"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        token_product(**{"x": jnp.zeros(4), "kernels": [jnp.zeros((4, 2))]} | options)
