@@ -1,4 +1,4 @@
-"""Time the kernels of chosen blocks in other tiles: `python -m pallas_kernels.attention.chosen.tune --out tiles.json`.
+"""Time the kernels of chosen blocks in other tiles: `python -m pallas_kernels.attention.tune_chosen --out tiles.json`.
 
 Each token chooses blocks before its own, drawn by chance. Put tiles that are ahead into `triton_gpu.FORWARD` and
 `triton_gpu.BACKWARD`.
@@ -70,4 +70,4 @@ def _alone(kernel: str, plan: Plan) -> Any:
 
 
 if __name__ == "__main__":
-    tune("pallas_kernels.attention.chosen.tune", 32, 4, _lines)
+    tune("pallas_kernels.attention.tune_chosen", 32, 4, _lines)
