@@ -57,6 +57,7 @@ def folder(tmp_path, params):
     return tmp_path / "peft"
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_adapters_come_back_as_they_were(folder, params):
     base, trained = split_params(params)
     found = load_peft(folder, CONFIG_OF, base_hash="a" * 64)

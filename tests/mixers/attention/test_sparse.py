@@ -85,7 +85,7 @@ def _naive_document(config: SparseAttentionConfig, w: dict, x: np.ndarray, conte
     return out
 
 
-@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_sparse", every=("pooled", "predicted"))
+@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_sparse", every="pooled")
 @pytest.mark.parametrize("config", [CONFIG, PREDICTED, BOTH], ids=["pooled", "predicted", "both"])
 def test_equals_the_loop(config: SparseAttentionConfig) -> None:
     subject = Subject(config, length=23)

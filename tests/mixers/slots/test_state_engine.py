@@ -111,9 +111,9 @@ def loop(w: Weights, x: np.ndarray, live: np.ndarray, config: StateEngineConfig)
 
 
 CASES = [
-    COUNTED,
+    pytest.param(COUNTED, marks=TURNS),
     dataclasses.replace(EDGES, cell="gru"),
-    dataclasses.replace(PLAIN, cell="gru", interval=INTERVAL),
+    pytest.param(dataclasses.replace(PLAIN, cell="gru", interval=INTERVAL), marks=TURNS),
     pytest.param(PLAIN, marks=TURNS),
     pytest.param(dataclasses.replace(PLAIN, full=False), marks=TURNS),
     pytest.param(dataclasses.replace(EDGES, cell="lstm"), marks=TURNS),
