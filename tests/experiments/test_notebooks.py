@@ -24,7 +24,9 @@ GENOME = ("phage.hyena()", "phage.hyena(12)")
 SHORTENED = {
     **dict.fromkeys((*ANSWERS, "compress"), (GENOME,)),
     "finetune": (GENOME, ("steps=90", "steps=12"), ("every=30", "every=4")),
-    "memory": (("titans.recall()", "replace(titans.recall(), train=replace(titans.recall().train, steps=60))"),),
+    "memory": (
+        ("titans.recall()", "replace(titans.recall(), train=replace(titans.recall().train, steps=60))"),
+    ),
 }
 """What is replaced in the others, so that their runs have few steps, beyond the warm-up."""
 PLOTS = (
