@@ -87,6 +87,7 @@ def test_the_latent_stack_runs_less_often_and_for_most_rows(read, alone):
     assert (waited[early] == MOST_STEPS - 1).all()
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_waiting")
 def test_where_no_row_waits(runs):
     decoder = runs["patches"].decoder
     assert none_waiting(decoder, 1) is None
