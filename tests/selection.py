@@ -11,6 +11,8 @@ from tests.sampled import VARIABLE, chosen_day, in_turns
 ON_GPU = os.environ.get("JAXBLT_TEST_GPU") == "1"
 LONGEST = 28
 """Days in which each case of `slow(days=...)` has run: four weeks of a suite that runs each day."""
+LONG = "long"
+"""The group of tests of over 15 s of CPU, which begin first."""
 MARKS = {"days", "group", "turn", "every"}
 
 
@@ -38,9 +40,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--slow"):
         away |= set(of_other_days(items, config))
     config.hook.pytest_deselected(items=[item for item in items if item in away])
-    items[:] = [item for item in items if item not in away]
+    items[:] = longest_first([item for item in items if item not in away])
     if (told := getattr(config, "workeroutput", None)) is not None:
         told["deselected"] = len(away)
+
+
+def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases with those files in front that have one of the group `LONG`.
+
+    Of two processes one would else wait at the end for a file of minutes that the other began last.
+    """
+    groups = {item.nodeid: item.get_closest_marker("slow") and _options_of(item)["group"] for item in items}
+    long = {nodeid.partition("::")[0] for nodeid, group in groups.items() if group == LONG}
+    return sorted(items, key=lambda item: item.nodeid.partition("::")[0] not in long)
 
 
 @pytest.hookimpl(optionalhook=True)

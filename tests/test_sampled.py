@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.sampled import VARIABLE, chosen_day, in_turns, thinned
-from tests.selection import of_other_days
+from tests.selection import longest_first, of_other_days
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -150,6 +150,17 @@ def test_a_test_without_a_group_has_a_case_each_day(group: str | None, sizes: se
     due = [due_in(f"2026-11-{10 + i}", items) for i in range(6)]
     assert {len(cases) for cases in due} == sizes
     assert set().union(*due) == {item.nodeid for item in items}
+
+
+def test_files_with_a_long_case_begin_first() -> None:
+    groups = {"a.py": (None, "costly"), "b.py": ("costly", "long"), "c.py": ("costly",), "d.py": ("long",)}
+    items = [
+        stand_in(f"{file}::test_{i}", days=28, group=group)
+        for file, found in groups.items()
+        for i, group in enumerate(found)
+    ]
+    files = [item.nodeid.partition("::")[0] for item in longest_first(items)]
+    assert files == ["b.py", "b.py", "d.py", "a.py", "a.py", "c.py"]
 
 
 def test_all_cases_of_a_file_that_was_written_run() -> None:

@@ -112,6 +112,7 @@ def test_it_is_merged_and_distilled_at_a_code_for_each_level(params, passed, tmp
         fuse(MODEL, params, code=jnp.ones(2))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_rows_choose_a_code_for_all_levels(params):
     chosen = choose_adapters(MODEL, ["base", "static"])
     assert chosen["stack"]["router"].keys() == {"chunk", "token"}

@@ -97,6 +97,7 @@ def test_pools_are_made_of_the_bytes(runs, tmp_path):
         np.testing.assert_array_equal(stored["states"], np.stack(found.arrays))
 
 
+@pytest.mark.slow(days=28, group="costly", turn="answers/test_embed")
 def test_patches_hold_the_bytes_of_the_record_and_nothing_else(runs, tmp_path):
     found = embed(runs["patches"], SHORT, pool="per_patch")
     assert found.layer == 1

@@ -153,6 +153,8 @@ def test_every_kernel_is_compiled_with_its_gradient(names: list[str]) -> None:
         assert op in compiled, f"{op}: not among the compiled programs"
 
 
+@pytest.mark.slow(days=28, group="costly", turn="gpu_compile/test_gpu_compile")
 def test_accepted_figures_are_those_of_the_programs(names: list[str]) -> None:
+    """After a change of either list `make gpu-compile` compares kernel by kernel."""
     accepted = json.loads((HERE / "accepted.json").read_text(encoding="utf-8"))
     assert list(accepted) == names

@@ -64,6 +64,7 @@ def trained():
     return {"model": unboxed(MODEL, ids, patches=patches), "entropy": unboxed(ENTROPY, ids)}, ids
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_generate")
 def test_bytes_one_by_one_equal_the_parallel_pass(trained):
     params, ids = trained
     segments = jnp.ones_like(ids)

@@ -104,6 +104,7 @@ def test_output_is_as_long_as_the_input(model):
     )
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_the_future_never_reaches_the_past_at_any_byte(model):
     _, _, _, forward = model
     ids, closed = sample(LENGTH, rows=1)
@@ -131,6 +132,7 @@ def test_every_byte_reaches_the_last_patch(model):
     assert (np.abs(np.asarray(grads)[0]).max(-1) > 0).all()
 
 
+@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_packed_documents_equal_documents_apart(model):
     _, _, _, forward = model
     ids, closed = sample(LENGTH, rows=1)

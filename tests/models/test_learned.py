@@ -203,6 +203,7 @@ def test_given_patches_override_the_hard_decisions_alone(unmerge: str) -> None:
     np.testing.assert_allclose(np.stack(out, 1), np.asarray(logits), **tol(jnp.float32, 1024))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_patches_of_one_byte_come_back_as_they_are() -> None:
     """Smoothing with p = 1, then U = 1: each byte gets its own vector, and the gradient comes back."""
     z = np.random.default_rng(6).standard_normal((1, 8, 4)).astype(np.float32)

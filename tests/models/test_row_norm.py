@@ -47,6 +47,7 @@ def test_long_packed_documents_lose_no_digits():
     np.testing.assert_allclose(found[0, ids[0] == 2], expected, atol=1e-4)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_packed_documents_are_as_apart():
     mixers = {"rows": HyenaConfig(dim=8, filter=ExplicitFilter(taps=3))}
     config = StackConfig(

@@ -30,6 +30,7 @@ def test_a_token_is_a_linear_map_of_its_square():
         squares.init(jax.random.key(0), jnp.zeros((1, 18, 3)))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_padding_behind_an_image_changes_no_answer():
     mixers = {"rows": HyenaConfig(dim=8, filter=ExplicitFilter(taps=3))}
     stack = StackConfig(

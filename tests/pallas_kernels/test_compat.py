@@ -17,6 +17,7 @@ def test_counts_what_is_below(size: int) -> None:
     )
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_counts_where_an_axis_is_left_to_the_partitioner() -> None:
     mesh = jax.make_mesh((4, 2), ("rows", "columns"), axis_types=(AxisType.Auto,) * 2)
     rows, wanted = jnp.arange(32, dtype=jnp.int32).reshape(8, 4), jnp.arange(9, dtype=jnp.int32)

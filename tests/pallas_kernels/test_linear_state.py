@@ -27,6 +27,7 @@ def test_chunks_are_put_together_again(length: int) -> None:
     np.testing.assert_array_equal(out_of_chunks(chunks, length), x)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_small_gates_between_large_ones_keep_their_digits() -> None:
     """A difference of sums from the chunk's start would be off by 1e-4 here."""
     gates = np.tile([-3000.0, -1e-3, -2e-3, -1e-4], 16).astype(np.float32)

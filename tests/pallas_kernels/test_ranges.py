@@ -227,6 +227,7 @@ def test_mixers_keep_to_their_promises() -> None:
             config.build().apply({"params": {}}, x, segment_ids=given)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_model_is_checked_through_scan_remat_and_gradient() -> None:
     config = StackConfig(dim=4, num_layers=2, pattern=("recurrence",), mlp_dim=0, remat="full")
     stack, x = Stack(replace(config, mixers={"R": GatedRecurrenceConfig(dim=4)})), jnp.ones((1, 8, 4))

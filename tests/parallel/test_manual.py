@@ -154,6 +154,7 @@ def test_the_axis_is_seen_by_what_varies_over_it() -> None:
     assert seen == [(own, None, None, ()), (own, own, None, ())]
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_rows_that_do_not_vary_are_whole() -> None:
     module = GRUConfig(dim=4, num_heads=2).build()
     x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)

@@ -169,6 +169,7 @@ def test_optimizer_state_lies_with_its_parameters(boxed: Any, mesh: Mesh, optimi
     assert any(len(sharding.spec) for sharding in expected)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_sharded_step_equals_the_single_device_step(mesh: Mesh) -> None:
     x = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
 

@@ -188,6 +188,7 @@ def test_positions_count_from_documents_on_other_devices() -> None:
     assert not spanning(collectives(compiled), BLOCK)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_blocks_that_do_not_divide_are_named() -> None:
     job, params = task("blt")
     rows = jax.tree.map(lambda x: x[:, : 21 * BLOCK], batch())

@@ -132,6 +132,7 @@ def test_no_other_mode_costs_less(long, options):
     assert (np.asarray(least) < np.asarray(other)).any()
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_without_limits_a_patch_ends_where_it_saves_more_than_it_costs(long):
     config = PatcherConfig(mode="optimal", threshold=1.0, patch_cost=0.8, block_size=64)
     patches, _ = run(config, config, *long)

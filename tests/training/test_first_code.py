@@ -71,6 +71,7 @@ def test_rows_that_hold_a_code_at_their_last_step(router):
     set_up(router)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_slots_of_patches_are_the_steps_of_a_latent_stack():
     """Rows of 32 bytes have 8 slots: a code at step 8 never comes in the latent stack, and does in the decoder."""
     model = BLTConfig(encoder=STACK, latent=STACK, decoder=STACK)

@@ -265,6 +265,7 @@ def test_init_from_takes_parameters_alone(run, tmp_path):
     assert first["bits_per_byte"] < logged(run[1])[0]["bits_per_byte"] - 2
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_steps_that_are_not_finite_end_the_run(tmp_path):
     optimizer = AdamWConfig(learning_rate=1e38, warmup_steps=0, clip_norm=None)
     with pytest.raises(TrainingFailed, match=r"steps 2-4 were not finite in loss, gradient or update"):

@@ -104,6 +104,7 @@ def test_labels_are_the_answers() -> None:
         make_dataset(several, split="test", mode="eval").batch(0)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_pooling_reads_the_bytes_of_a_row_alone() -> None:
     """Padding is of no account."""
     x = jax.random.normal(jax.random.key(0), (2, 5, 4))

@@ -201,6 +201,7 @@ def test_a_batch_without_scored_bytes_changes_nothing_and_is_counted():
     jax.tree.map(np.testing.assert_array_equal, state.params, params)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_step")
 def test_randomness_is_a_function_of_seed_and_step():
     task, adamw, params = build(TinyConfig(dropout=0.5))
     batch = random_batch(0)
@@ -266,6 +267,7 @@ def overfitter(causal: bool):
     return make_train_step(task, adamw), start(params, adamw)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_frozen_entropies_cut_the_patches():
     entropy_model, entropy_params = TinyConfig(dim=8).build(), nn.meta.unbox(init(8))
     batch = random_batch(0)

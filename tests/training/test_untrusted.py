@@ -227,6 +227,7 @@ def tree_of(run_dir: Path) -> Path:
     return tree
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/test_untrusted")
 def test_a_sound_folder_with_an_entropy_model_loads(sound_patched: Path) -> None:
     assert all(np.all(leaf == 1) for leaf in jax.tree.leaves(jaxblt.load(sound_patched).entropy_params))
 

@@ -91,6 +91,7 @@ def test_shares_of_draws_are_those_of_the_router(drawn):
     assert max(shares[row, t].min() for row, t in places) > 0.02
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_experts_that_were_drawn_are_taken_and_the_likeliest_else(drawn, params):
     code, choice, shares, experts = drawn
     experts = jax.tree.map(lambda x: x[7], experts)

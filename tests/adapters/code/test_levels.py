@@ -72,7 +72,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", ["length", pytest.param("gate", marks=TURNS)])
+@TURNS
+@pytest.mark.parametrize("name", ["length", "gate"])
 def test_codes_are_the_same_in_any_split(name):
     config, given = CASES[name]
     params, ids = params_of(config, **given), with_holes(DOCUMENTS)

@@ -79,6 +79,7 @@ def test_codes_of_traces_are_the_same_in_any_split():
     assert np.abs(other[:, 30:] - code[:, 30:]).max() > 1e-2
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_the_order_of_tokens_counts():
     """Two tokens of a chunk that change places leave its mean, and move the code of the next chunk."""
     config = over("chunk")

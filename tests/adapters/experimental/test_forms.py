@@ -134,6 +134,7 @@ def model() -> tuple[Any, Any]:
     return config, drawn(config.build(), IDS)["params"]
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_form_is_off_until_it_is_named_and_on_once_it_is_trained(model: Any) -> None:
     """The base has no parameter of it; with its zeros the output is the base's, and with numbers it is not."""
     config, params = model

@@ -57,6 +57,7 @@ def folder(tmp_path, params):
     return tmp_path / "peft"
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_adapters_come_back_as_they_were(folder, params):
     base, trained = split_params(params)
     found = load_peft(folder, CONFIG_OF, base_hash="a" * 64)
@@ -66,6 +67,7 @@ def test_adapters_come_back_as_they_were(folder, params):
     assert join_params(base, found).keys() == params.keys()
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_entries_mean_what_peft_means(folder, params):
     """W + (alpha / r) B A, by the names of an unrolled stack, at a site of its own rank too."""
     said, arrays = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)

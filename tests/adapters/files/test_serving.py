@@ -62,6 +62,7 @@ def without_router(params):
     return {"params": {name: below for name, below in params["params"].items() if name != "router"}}
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_an_overriding_code_meets_its_token_wherever_padding_lies(params):
     """In a call with a state tokens move to the front of their row, and so must codes."""
     ids = np.array([[1] * 12, [0, 0] + [2] * 10, [3, 0] * 6], np.int32)
@@ -260,6 +261,7 @@ def test_figures_of_codes():
     assert float(figures(TURNS).flips) == 1
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/files/test_serving")
 def test_padding_and_holes_raise_no_alarm(params, serve):
     """A healthy code in rows of which a tenth are tokens, a document each; and a call without any."""
     code = np.concatenate([np.tile(TURNS[:1, :2] + 0.2, (1, 10, 1))] * 2)
@@ -325,6 +327,7 @@ def test_alarms_of_what_is_counted_elsewhere(hits, violations, alarm):
     assert report["entropy"] == pytest.approx(np.log(4), rel=1e-5)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_violations_are_those_of_governed_sites():
     """Of two sites in each of two layers, by one governor that bounds all and one that bounds none."""
     rates = []

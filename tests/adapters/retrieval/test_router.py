@@ -74,6 +74,7 @@ def test_the_code_is_f_of_the_chunk_before_and_its_neighbours():
         np.testing.assert_allclose(here, np.broadcast_to(expected, here.shape), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/retrieval/test_router")
 def test_codes_are_causal_and_the_same_in_any_split():
     ids = with_holes(DOCUMENTS)
     code = whole(CONFIG, params(), inputs(), ids)
@@ -102,6 +103,7 @@ def test_packed_documents_have_the_codes_that_they_have_apart():
     assert np.abs(code[0, 26:]).max() > 0.1
 
 
+@pytest.mark.slow(days=28, group="costly", turn="adapters/retrieval/test_router")
 def test_a_document_is_not_its_own_neighbour():
     """Told the key of a document, the router does as with an index that lacks it; not told, it finds the document."""
     code = whole(CONFIG, params(), inputs(), DOCUMENTS, documents=KEYS)

@@ -68,6 +68,7 @@ def test_factors_are_off_by_half_a_scale_and_take_a_fourth_of_the_bytes(run: Any
     assert {leaf.dtype for leaf in router} == {jnp.dtype("float32")}
 
 
+@pytest.mark.slow(days=28, group="costly", turn="answers/quantized/test_adapters")
 def test_scores_are_those_of_the_rounded_factors(run: Any, int8: Any) -> None:
     """The text's nats move by less than a hundredth, though updates are drawn as large as the weights."""
     products = products_of(run)

@@ -137,6 +137,7 @@ def test_reordered_arguments_come_to_the_same_digit():
     np.testing.assert_array_equal(*again)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_arguments_come_in_every_order_equally_often():
     """Of lists at any depth: 3! orders of the first times 2 of the second times 3! of the third."""
     symbols = np.array(parse("[MAX 1 [MIN 2 [SM 3 4 5 ] ] 6 ]"), np.uint8)

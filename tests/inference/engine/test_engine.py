@@ -89,6 +89,7 @@ SEVERAL = [Request(LONGER[:n], 6, Sampling(seed=n)) for n in (*range(0, 60, 5), 
 """Prompts of one short piece, of one piece, and of a piece and a short one."""
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize("name", ["transformer", PATCHES])
 def test_prompts_that_are_read_together_keep_their_bytes(name, runs, monkeypatch):
     """Four short ones a call, whichever come together; calls that are not full are padded."""
@@ -157,6 +158,7 @@ def test_bytes_are_handed_out_while_the_next_round_is_sent(engines, monkeypatch)
     assert seen[:3] == [0, 8, 16]
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize("name", ["transformer", PATCHES])
 def test_bytes_are_those_of_generate(name, runs, alone):
     """With a seed for each prompt; penalties are the engine's own."""

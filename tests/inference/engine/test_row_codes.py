@@ -34,6 +34,7 @@ def alone(run):
         return [engine.submit(request).read().data for request in REQUESTS]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_row_codes")
 def test_rows_of_many_adapters_decode_in_one_program(run, alone):
     """In any order, and when their prompts are known: an adapter is a value."""
     calls = (programs._read, programs._enter, programs._decode)

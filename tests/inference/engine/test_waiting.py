@@ -55,6 +55,7 @@ def alone(read):
     return [read([BYTES if i == row else 0 for i in range(ROWS)]) for row in range(ROWS)]
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_waiting")
 @settings(max_examples=8)
 @given(st.lists(st.integers(0, BYTES), min_size=ROWS, max_size=ROWS))
 def test_rows_get_what_they_get_alone(read, alone, limits):
@@ -67,12 +68,14 @@ def test_rows_get_what_they_get_alone(read, alone, limits):
             np.testing.assert_array_equal(got, expected[:limit])
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_waiting")
 def test_a_row_alone_never_waits(alone):
     for row, own in enumerate(alone):
         assert own["draws"][:BYTES, row].all()
         assert own["steps"].max() == 0
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_waiting")
 def test_the_latent_stack_runs_less_often_and_for_most_rows(read, alone):
     """Without waiting it runs at each byte with which the patch of any row closes."""
     found = read([BYTES] * ROWS)
@@ -84,6 +87,7 @@ def test_the_latent_stack_runs_less_often_and_for_most_rows(read, alone):
     assert (waited[early] == MOST_STEPS - 1).all()
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_waiting")
 def test_where_no_row_waits(runs):
     decoder = runs["patches"].decoder
     assert none_waiting(decoder, 1) is None

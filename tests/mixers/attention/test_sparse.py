@@ -85,7 +85,7 @@ def _naive_document(config: SparseAttentionConfig, w: dict, x: np.ndarray, conte
     return out
 
 
-@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_sparse", every=("pooled", "predicted"))
+@pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_sparse", every="pooled")
 @pytest.mark.parametrize("config", [CONFIG, PREDICTED, BOTH], ids=["pooled", "predicted", "both"])
 def test_equals_the_loop(config: SparseAttentionConfig) -> None:
     subject = Subject(config, length=23)
@@ -146,6 +146,7 @@ def test_branches_run_on_triton(packed: bool, causal: bool, monkeypatch: pytest.
     assert ran.get("BlocksBefore") == ("triton" if causal and not packed else None)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_the_share_that_is_kept_is_reported() -> None:
     """It is all of it where a token chooses all blocks."""
     x = jax.random.normal(jax.random.key(0), (2, 40, 8))

@@ -124,6 +124,7 @@ def test_the_gates_limits_are_the_branches() -> None:
         assert_close(found[live], alone(params[name], jnp.asarray(subject.x))[live], n=subject.length * 8)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_metrics_tell_of_writes() -> None:
     subject = subject_of("memory")
     ids = jnp.asarray(subject.documents())

@@ -111,9 +111,9 @@ def loop(w: Weights, x: np.ndarray, live: np.ndarray, config: StateEngineConfig)
 
 
 CASES = [
-    COUNTED,
+    pytest.param(COUNTED, marks=TURNS),
     dataclasses.replace(EDGES, cell="gru"),
-    dataclasses.replace(PLAIN, cell="gru", interval=INTERVAL),
+    pytest.param(dataclasses.replace(PLAIN, cell="gru", interval=INTERVAL), marks=TURNS),
     pytest.param(PLAIN, marks=TURNS),
     pytest.param(dataclasses.replace(PLAIN, full=False), marks=TURNS),
     pytest.param(dataclasses.replace(EDGES, cell="lstm"), marks=TURNS),
@@ -305,6 +305,7 @@ def test_heads_that_do_not_divide_the_devices_are_refused_only_with_edges() -> N
                 jax.eval_shape(module.init, jax.random.key(0), x)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_slots_differ_from_the_start() -> None:
     """Routes that start nearly even write the same to all slots: the likeliest of 32 has .15 of a token then."""
     config = StateEngineConfig(dim=64, num_heads=1, num_slots=32)

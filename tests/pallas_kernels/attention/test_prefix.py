@@ -45,6 +45,7 @@ def check(case: tuple[Any, ...], run: Any, dtype: Any = jnp.bfloat16) -> None:
 INTERPRETED = partial(triton_prefix.prefix_attention, interpret=True)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_interpreted() -> None:
     check(SMALL, INTERPRETED)
 

@@ -60,6 +60,7 @@ def test_properties(case: op_suite.OpCase, check: str) -> None:
     op_suite.CHECKS[check](case)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_any_leading_axes() -> None:
     a = arrays()
     x, targets = a["x"].reshape(2, 4, T, D), a["targets"].reshape(2, 4, T)

@@ -134,6 +134,7 @@ def test_documents_are_computed_as_if_apart(start: int) -> None:
     assert_close(*found, n=GATED.terms)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_pieces_are_one_stream_and_their_summaries_join() -> None:
     # Slices of NumPy arrays are no programs
     given = {n: np.asarray(x) for n, x in GATED.arrays.items() if n != "segment_ids"}
@@ -205,6 +206,7 @@ def test_the_inverse_does_not_grow_where_powers_would() -> None:
     assert_close(pull(jnp.asarray(g[None], jnp.float32))[0][0], expected, n=64 * 64)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_memory_and_products_of_a_training_step() -> None:
     """No array [time, keys, values]; backward keeps the inputs; products take bf16 and sum in fp32.
 

@@ -125,6 +125,7 @@ def test_equals_long_conv_with_its_filter(packed: bool) -> None:
     assert_close(modal, jax.jit(long_conv)(**arrays, filter=filter, segment_ids=ids), n=500)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_packed_documents_are_computed_as_if_apart() -> None:
     arrays = streams(301) | modes() | {"segment_ids": ragged(301)}
     assert_packed_is_apart(partial(modal_conv, chunk_size=32), arrays, n=301)
@@ -205,6 +206,7 @@ def test_padding_changes_no_bit_of_the_state(length: int) -> None:
     np.testing.assert_array_equal(after, state)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_state_is_that_of_the_last_document_and_holes_count_as_time() -> None:
     x = jnp.ones((1, CHANNELS, 40))
     ids = jnp.asarray([[1] * 33 + [2, -2, -2] + [0] * 4])

@@ -301,6 +301,7 @@ def test_values_and_outer_gradients_are_finite_over_a_million_tokens(depth: int)
         assert np.any(np.asarray(gradients[name][:, :2048], np.float32)), name
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_pieces_are_one_stream() -> None:
     given, run = jax.device_get(arrays(20)), jax.jit(partial(call, "xla", 4, 1))
     timed = {n: given[n] for n in STREAMS}

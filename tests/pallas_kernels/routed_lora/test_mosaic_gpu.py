@@ -184,7 +184,7 @@ LARGE = (
 )
 
 
-@pytest.mark.slow(days=28, group="simulated kernels", every="three_sites")
+@pytest.mark.slow(days=28, group="simulated kernels")
 @pytest.mark.parametrize("call", SMALL, ids=str)
 def test_simulated(call: Call, simulation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and gradients; each of two clusters has several tiles."""

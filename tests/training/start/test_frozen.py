@@ -68,6 +68,7 @@ def test_a_base_lies_as_the_parameters_do_and_an_entropy_model_whole(trees: dict
     assert content_hash(base) == trees[BASE].content_hash
 
 
+@pytest.mark.slow(days=28, group="costly", turn="training/start/test_frozen")
 def test_trees_come_back_on_any_mesh_as_they_were_stored(trees: dict[str, Frozen], tmp_path: Path) -> None:
     mesh = split_mesh()
     with jax.set_mesh(mesh):

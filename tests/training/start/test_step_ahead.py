@@ -14,6 +14,7 @@ from jaxblt.training.start.step_ahead import StepAhead
 from tests.training.tiny import Letters, tiny_recipe
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_the_program_that_is_compiled_ahead_runs(caplog: pytest.LogCaptureFixture) -> None:
     """On all devices, for a state that is drawn later. JAX logs the compilations of this thread alone."""
     recipe = tiny_recipe(mesh={"data": 2, "fsdp": -1})

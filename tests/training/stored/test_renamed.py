@@ -87,6 +87,7 @@ def test_a_model_that_does_not_fit_the_old_names_is_asked_about_todays(tmp_path,
     assert asked == [["kernel", "norm"], ["logits", "norm"]]
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_hyena_stored_under_old_names_fits_its_model(tmp_path):
     """An array stands where the model of today has a module."""
     ids = jnp.full((1, 8), 70, jnp.int32)

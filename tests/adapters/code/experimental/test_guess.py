@@ -56,6 +56,7 @@ def test_a_guess_that_is_near_stands_for_the_code_and_others_are_exact():
     assert same.any()
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_calls_guess_as_whole_rows_do():
     ids, x, config = with_holes(DOCUMENTS), inputs(), guessing(0.8)
     params = params_of(config)

@@ -179,6 +179,7 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(found["crossover"]) == {"R"}
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_states_are_a_matter_of_a_gate_and_a_bias_each() -> None:
     """What a head's slot costs: its row of the matrix of routes, that row's bias and the bias of reads."""
     least, *more = (block_programs.parameters(f"T{slots}", 128) for slots in block_programs.STATES)

@@ -15,6 +15,7 @@ from jaxblt.training.flops import count_params
 from jaxblt.training.optimisers.adamw import AdamWConfig
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_views_on_the_device_are_turned_mirrored_and_moved() -> None:
     image = jnp.arange(16, dtype=jnp.uint8).reshape(4, 4)
     views = change(jax.random.key(0), jnp.tile(image, (128, 1, 1)), 0, "square")
@@ -51,6 +52,7 @@ def test_images_with_more_ink_join_later() -> None:
     assert [grown(drawn, right) for drawn, right in ((0.5, 0.9), (0.5, 0.6), (0.99, 1.0))] == [0.55, 0.5, 1.0]
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_gradients_of_a_cnn_that_sees_black_are_small() -> None:
     cnn, ids = SquareCNN(2, 8, blocks=3), jnp.full((2, 64), OFFSET, jnp.int32)
 

@@ -70,6 +70,7 @@ def naive_row(params: dict, x: np.ndarray, ids: np.ndarray, config: NTMConfig) -
     return out
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_equals_the_loop() -> None:
     plain = Subject(CONFIG, length=16)
     params = {"params": {**plain.params["params"]}}

@@ -162,6 +162,7 @@ def test_outputs_follow_the_rules() -> None:
     assert_close(subject.run(), followed()[0], n=subject.length * 8)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="mixers/slots/experimental/test_slot_memory")
 def test_the_state_holds_slots_usage_and_age_by_the_rules() -> None:
     _, banks, state = followed()
     for row, heads in enumerate(banks):
@@ -209,6 +210,7 @@ def small_state() -> SlotMemoryState:
     return dataclasses.replace(state, carry=state.carry.replace(bank=bank))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_statistics() -> None:
     stats = jax.tree.map(lambda x: x.item(), memory_stats(small_state()))
     assert (stats.utilisation, stats.usage, stats.age, stats.oldest) == (0.75, 0.75, 2.0, 4)
