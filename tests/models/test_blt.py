@@ -172,7 +172,6 @@ def kept(closed):
     return np.asarray(patches.closed).reshape(len(closed), -1)[:, : closed.shape[1]]
 
 
-@pytest.mark.slow(days=28, group="costly", turn="models/test_blt")
 def test_byte_by_byte_equals_the_parallel_pass_over_512_bytes(model):
     config, module, params, _ = model
     ids, closed = sample(NUM_BYTES, seed=3, rate=0.25)

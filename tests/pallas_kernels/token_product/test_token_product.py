@@ -10,7 +10,7 @@ import pytest
 
 from pallas_kernels.token_product import api, reference, token_product, triton_gpu
 from pallas_kernels.token_product.bench import plan
-from pallas_kernels.token_product.shapes import TokenShape
+from pallas_kernels.token_product.shapes import SHAPES, TokenShape
 from pallas_kernels.token_product.split import split_rows
 from tests.tolerances import assert_close
 
@@ -52,6 +52,18 @@ def test_implementations_compute_the_definition(shape: TokenShape) -> None:
         assert (token is None) == shape.gated
         if token is not None:
             assert_close(token, exact[0].astype(np.float32), **limits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_the_kernel_on_a_gpu_computes_each_part_of_real_shapes(shape: TokenShape) -> None:
+    given = arrays(shape)
+    found = jax.jit(triton_gpu.token_product)(*given)
+    known = jax.jit(reference.token_product)(*given)
+    assert_close(found[1], np.asarray(known[1]), n=4 * shape.dim, dtype=jnp.bfloat16)
+    assert (found[0] is None) == shape.gated
+    if found[0] is not None:
+        assert_close(found[0], np.asarray(known[0]), n=4 * shape.dim)
 
 
 @pytest.mark.parametrize("name", ["several", "gated"])
