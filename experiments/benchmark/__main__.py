@@ -14,7 +14,7 @@ ROOMS = {
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
     "memory": ("babilong", "gap_recall"),
     "adapters": ("adapter_speed",),
-    "labels": ("promoters", "zero_shot"),
+    "labels": ("zero_shot",),
     "tasks": ("pixels", "recall", "tasks"),
     "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "quantized_decode", "step_kernels"),
