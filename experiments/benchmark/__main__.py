@@ -15,7 +15,7 @@ ROOMS = {
     "memory": ("babilong", "gap_recall"),
     "adapters": ("adapter_speed",),
     "labels": ("zero_shot",),
-    "tasks": ("recall", "tasks"),
+    "tasks": ("recall",),
     "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "quantized_decode", "step_kernels"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
