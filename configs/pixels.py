@@ -1,8 +1,7 @@
 """Images as rows of bytes: Pathfinder of 32, 128 and 256 pixels a side, and CIFAR-10 in grey.
 
 `jaxblt data fetch pathfinder` draws the images of one. data/cifar10_gray holds train_x.npy, train_y.npy,
-test_x.npy and test_y.npy: UInt8[images, 32, 32] and the classes. Beside a CNN, a linear classifier and the majority:
-python -m experiments.benchmark pixels --task pathfinder --out FILE
+test_x.npy and test_y.npy: UInt8[images, 32, 32] and the classes.
 """
 
 from dataclasses import replace

@@ -105,8 +105,3 @@ def test_the_model_is_frozen(params):
     assert all(not np.asarray(g).any() for g in jax.tree.leaves(grads))
     grads = jax.jit(jax.grad(lambda p: stream_entropies(recurrence, p, ids, start(1), chunk=4).sum()))(params)
     assert all(not np.asarray(g).any() for g in jax.tree.leaves(grads))
-
-
-def test_chunk_must_be_positive(params):
-    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
-        stream_entropies(recurrence, params, jnp.zeros((1, 4), jnp.int32), start(1), chunk=0)

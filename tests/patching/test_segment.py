@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxblt.data.vocab import encode
-from jaxblt.patching import PatcherConfig, closes, make_patches
+from jaxblt.patching import PatcherConfig, closes
 from jaxblt.patching.rules import candidates
 from jaxblt.patching.segment import closes_at
 from tests.patching.cases import EVERY, SIZE, config_of, patch
@@ -177,13 +177,3 @@ def test_budget_of_a_block_of_most_surprise():
     for threshold, count in ((55.0, 410), (20_000.0, 2), (1e6, 1)):
         closed = budget(ids, entropies, jnp.ones_like(ids), jnp.float32(threshold))
         assert int(closed.sum()) == count
-
-
-def test_input_errors(sample):
-    ids, entropies, _ = sample
-    with pytest.raises(ValueError, match="calibrate_threshold"):
-        make_patches(PatcherConfig(block_size=SIZE), ids, entropies=entropies)
-    with pytest.raises(ValueError, match="needs entropies"):
-        make_patches(config_of("entropy", "free"), ids)
-    with pytest.raises(ValueError, match="shape of ids"):
-        make_patches(config_of("entropy", "free"), ids, entropies=entropies[:, 1:])

@@ -5,8 +5,7 @@ They are exact and small, to measure and to learn from. Models split over `data`
 
 from jaxblt.parallel.experimental.compressed import Mean, compressed_mean, zero_error
 from jaxblt.parallel.experimental.grid_products import cube_product, grid_product, make_grid
-from jaxblt.parallel.experimental.pipeline import make_stages, run_pipeline
-from jaxblt.parallel.experimental.schedule import Schedule
+from jaxblt.parallel.experimental.pipeline import Schedule, make_stages, run_pipeline
 
 __all__ = [
     "Mean",

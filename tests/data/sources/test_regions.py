@@ -35,11 +35,6 @@ def test_whole_documents():
     assert whole(SOURCE, np.array([1])).read(0, 0, 6) == b"abcdef"
 
 
-def test_bytes_source_needs_a_name_each():
-    with pytest.raises(ValueError, match="2 documents need as many names, got 1"):
-        BytesSource([b"a", b"b"], ["a"])
-
-
 # What each code stands for (IUPAC-IUB 1984).
 MEANING = {
     "A": "A", "C": "C", "G": "G", "T": "T", "R": "AG", "Y": "CT", "S": "CG", "W": "AT",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxblt.mixers import AttentionConfig, init_state
+from jaxblt.mixers import AttentionConfig
 from jaxblt.models import StackConfig
 from jaxblt.parallel import batch_sharding, make_mesh
 from jaxblt.testing import Subject
@@ -114,11 +114,6 @@ def test_a_far_stream_equals_a_near_one() -> None:
     assert_close(np.concatenate(outputs, 1), subject.run(), jnp.float32, n=subject.length * config.dim)
     np.testing.assert_array_equal(state.clock.position, 2_000_014)
     np.testing.assert_array_equal(state.clock.time, 14)
-
-
-def test_bidirectional_attention_has_no_state() -> None:
-    with pytest.raises(ValueError, match="set causal=True"):
-        init_state(dataclasses.replace(BASE, causal=False), 1, capacity=8)
 
 
 @pytest.mark.slow(days=28, group="costly", turn="mixers/attention/test_attention")

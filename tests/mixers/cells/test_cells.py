@@ -10,7 +10,6 @@ import pytest
 import scipy.special
 
 from jaxblt.mixers import GRUConfig, LSTMConfig
-from jaxblt.parallel import make_mesh
 from jaxblt.testing import Subject
 from pallas_kernels.linear_scan import linear_scan
 from tests.tolerances import assert_close
@@ -127,14 +126,3 @@ def test_heads_do_not_reach_each_other() -> None:
     _, after = subject.step(*given, start.replace(h=start.h.at[:, 0].add(10.0)))
     assert np.all(np.asarray(before.h[:, 1]) == np.asarray(after.h[:, 1]))
     assert np.any(np.asarray(before.h[:, 0]) != np.asarray(after.h[:, 0]))
-
-
-@pytest.mark.slow(days=28, group="costly", turn="mixers/cells/test_cells")
-def test_heads_that_do_not_divide_the_devices_are_refused() -> None:
-    subject = Subject(GRUConfig(DIM, num_heads=2), length=24)
-    mesh, refused = (
-        make_mesh(data=1, seq=4, devices=jax.devices()[:4]),
-        "2 heads do not divide among the 4 devices",
-    )
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match=refused):
-        jax.eval_shape(subject.parallel, subject.params, jnp.asarray(subject.x), None)

@@ -14,7 +14,6 @@ import pytest
 
 from jaxblt.mixers import MACConfig, MAGConfig, MixerConfig, NeuralMemoryConfig, SlotMemoryConfig, init_state
 from jaxblt.models import titan
-from jaxblt.parallel import make_mesh
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import PROPERTIES, Property, Subject
 from tests.mixers.linear.test_matrix_state import read_out, sigmoid, stream
@@ -234,16 +233,6 @@ def test_a_decoded_token_copies_no_memory(
     made = re.findall(rf"%(\S+) = f32\[3,(?:{large})\]\S* (?:fusion|copy|broadcast|select)\(", entry)
     assert made
     assert all("scatter" in name for name in made), made
-
-
-def test_heads_that_do_not_divide_the_devices_are_refused() -> None:
-    module = dataclasses.replace(MEMORY, num_heads=2).build()
-    x, mesh = (
-        jax.ShapeDtypeStruct((3, 24, 8), jnp.float32),
-        make_mesh(data=1, seq=4, devices=jax.devices()[:4]),
-    )
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match="2 heads do not divide among the 4 devices"):
-        jax.eval_shape(module.init, jax.random.key(0), x)
 
 
 @pytest.mark.parametrize("kind", [NeuralMemoryConfig, MAGConfig, MACConfig])
