@@ -4,6 +4,7 @@ import random
 import re
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 
 import jax
@@ -91,30 +92,51 @@ SEVERAL = [Request(LONGER[:n], 6, Sampling(seed=n)) for n in (*range(0, 60, 5), 
 
 @pytest.mark.parametrize("name", ["transformer", PATCHES])
 def test_prompts_that_are_read_together_keep_their_bytes(name, runs, monkeypatch):
-    """Four short ones a call, whichever come together; calls that are not full are padded."""
-    calls, plain = [], programs.LanePrograms.read
+    """One program reads all short ones that wait, whichever come together; calls that are not full are padded."""
+    calls, plain = [], programs.LanePrograms.read_into_rows
 
-    def read(lane, before, ids, size, adapters=()):
+    def read(lane, slots, requests, ids, size, *before):
         calls.append((len(ids), size))
-        return plain(lane, before, ids, size, adapters)
+        return plain(lane, slots, requests, ids, size, *before)
 
-    monkeypatch.setattr(programs.LanePrograms, "read", read)
+    monkeypatch.setattr(programs.LanePrograms, "read_into_rows", read)
 
     with Engine(runs[name], MANY) as engine:
         alone = [engine.submit(request).read() for request in SEVERAL]
     assert {count for count, _ in calls} == {1}
-    single = len(calls)
     calls.clear()
+    compiled = programs._read_into_rows._cache_size()
     engine = Engine(runs[name], MANY)
     streams = [engine.submit(request) for request in SEVERAL[::-1]]
     with engine:
         together = [stream.read() for stream in streams][::-1]
-    assert max(count for count, size in calls if size == 64) == 4
-    assert len(calls) <= single // 2
+    short = sum(len(request.prompt) < 64 for request in SEVERAL)
+    # The ends of the two longest are read alone
+    assert [count for count, size in calls if size == 64] == [1, 1, short]
+    assert programs._read_into_rows._cache_size() == compiled
     for one, other in zip(alone, together, strict=True):
         assert (other.data, other.finish) == (one.data, one.finish)
         np.testing.assert_array_equal(other.logprobs, one.logprobs)
         np.testing.assert_array_equal(other.closed, one.closed)
+
+
+def test_one_program_reads_sixty_four_prompts_that_wait(runs, monkeypatch):
+    """`generate` reads them by one call too; no prompt is read before its neighbours, nor copied into its row."""
+    programs_sent = Counter()
+    for name in ("_begin", "_read", "_join", "_enter", "_read_into_rows", "_copy"):
+
+        def send(*given, plain=getattr(programs, name), name=name):
+            programs_sent[name] += 1
+            return plain(*given)
+
+        monkeypatch.setattr(programs, name, send)
+    engine = Engine(runs["transformer"], EngineConfig(lanes=(Lane(64, 80),), piece_bytes=256))
+    programs_sent.clear()
+    streams = [engine.submit(Request(LONG[: i % 60], 8)) for i in range(64)]
+    with engine:
+        assert all(len(stream.read().data) <= 8 for stream in streams)
+    assert programs_sent == {"_read_into_rows": 1}
+    assert engine.stats.prompt_bytes == sum(1 + i % 60 for i in range(64))
 
 
 def test_the_device_is_asked_by_programs_only_and_never_under_the_lock(engines, alone, monkeypatch):
