@@ -75,7 +75,11 @@ def test_parameters_that_are_bound_to_their_device_compile_no_program_twice() ->
     built, ids = cast(nn.Module, decoder.build()), jnp.zeros((1, 32), jnp.int32)
     params = nn.meta.unbox(jax.jit(built.init)(jax.random.key(0), ids))["params"]
     bound = jax.device_put({"model": params}, jax.devices()[0])
-    lane, ids, request = programs.LanePrograms(decoder, bound, Lane(4, 64), 32), np.ones(3, np.int32), Request(b"")
+    lane, ids, request = (
+        programs.LanePrograms(decoder, bound, Lane(4, 64), 32),
+        np.ones(3, np.int32),
+        Request(b""),
+    )
     sent = (programs._decode, programs._read, programs._read_into_rows)
     found = []
     for _ in range(3):

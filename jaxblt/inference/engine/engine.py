@@ -135,8 +135,8 @@ class Engine:
             self._lanes = [make(lane) for lane in config.lanes]
         lanes = sorted((self._lanes[i] for i in config.search_lanes), key=lambda lane: lane.lane.capacity)
         self._searches = [LaneSearch(lane, config.beams, self._sizes) for lane in lanes]
-        # States that are kept must be read beside the rows
-        self._into_rows = not config.prefix_bytes
+        # Read prompts whose states are kept beside the rows, and long pieces too: their program has all layers in a row
+        self._into_rows = () if config.prefix_bytes else self._sizes[:-1]
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
         least, most = zip(*(lane.draws for lane in self._lanes), strict=True)
         given = {"draws": (min(least), max(most)), "known": self._find_prefix, "clock": clock}
@@ -268,13 +268,19 @@ class Engine:
             return pool.submit(self._on_mesh, call, *given)
 
         with ThreadPoolExecutor() as pool:
-            decoding = [begin(lane.fit) for lane in self._lanes]
-            # Compile what reads into rows before it runs: it takes the rows that `fit` takes
-            for lane, size in product(self._lanes, self._sizes if self._into_rows else ()):
-                begin(lane.compile_reading, size)
-            reading = [
-                [begin(_read_prompts, lane, size) for size in self._sizes_beside(lane)] for lane in self._lanes
+            # Lower first, and do not run: what reads into rows uses them up, as `fit` does
+            lowered = [
+                self._on_mesh(lane.lower_reading, size)
+                for lane, size in product(self._lanes, self._into_rows)
             ]
+            compiling = [pool.submit(one.compile) for one in lowered]
+            decoding = [begin(lane.fit) for lane in self._lanes]
+            reading = [
+                [begin(_read_prompts, lane, size) for size in self._sizes_beside(lane)]
+                for lane in self._lanes
+            ]
+            for compiled in compiling:
+                compiled.result()
             for i, (lane, fitted, prompts) in enumerate(zip(self._lanes, decoding, reading, strict=True)):
                 fitted.result()
                 found = None if lane.lane != self.config.lanes[i] else self._await_prompts(lane, prompts)
@@ -292,8 +298,7 @@ class Engine:
         """Return prompts that were read; or None if memory was short, and the lane has fewer rows now."""
         try:
             found = [one.result() for one in prompts]
-            if self._into_rows:
-                self._on_mesh(_read_into_rows, lane, self._sizes, found[-1][0])
+            self._on_mesh(_read_into_rows, lane, self._into_rows, found[-1][0])
             return found
         except jax.errors.JaxRuntimeError as error:
             self._on_mesh(lane.shrink, error)
@@ -311,14 +316,14 @@ class Engine:
         for search in self._searches:
             if search.lane is lane:
                 search.warm(prompts)
-        for prompt in whole if self._into_rows else (*prompts, *copies):
+        for prompt in (*(whole if self._into_rows else prompts), *copies):
             lane.enter(prompt, [0], [Request(b"", 1)], [np.ones(1, np.int32)])
             jax.block_until_ready([lane.decode({0}) for _ in range(2)])
 
     def _sizes_beside(self, lane: LanePrograms) -> tuple[int, ...]:
         """Return the sizes of pieces that are read beside the rows of a lane."""
-        beside = not self._into_rows or any(search.lane is lane for search in self._searches)
-        return self._sizes if beside else self._sizes[-1:]
+        is_searched = any(search.lane is lane for search in self._searches)
+        return tuple(size for size in self._sizes if is_searched or size not in self._into_rows)
 
     def _on_mesh[T](self, call: Callable[..., T], *given: Any) -> T:
         with self._in_force():
@@ -422,12 +427,13 @@ class Engine:
         """Yield the pieces of prompts that one call reads, with its lane and the size of its rows."""
         groups: dict[tuple[int, int, bool], list[_Reading]] = {}
         for part, job in parts:
-            is_whole = self._into_rows and part.is_last and not part.start
+            is_whole = part.size in self._into_rows and not part.start
             groups.setdefault((part.ticket.lane, part.size, is_whole), []).append((part, job))
         for (number, size, is_whole), group in groups.items():
             lane = self._lanes[number]
-            most = lane.lane.slots if is_whole else 1 if self._into_rows else lane.count_prompts(size)
-            for some in batched(group, most):
+            # Read the end of a longer prompt alone: what was read of it is one argument of the program
+            most = lane.lane.slots if is_whole else lane.count_prompts(size)
+            for some in batched(group, 1 if size in self._into_rows and not is_whole else most):
                 yield lane, size, list(some)
 
     def _read_parts(self, lane: LanePrograms, size: int, parts: list[_Reading]) -> Array | None:
@@ -440,7 +446,7 @@ class Engine:
         begun, done = [self._take_prompt(job) for job in jobs], None
         self._read += sum(part.stop - part.start for part, _ in parts)
         first = parts[0][0]
-        if size and first.is_last and self._into_rows:
+        if size in self._into_rows:
             return lane.read_into_rows(slots, requests, ids, size, begun[0], first.start)
         if size:
             pieces = [own[part.start : part.stop] for own, (part, _) in zip(ids, parts, strict=True)]

@@ -1,9 +1,9 @@
-"""The device's part of a lane: rows that decode together, and prompts that are read beside them and put into rows.
+"""The device's part of a lane: rows that decode together, and prompts that are read and put into rows.
 
-A lane has one program that decodes. Each size of a prompt's pieces has one that reads the ends of prompts straight into
+A lane has one program that decodes. Each size of short pieces has one that reads the ends of prompts straight into
 their rows, as many as wait: it loops over some prompts at a time. How many that are depends on the lane and the size
 only, and what is short of them is padded: a prompt is rounded alike whatever the load. All that requests ask for is an
-array to these programs. Pieces that are followed by others, and prompts whose states are kept, are read beside the rows.
+array to these programs. Longer pieces, and prompts whose states are kept, are read beside the rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -238,10 +238,10 @@ class LanePrograms:
         self._rows, done = _read_into_rows(*self._static(size), self._narrow, self._rows, *given)
         return done
 
-    def compile_reading(self, size: int) -> None:
-        """Compile what reads into rows, without running it."""
+    def lower_reading(self, size: int) -> Any:
+        """Return the program of `read_into_rows`, lowered: once it is compiled, calls find it so."""
         given = self._lay_out([], [], [], size, None, 0)
-        _read_into_rows.lower(*self._static(size), self._narrow, self._rows, *given).compile()
+        return _read_into_rows.lower(*self._static(size), self._narrow, self._rows, *given)
 
     def _static(self, size: int) -> tuple[Any, ...]:
         return self._apart, self._lane.capacity, self.count_prompts(size), self.part, self._layout
@@ -433,7 +433,12 @@ def _read(
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def _enter(
-    part: MakePart, layout: Layout, packed: Packed, slots: Int[Array, "N"], prompts: Prefix, asked: tuple[Any, ...]
+    part: MakePart,
+    layout: Layout,
+    packed: Packed,
+    slots: Int[Array, "N"],
+    prompts: Prefix,
+    asked: tuple[Any, ...],
 ) -> Packed:
     rows = packed.unpack()
     return keep_layout(pack_small(put_rows(rows, slots, part(rows, prompts, *asked))), layout)

@@ -29,8 +29,8 @@ def run():
 
 @pytest.fixture(scope="module")
 def alone(run):
-    """The bytes of each request, on an engine that reads every prompt."""
-    with Engine(run, replace(CONFIG, prefix_bytes=0)) as engine:
+    """The bytes of each request, on an engine that reads every prompt, and straight into its row."""
+    with Engine(run, replace(CONFIG, prefix_bytes=0, piece_bytes=128)) as engine:
         return [engine.submit(request).read().data for request in REQUESTS]
 
 
