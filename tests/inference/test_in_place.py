@@ -6,11 +6,10 @@ from typing import Any, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxblt.inference import Decoder
-from jaxblt.inference.engine import Lane, Request, programs
+from jaxblt.inference.engine import Lane, programs
 from jaxblt.inference.engine.draws import blank_table
 from jaxblt.inference.unroll import unrolled
 from jaxblt.models import BLTConfig, StackConfig
@@ -66,27 +65,3 @@ def test_draws_stay_where_they_were() -> None:
     device.decode({0, 1})
     assert device._spare.unsafe_buffer_pointer() == address != first.unsafe_buffer_pointer()
     assert (jax.device_get(first) == told).all()
-
-
-def test_parameters_that_are_bound_to_their_device_compile_no_program_twice() -> None:
-    """Those of a loaded run are; what a program returns is bound too then, and the rows were not before."""
-    small = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16)
-    decoder = Decoder(BLTConfig(small, small, small, hash=None), PatcherConfig(mode="static", block_size=32))
-    built, ids = cast(nn.Module, decoder.build()), jnp.zeros((1, 32), jnp.int32)
-    params = nn.meta.unbox(jax.jit(built.init)(jax.random.key(0), ids))["params"]
-    bound = jax.device_put({"model": params}, jax.devices()[0])
-    lane, ids, request = (
-        programs.LanePrograms(decoder, bound, Lane(4, 64), 32),
-        np.ones(3, np.int32),
-        Request(b""),
-    )
-    sent = (programs._decode, programs._read, programs._read_into_rows)
-    found = []
-    for _ in range(3):
-        lane.decode({0})
-        held, _ = lane.read([None], [np.ones(32, np.int32)], 32)
-        lane.read([held], [ids], 32)
-        lane.read_into_rows([0], [request], [ids], 32)
-        found.append([program._cache_size() for program in sent])
-    assert found == found[:1] * 3
-    assert lane.make_rows().arrays[0].committed

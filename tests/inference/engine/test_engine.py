@@ -139,6 +139,24 @@ def test_one_program_reads_sixty_four_prompts_that_wait(runs, monkeypatch):
     assert engine.stats.prompt_bytes == sum(1 + i % 60 for i in range(64))
 
 
+def test_parameters_that_are_bound_to_their_device_compile_no_program_twice(runs):
+    """Those of a loaded run are, and what a program returns from them; so the rows must be from the start."""
+    run = runs["transformer"]
+    bound = jax.device_put(run.decoder_params, jax.devices()[0])
+    lane = programs.LanePrograms(run.decoder, bound, Lane(16, 400), 256)
+    sent, found = (programs._decode, programs._read, programs._read_into_rows, programs._enter), []
+    for _ in range(2):
+        lane.decode({0})
+        held, _ = lane.read([None], [np.ones(256, np.int32)], 256)
+        held, _ = lane.read([held], [np.ones(256, np.int32)], 256)
+        lane.read_into_rows([0], [SEVERAL[0]], [np.ones(300, np.int32)], 64, held, 256)
+        lane.read_into_rows([1], [SEVERAL[0]], [np.ones(1, np.int32)], 64)
+        lane.enter(held, [2], [SEVERAL[0]], [np.ones(512, np.int32)])
+        found.append([program._cache_size() for program in sent])
+    assert found[1] == found[0]
+    assert all(leaf.committed for leaf in jax.tree.leaves((lane._rows, lane._spare, held)))
+
+
 def test_the_device_is_asked_by_programs_only_and_never_under_the_lock(engines, alone, monkeypatch):
     """An operation of its own would wait for the device, and hold up the threads that answer clients."""
     engine, seen, copied, plain = engines["transformer"], [], [], EvalTrace.process_primitive

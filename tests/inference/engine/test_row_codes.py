@@ -29,8 +29,8 @@ def run():
 
 @pytest.fixture(scope="module")
 def alone(run):
-    """The bytes of each request, on an engine that reads every prompt, and straight into its row."""
-    with Engine(run, replace(CONFIG, prefix_bytes=0, piece_bytes=128)) as engine:
+    """The bytes of each request, on an engine that reads every prompt."""
+    with Engine(run, replace(CONFIG, prefix_bytes=0)) as engine:
         return [engine.submit(request).read().data for request in REQUESTS]
 
 
@@ -48,6 +48,14 @@ def test_rows_of_many_adapters_decode_in_one_program(run, alone):
         assert [stream.read().data for stream in again] == alone[::-1]
         assert engine.stats.known_bytes == sum(request.length for request in REQUESTS)
     assert [call._cache_size() for call in calls] == compiled
+
+
+def test_prompts_that_are_read_into_their_rows_have_their_adapters(run, alone):
+    """In one program too, whose layers are named one by one."""
+    engine = Engine(run, replace(CONFIG, prefix_bytes=0, piece_bytes=128))
+    streams = [engine.submit(request) for request in REQUESTS]
+    with engine:
+        assert [stream.read().data for stream in streams] == alone
 
 
 @pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_row_codes")
