@@ -479,8 +479,8 @@ def _read_into_rows(
 
     The decoder is of `unrolled`: copies by a layer's number would keep the loop out of the graph.
     """
-    state, *others = held
-    held = unroll_state(state), *others
+    state, logits, sound = held
+    held = unroll_state(state), logits, sound
 
     def turn(carry: tuple[Array, Packed]) -> tuple[Array, Packed]:
         done, packed = carry

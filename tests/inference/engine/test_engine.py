@@ -110,9 +110,11 @@ def test_prompts_that_are_read_together_keep_their_bytes(name, runs, monkeypatch
     streams = [engine.submit(request) for request in SEVERAL[::-1]]
     with engine:
         together = [stream.read() for stream in streams][::-1]
-    short = sum(len(request.prompt) < 64 for request in SEVERAL)
-    # The ends of the two longest are read alone
-    assert [count for count, size in calls if size == 64] == [1, 1, short]
+    # The ends of the two longest are read alone, the others by fours while rows decode
+    first, second, *others = (count for count, size in calls if size == 64)
+    assert first == second == 1
+    assert min(others) >= 4
+    assert sum(others) == sum(len(request.prompt) < 64 for request in SEVERAL)
     assert programs._read_into_rows._cache_size() == compiled
     for one, other in zip(alone, together, strict=True):
         assert (other.data, other.finish) == (one.data, one.finish)
