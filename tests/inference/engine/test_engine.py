@@ -20,6 +20,8 @@ from jaxblt.training.start.placement import place_params
 from tests.inference.engine.conftest import Made
 
 CONFIG = EngineConfig(lanes=(Lane(slots=3, capacity=176),), piece_bytes=64, prefix_bytes=1 << 20)
+INTO_ROWS = replace(CONFIG, prefix_bytes=0, piece_bytes=256)
+"""Prompts are read straight into their rows."""
 LONG = bytes(range(32, 132))
 SAMPLINGS = (
     Sampling(temperature=0),
@@ -331,16 +333,17 @@ def test_generate_waits_for_room(runs, alone):
 
 
 @pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_mesh")
-def test_weights_are_split_and_bytes_are_those_of_one_device(runs):
-    with Engine(runs["transformer"], CONFIG) as engine:
+@pytest.mark.parametrize("config", [CONFIG, INTO_ROWS], ids=["prefixes", "into rows"])
+def test_weights_are_split_and_bytes_are_those_of_one_device(runs, config):
+    with Engine(runs["transformer"], config) as engine:
         alone = [stream.read().data for stream in map(engine.submit, REQUESTS)]
     run, mesh = runs["transformer"], make_mesh(tensor=2, devices=jax.devices()[:2])
     params, frozen = place_params(run.recipe, run.params, run.frozen, mesh)
-    engine = Engine(replace(run, params=params, frozen=frozen), CONFIG, mesh=mesh)
+    engine = Engine(replace(run, params=params, frozen=frozen), config, mesh=mesh)
     split = [leaf for leaf in jax.tree.leaves(engine._params) if not leaf.sharding.is_fully_replicated]
     assert split
     engine.warm()
-    calls = (programs._read, programs._decode)
+    calls = (programs._read, programs._read_into_rows, programs._decode)
     compiled = [call._cache_size() for call in calls]
     with engine:
         assert [stream.read().data for stream in map(engine.submit, REQUESTS)] == alone
