@@ -23,7 +23,13 @@ from jaxblt.inference.engine.config import Lane, Request
 from jaxblt.inference.engine.draws import Drawn, Table, blank_table, pack_draws, predictions
 from jaxblt.inference.engine.memory import shrink_lane
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
-from jaxblt.inference.in_place import IN_ONE_GRAPH, Layout, keep_layout, layout_over_devices
+from jaxblt.inference.in_place import (
+    IN_ONE_GRAPH,
+    ONE_LOOP_IN_ONE_GRAPH,
+    Layout,
+    keep_layout,
+    layout_over_devices,
+)
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import Prefix, begin_prompts, read_piece
@@ -461,7 +467,7 @@ def _part(
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=6, compiler_options=IN_ONE_GRAPH)
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=6, compiler_options=ONE_LOOP_IN_ONE_GRAPH)
 def _read_into_rows(
     decoder: Decoder,
     capacity: int,
