@@ -96,8 +96,8 @@ class Engine:
     """Requests over one model, decoded together.
 
     A round draws up to 8 bytes for every request that has a slot, and reads `piece_bytes` of prompts at the most while
-    rows decode. The bytes of a request depend on its prompt, its sampling, its adapter, its lane and the model only, never on other
-    requests. The results of a round are read while the device works on the next one.
+    rows decode. The bytes of a request depend on its prompt, its sampling, its adapter, its lane and the model only,
+    never on other requests. The results of a round are read while the device works on the next one.
 
         with Engine(run, EngineConfig(lanes=(Lane(slots=8, capacity=8192),))) as engine:
             for piece in engine.submit(Request(b"Once", max_new_bytes=64)):
