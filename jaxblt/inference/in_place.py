@@ -18,6 +18,9 @@ Without `WHILE` the host waits for the device at each turn, and prepares nothing
 parts XLA puts there by itself.
 """
 
+ONE_LOOP_IN_ONE_GRAPH = {**IN_ONE_GRAPH, "xla_gpu_graph_min_graph_size": 1}
+"""The same for a program that is little else than a loop: XLA makes no graph of fewer than five commands otherwise."""
+
 
 def advancing[P](advance: Callable[..., tuple[P, Any]], place: P) -> Callable[..., tuple[P, Any]]:
     """Compile `advance` so that a place leaves it laid out over the devices as it came.

@@ -15,14 +15,21 @@ from jaxblt.models.positions import Places, last_index, places
 from jaxblt.parallel.sequence import seq_axis
 from jaxblt.patching.patches import Patches, from_closed
 
+TILE = 64
+"""Bytes to whose multiples a call that is shorter than a block is filled up."""
+
 
 def prompt_patches(state: BLTState, closed: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Patches:
     """Return the patches of a call.
 
-    A call shorter than a block has a slot for a patch a byte, and one for the next.
+    A call shorter than a block has a slot for a patch a byte, and one for the next. It is filled up to a multiple of
+    `TILE` bytes only, instead of a block.
     """
-    capacity = min(state.capacity, closed.shape[1] + 1)
-    return from_closed(closed, segment_ids, block_size=state.block_size, capacity=capacity)
+    length = closed.shape[1]
+    capacity = min(state.capacity, length + 1)
+    # Leave a byte of padding: a block whose last byte has come has holes
+    block_size = min(state.block_size, (length // TILE + 1) * TILE)
+    return from_closed(closed, segment_ids, block_size=block_size, capacity=capacity)
 
 
 def prompt_places(state: BLTState, patches: Patches) -> Places:
@@ -58,7 +65,7 @@ def after_prompt(
     segment_ids: Int[Array, "B T"],
     patches: Patches,
     place: Places,
-    keys: tuple[Float[Array, "B N S C"], Float[Array, "B N S C"]],
+    keys: tuple[Float[Array, "B N L C"], Float[Array, "B N L C"]],
     z: Float[Array, "B N P D"],
 ) -> BLTState:
     """Return where each row stands after a call, except the states of embedding and stacks.
@@ -101,7 +108,7 @@ def _at(x: Shaped[Array, "B T"], index: Int[Array, "B"]) -> Shaped[Array, "B"]:
 
 
 def _open_patch(
-    before: Float[Array, "B S C"], x: Float[Array, "B N S C"], last: Int[Array, "B"], count: Int[Array, "B"]
+    before: Float[Array, "B S C"], x: Float[Array, "B N L C"], last: Int[Array, "B"], count: Int[Array, "B"]
 ) -> Float[Array, "B S C"]:
     """Return the `count` bytes up to the last one, at their offsets in the open patch."""
     index = jnp.arange(before.shape[1], dtype=jnp.int32)[None]

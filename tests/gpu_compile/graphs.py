@@ -1,4 +1,4 @@
-"""A round of the engine and a piece of `generate`, compiled for an H200: each is one CUDA graph with all its loops."""
+"""Programs of the engine and a piece of `generate`, compiled for an H200: each is one CUDA graph with all its loops."""
 
 import os
 import sys
@@ -23,6 +23,7 @@ from jaxblt.inference.generate import PIECE, Place, _advance
 from jaxblt.inference.in_place import advancing
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
+from jaxblt.inference.prompts import begin_prompts
 from jaxblt.inference.requests import lay_out
 from jaxblt.inference.unroll import unroll_params, unroll_state, unrolled
 from jaxblt.mixers import AttentionConfig, HyenaConfig
@@ -76,6 +77,14 @@ def lower(decoder: Decoder, name: str, rows: int) -> Any:
             spare = placed(jax.eval_shape(partial(blank_table, rows, programs.STEPS)))
             # Of several rows some wait, which one does not
             traced = programs._decode.trace(apart, None, narrow | {CHOSEN: {}}, lane, live, spare)
+        elif name == "prompts":
+            asked = programs.ask_for([programs.NOTHING] * rows, [programs.NO_IDS] * rows)
+            numbers = np.zeros(rows, np.int32)
+            given = (numbers, np.zeros((rows, programs.SHORT_PIECES[0]), np.int32), numbers, [*asked], {})
+            held = jax.eval_shape(partial(begin_prompts, decoder, 1, num_bytes=NUM_BYTES))
+            others = placed((given, np.int32(1), held, np.int32(0)))
+            static = (apart, NUM_BYTES, rows // 2, programs.LanePrograms.part, None)
+            traced = programs._read_into_rows.trace(*static, narrow, lane, *others)
         else:
             advance: Any = advancing(_advance, place)
             traced = advance.trace(apart, PIECE, narrow, placed(requests), place, start)
@@ -93,7 +102,7 @@ def count_launches(lowered: Any) -> Launches:
 def main() -> int:
     """Compiles all, prints a line each; 1 if the host launches more than a graph, or a graph has no order."""
     wrong = 0
-    for name, rows in (("round", 4), ("piece", 1)):
+    for name, rows in (("round", 4), ("prompts", 4), ("piece", 1)):
         found = count_launches(lower(small_decoder(), name, rows))
         print(f"decode: a {name} of {rows} rows: {found}", flush=True)
         wrong += replace(found, inside=0) != Launches(graphs=1, inside=0, outside=0, loops=0, unordered=0)

@@ -1,5 +1,6 @@
 """A prompt in one pass leaves the state that its bytes would have left one by one."""
 
+from dataclasses import replace
 from functools import cache, partial
 
 import jax
@@ -23,6 +24,7 @@ from jaxblt.patching import (
     stream_patcher,
 )
 from tests.mixer_table import table
+from tests.pallas_kernels.linear_state import equations
 from tests.parameters import drawn
 from tests.tolerances import assert_close
 
@@ -48,8 +50,9 @@ CASES = [("entropy", "HA"), ("space", "RA"), ("static", "H")]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """So that a prompt is several calls, the last one shorter."""
+    """So that a prompt is several calls, the last one shorter, also than a block."""
     monkeypatch.setattr("jaxblt.inference.prompts.CHUNK", 2 * BLOCK)
+    monkeypatch.setattr("jaxblt.models.blt_prefill.TILE", BLOCK // 4)
 
 
 def unboxed(config, *inputs, **options):
@@ -150,6 +153,20 @@ def test_a_prompt_of_any_length_leaves_the_state_of_its_bytes(mode, pattern):
     assert blocks[:, :-1].any()
     assert not blocks[:, :-1].all()
     assert blocks[:, -1].all()
+
+
+def test_a_short_call_multiplies_no_whole_block():
+    """The bridges between bytes and patches read its own bytes, and a few that fill up a tile."""
+    decoder, params = decoding("static", "H")
+    decoder = replace(decoder, patcher=replace(decoder.patcher, block_size=1024))
+
+    def read(params, ids):
+        return prefill(decoder, params, ids, jnp.ones_like(ids), num_bytes=1024)
+
+    found = jax.make_jaxpr(read)(params, jnp.ones((2, 24), jnp.int32))
+    products = [e for e in equations(found.jaxpr) if e.primitive.name == "dot_general"]
+    assert products
+    assert max(max(e.outvars[0].aval.shape) for e in products) < 1024
 
 
 @pytest.mark.slow(days=28, group="decoding")

@@ -46,7 +46,8 @@ class EngineConfig:
     Attributes:
       lanes: a request goes to the one of the smallest capacity that holds it.
       max_waiting: requests that wait while no slot is free for them; one more is refused.
-      piece_bytes: bytes of prompts that a round reads at the most, rounded to whole blocks of a model with patches.
+      piece_bytes: bytes of prompts that a round reads at the most while rows decode, rounded to whole blocks of a model
+        with patches. While none decodes, a round reads all prompts of at most 256 bytes, if a piece is longer.
       prefix_bytes: memory for the states behind prompts, so that a prompt that begins alike is not read again.
       drafts: bytes to guess, and to check several in one call of the model; None draws byte by byte. With any `Drafts`
         the bytes are the same; without, logits are rounded otherwise.

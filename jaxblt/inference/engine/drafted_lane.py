@@ -28,13 +28,12 @@ from jaxblt.inference.drafted import (
     window_bytes,
 )
 from jaxblt.inference.drafts import DraftArrays, Drafts
-from jaxblt.inference.engine.config import TOP, Lane
+from jaxblt.inference.engine.config import TOP, Lane, Request
 from jaxblt.inference.engine.draws import Drawn, Table, pack_draws, predictions
 from jaxblt.inference.engine.programs import LanePrograms, empty_rows, penalties_of
 from jaxblt.inference.in_place import Layout, keep_layout
 from jaxblt.inference.prompts import Prefix
 from jaxblt.inference.requests import Requests, request_keys
-from jaxblt.inference.rows import put_rows
 from jaxblt.inference.unroll import unroll_state
 from jaxblt.models.adapter import CHOSEN
 from jaxblt.models.packed import Packed, pack_small
@@ -104,18 +103,28 @@ class DraftedLane(LanePrograms):
 
     def make_rows(self) -> Packed:
         """Return rows that are all done."""
-        return _empty(self.decoder, self._lane)
+        return _empty(self.decoder, self._lane, self._anchor)
+
+    def _make_spare(self) -> None:
+        """Return None: a round makes its table in a loop over calls, beside those that it has handed out."""
 
     def count_to_read(self, length: int) -> int:
         """Return how many ids of a prompt stand before the window in which its last one lies."""
         return (length - 1) // self._width * self._width
 
-    def _put(self, places: np.ndarray, prompts: Prefix, ids: Sequence[np.ndarray], *asked: Any) -> None:
+    def ask(self, requests: Sequence[Request], ids: Sequence[np.ndarray]) -> tuple[Any, ...]:
+        """Return what `part` needs of requests behind these ids."""
         history = np.full((len(ids), _room(self._lane, self._width)), PAD, np.int32)
         for row, own in zip(history, ids, strict=True):
             row[: len(own)] = own
         base = np.array([self.count_to_read(len(own)) for own in ids], np.int32)
-        self._rows = _enter(self._layout, self._rows, places, prompts, history, base, *asked)
+        return history, base, *super().ask(requests, ids)
+
+    @staticmethod
+    def part(rows: Any, prompts: Prefix, *asked: Any) -> Any:
+        """Return rows behind prompts that were read, for requests as of `ask`, to be put among `rows`."""
+        del rows
+        return _part(prompts, *asked)
 
     def _draw(self, live: Bool[Array, "S"]) -> Table:
         given = (self._narrow, self._rows, live, self._drafts)
@@ -128,8 +137,9 @@ def _room(lane: Lane, width: int) -> int:
     return lane.capacity + width + 1
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _empty(decoder: Decoder, lane: Lane) -> Packed:
+@partial(jax.jit, static_argnums=(0, 1), keep_unused=True)
+def _empty(decoder: Decoder, lane: Lane, anchor: Array | None) -> Packed:
+    del anchor
     rows = empty_rows(decoder, lane)
     zeros = jnp.zeros((lane.slots,), jnp.int32)
     history = jnp.full((lane.slots, _room(lane, window_bytes(decoder))), PAD, jnp.int32)
@@ -156,20 +166,16 @@ def _nothing(rows: int, columns: int) -> Guessed:
     return Guessed(zeros, zeros == 0, number(zeros), number(zeros), tops, number(tops))
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _enter(
-    layout: Layout,
-    packed: Packed,
-    slots: Int[Array, "N"],
+def _part(
     prompts: Prefix,
     history: Int[Array, "N L"],
     base: Int[Array, "N"],
     asked: Requests,
     penalties: Float[Array, "N 2"],
     chosen: dict[str, Any],
-) -> Packed:
+) -> DraftedRows:
     (state, logits, sound), lengths = prompts, jnp.asarray(asked.lengths)
-    part = DraftedRows(
+    return DraftedRows(
         place=DraftedPlace(unroll_state(state), base, history, lengths, jnp.zeros(sound.shape, bool)),
         sound=sound,
         held=jnp.zeros(sound.shape, jnp.int32),
@@ -179,7 +185,6 @@ def _enter(
         penalties=penalties,
         chosen=chosen,
     )
-    return keep_layout(pack_small(put_rows(packed.unpack(), slots, part)), layout)
 
 
 class _Round(NamedTuple):

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import batched
+from itertools import batched, product
 from typing import Any, Protocol, runtime_checkable
 
 import flax.linen as nn
@@ -17,7 +17,6 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from jaxblt.adapters.update.row_adapters import Adapter
 from jaxblt.data.letters import letters_of
 from jaxblt.data.vocab import OFFSET, encode
 from jaxblt.inference.beams import BEAMS, Beam, beam_search, check_search
@@ -27,7 +26,7 @@ from jaxblt.inference.engine.config import ARRAYS, EngineConfig, Finish, Lane, P
 from jaxblt.inference.engine.drafted_lane import DraftedLane
 from jaxblt.inference.engine.draws import Drawn, Table, unpack_draws
 from jaxblt.inference.engine.prefixes import PrefixCache
-from jaxblt.inference.engine.programs import LanePrograms, OnePrompt, copy_prompt, piece_sizes
+from jaxblt.inference.engine.programs import NO_IDS, LanePrograms, OnePrompt, copy_prompt, piece_sizes
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows, list_adapters
 from jaxblt.inference.engine.schedule import Part, Scheduler, Ticket
 from jaxblt.inference.engine.searches import LaneSearch
@@ -96,9 +95,9 @@ _Reading = tuple[Part, _Job]
 class Engine:
     """Requests over one model, decoded together.
 
-    A round draws up to 8 bytes for every request that has a slot, and reads `piece_bytes` of prompts at the most. The
-    bytes of a request depend on its prompt, its sampling, its adapter, its lane and the model only, never on other
-    requests. The results of a round are read while the device works on the next one.
+    A round draws up to 8 bytes for every request that has a slot, and reads `piece_bytes` of prompts at the most while
+    rows decode. The bytes of a request depend on its prompt, its sampling, its adapter, its lane and the model only,
+    never on other requests. The results of a round are read while the device works on the next one.
 
         with Engine(run, EngineConfig(lanes=(Lane(slots=8, capacity=8192),))) as engine:
             for piece in engine.submit(Request(b"Once", max_new_bytes=64)):
@@ -136,6 +135,8 @@ class Engine:
             self._lanes = [make(lane) for lane in config.lanes]
         lanes = sorted((self._lanes[i] for i in config.search_lanes), key=lambda lane: lane.lane.capacity)
         self._searches = [LaneSearch(lane, config.beams, self._sizes) for lane in lanes]
+        # Read prompts whose states are kept beside the rows, and long pieces too: their program has all layers in a row
+        self._into_rows = () if config.prefix_bytes else self._sizes[:-1]
         self._prefixes = PrefixCache(config.prefix_bytes, self._sizes[-1])
         least, most = zip(*(lane.draws for lane in self._lanes), strict=True)
         given = {"draws": (min(least), max(most)), "known": self._find_prefix, "clock": clock}
@@ -267,8 +268,19 @@ class Engine:
             return pool.submit(self._on_mesh, call, *given)
 
         with ThreadPoolExecutor() as pool:
+            # Lower first, and do not run: what reads into rows uses them up, as `fit` does
+            lowered = [
+                self._on_mesh(lane.lower_reading, size)
+                for lane, size in product(self._lanes, self._into_rows)
+            ]
+            compiling = [pool.submit(one.compile) for one in lowered]
             decoding = [begin(lane.fit) for lane in self._lanes]
-            reading = [[begin(_read_prompts, lane, size) for size in self._sizes] for lane in self._lanes]
+            reading = [
+                [begin(_read_prompts, lane, size) for size in self._sizes_beside(lane)]
+                for lane in self._lanes
+            ]
+            for compiled in compiling:
+                compiled.result()
             for i, (lane, fitted, prompts) in enumerate(zip(self._lanes, decoding, reading, strict=True)):
                 fitted.result()
                 found = None if lane.lane != self.config.lanes[i] else self._await_prompts(lane, prompts)
@@ -276,7 +288,7 @@ class Engine:
                     self._scheduler.shrink(i, lane.lane.slots)
                     # Free the prompts first: fewer rows read fewer prompts at once
                     prompts.clear()
-                    prompts += [begin(_read_prompts, lane, size) for size in self._sizes]
+                    prompts += [begin(_read_prompts, lane, size) for size in self._sizes_beside(lane)]
                     found = self._await_prompts(lane, prompts)
                 self._on_mesh(self._warm_rows, lane, found)
 
@@ -285,7 +297,9 @@ class Engine:
     ) -> list[list[Prefix]] | None:
         """Return prompts that were read; or None if memory was short, and the lane has fewer rows now."""
         try:
-            return [one.result() for one in prompts]
+            found = [one.result() for one in prompts]
+            self._on_mesh(_read_into_rows, lane, self._into_rows, found[-1][0])
+            return found
         except jax.errors.JaxRuntimeError as error:
             self._on_mesh(lane.shrink, error)
             self._on_mesh(lane.fit)
@@ -302,9 +316,14 @@ class Engine:
         for search in self._searches:
             if search.lane is lane:
                 search.warm(prompts)
-        for prompt in (*prompts, *copies):
+        for prompt in (*(whole if self._into_rows else prompts), *copies):
             lane.enter(prompt, [0], [Request(b"", 1)], [np.ones(1, np.int32)])
             jax.block_until_ready([lane.decode({0}) for _ in range(2)])
+
+    def _sizes_beside(self, lane: LanePrograms) -> tuple[int, ...]:
+        """Return the sizes of pieces that are read beside the rows of a lane."""
+        is_searched = any(search.lane is lane for search in self._searches)
+        return tuple(size for size in self._sizes if is_searched or size not in self._into_rows)
 
     def _on_mesh[T](self, call: Callable[..., T], *given: Any) -> T:
         with self._in_force():
@@ -406,12 +425,15 @@ class Engine:
 
     def _group(self, parts: list[_Reading]) -> Iterator[tuple[LanePrograms, int, list[_Reading]]]:
         """Yield the pieces of prompts that one call reads, with its lane and the size of its rows."""
-        groups: dict[tuple[int, int], list[_Reading]] = {}
+        groups: dict[tuple[int, int, bool], list[_Reading]] = {}
         for part, job in parts:
-            groups.setdefault((part.ticket.lane, part.size), []).append((part, job))
-        for (number, size), group in groups.items():
+            is_whole = part.size in self._into_rows and not part.start
+            groups.setdefault((part.ticket.lane, part.size, is_whole), []).append((part, job))
+        for (number, size, is_whole), group in groups.items():
             lane = self._lanes[number]
-            for some in batched(group, lane.count_prompts(size)):
+            # Read the end of a longer prompt alone: what was read of it is one argument of the program
+            most = lane.lane.slots if is_whole else lane.count_prompts(size)
+            for some in batched(group, 1 if size in self._into_rows and not is_whole else most):
                 yield lane, size, list(some)
 
     def _read_parts(self, lane: LanePrograms, size: int, parts: list[_Reading]) -> Array | None:
@@ -419,24 +441,30 @@ class Engine:
 
         Returns an array to wait for, or None if nothing is read.
         """
-        begun, done = [self._take_prompt(job) for _, job in parts], None
+        slots, jobs = [part.slot for part, _ in parts], [job for _, job in parts]
+        requests, ids = [job.stream.request for job in jobs], [job.ids for job in jobs]
+        begun, done = [self._take_prompt(job) for job in jobs], None
+        self._read += sum(part.stop - part.start for part, _ in parts)
+        first = parts[0][0]
+        if size in self._into_rows:
+            return lane.read_into_rows(slots, requests, ids, size, begun[0], first.start)
         if size:
-            ids = [job.ids[part.start : part.stop] for part, job in parts]
-            adapters: list[Adapter] = [job.stream.request.adapter for _, job in parts]
-            prompts, done = lane.read(begun, ids, size, adapters)
-            for row, (part, job) in enumerate(parts):
-                self._read += part.stop - part.start
-                known = job.ids[: part.ticket.to_read]
-                self._prefixes.put(part.ticket.lane, adapters[row], known, part.stop, prompts, row)
+            pieces = [own[part.start : part.stop] for own, (part, _) in zip(ids, parts, strict=True)]
+            prompts, done = lane.read(begun, pieces, size, [request.adapter for request in requests])
+            self._keep_prefixes(parts, prompts)
         else:
             prompts = lane.begin() if begun[0] is None else begun[0]
-        if not parts[0][0].is_last:
+        if first.is_last:
+            lane.enter(prompts, slots, requests, ids)
+        else:
             # A piece that is followed by others fills its rows, and is read alone
-            parts[0][1].prompt = prompts
-            return done
-        slots = [part.slot for part, _ in parts]
-        lane.enter(prompts, slots, [job.stream.request for _, job in parts], [job.ids for _, job in parts])
+            jobs[0].prompt = prompts
         return done
+
+    def _keep_prefixes(self, parts: list[_Reading], prompts: Prefix) -> None:
+        for row, (part, job) in enumerate(parts):
+            known, adapter = job.ids[: part.ticket.to_read], job.stream.request.adapter
+            self._prefixes.put(part.ticket.lane, adapter, known, part.stop, prompts, row)
 
     def _take_prompt(self, job: _Job) -> OnePrompt | None:
         """Take what was read of a prompt, or is known of it; None at its beginning."""
@@ -532,6 +560,12 @@ def _read_prompts(lane: LanePrograms, size: int) -> list[Prefix]:
     if lane.count_prompts(size) > 1:
         return [begun]
     return [begun, _read_one(lane, _read_one(lane, None, size), size)]
+
+
+def _read_into_rows(lane: LanePrograms, sizes: Sequence[int], held: OnePrompt) -> None:
+    """Read prompts of all sizes into a row, from their beginning and behind what was read."""
+    for size, before in product(sizes, (None, held)):
+        jax.block_until_ready(lane.read_into_rows([0], [Request(b"", 1)], [NO_IDS], size, before))
 
 
 def _read_one(lane: LanePrograms, before: OnePrompt | None, size: int) -> Prefix:

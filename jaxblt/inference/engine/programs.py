@@ -1,11 +1,12 @@
-"""The device's part of a lane: rows that decode together, and prompts that are read beside them and put into rows.
+"""The device's part of a lane: rows that decode together, and prompts that are read and put into rows.
 
-A lane has one program that decodes. Each size of a prompt's pieces has a program that reads some prompts at once, and
-one that puts them into their rows. All that requests ask for is an array to them. How many prompts a program reads
-depends on the lane and the size only, and what is short of them is padded: a prompt is rounded alike whatever the load.
+A lane has one program that decodes. Each size of short pieces has one that reads the ends of prompts straight into
+their rows, as many as wait: it loops over some prompts at a time. How many that are depends on the lane and the size
+only, and what is short of them is padded: a prompt is rounded alike whatever the load. All that requests ask for is an
+array to these programs. Longer pieces, and prompts whose states are kept, are read beside the rows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,13 @@ from jaxblt.inference.engine.config import Lane, Request
 from jaxblt.inference.engine.draws import Drawn, Table, blank_table, pack_draws, predictions
 from jaxblt.inference.engine.memory import shrink_lane
 from jaxblt.inference.engine.row_codes import choose_codes_of_rows
-from jaxblt.inference.in_place import IN_ONE_GRAPH, Layout, keep_layout, layout_over_devices
+from jaxblt.inference.in_place import (
+    IN_ONE_GRAPH,
+    ONE_LOOP_IN_ONE_GRAPH,
+    Layout,
+    keep_layout,
+    layout_over_devices,
+)
 from jaxblt.inference.narrow import narrow_params
 from jaxblt.inference.prepare import prepare_decoding
 from jaxblt.inference.prompts import Prefix, begin_prompts, read_piece
@@ -47,6 +54,9 @@ SHARE_READ = 4
 NO_ROW = 2**30
 """The first row of those that pad prompts: writes beyond all rows are dropped."""
 
+
+MakePart = Callable[..., Any]
+"""(rows, prompts, ...) -> rows, of a lane: `LanePrograms.part`."""
 
 OnePrompt = tuple[DecoderState, Float[Array, "1 V"], Bool[Array, "1"]]
 """A prompt of those of a `Prefix`."""
@@ -101,11 +111,13 @@ class LanePrograms:
         self.decoder, self._apart, self._lane = decoder, unrolled(decoder), lane
         self._piece_bytes = piece_bytes
         self.params = prepare_decoding(decoder, params, rows=lane.slots, num_bytes=lane.capacity)
+        self._anchor = _find_anchor(self.params)
         self._rows = self.make_rows()
         self._layout = layout_over_devices(self._rows)
         self._spare = self._make_spare()
         self._live = np.zeros(lane.slots, bool), jnp.zeros(lane.slots, bool)
-        self._prompt_layout = layout_over_devices(self.begin())
+        self._blank = self.begin()
+        self._prompt_layout = layout_over_devices(self._blank)
         rows = self._rows.unpack()
         layers = {**unroll_params(self.params), CHOSEN: rows.chosen}
         # Leave the codes to the rows: those here would be used up with them
@@ -143,11 +155,11 @@ class LanePrograms:
 
     def make_rows(self) -> Packed:
         """Return rows that are all done."""
-        return _empty(self.decoder, self._lane)
+        return _empty(self.decoder, self._lane, self._anchor)
 
     def _make_spare(self) -> Table | None:
         """Return a table whose memory the next draws take; None on several devices, where XLA lays it out."""
-        return None if self._layout else blank_table(self._lane.slots, STEPS)
+        return None if self._layout else _blank(self._lane.slots, self._anchor)
 
     def count_to_read(self, length: int) -> int:
         """Return how many ids of a prompt are read before it enters its row."""
@@ -159,7 +171,7 @@ class LanePrograms:
 
     def begin(self, rows: int = 1) -> Prefix:
         """Return prompts of which nothing was read."""
-        return _begin(self.decoder, self._lane, rows)
+        return _begin(self.decoder, self._lane, rows, self._anchor)
 
     def read(
         self,
@@ -204,15 +216,74 @@ class LanePrograms:
     ) -> None:
         """Put prompts of these ids that were read into the rows `slots`; prompts behind these are padding."""
         count = len(prompts[1])
-        places = [*slots, *range(NO_ROW, NO_ROW + count - len(slots))]
-        requests = _filled(requests, NOTHING, count)
-        ids = _filled(ids, np.ones(1, np.int32), count)
+        asked = self.ask(_filled(requests, NOTHING, count), _filled(ids, NO_IDS, count))
+        self._rows = _enter(self.part, self._layout, self._rows, _places(slots, count), prompts, asked)
+
+    def read_into_rows(
+        self,
+        slots: Sequence[int],
+        requests: Sequence[Request],
+        ids: Sequence[np.ndarray],
+        size: int,
+        held: OnePrompt | None = None,
+        start: int = 0,
+    ) -> Array:
+        """Read the ends of prompts in rows of `size`, and put the prompts into the rows `slots`, by one program.
+
+        Args:
+          slots: rows of the lane, each once.
+          requests: of each.
+          ids: of each whole prompt.
+          size: of the rows that are read.
+          held: what was read of a single prompt; None if nothing was read of any.
+          start: ids that it has read.
+
+        Returns an array to wait for, which no later call uses up.
+        """
+        given = self._lay_out(slots, requests, ids, size, held, start)
+        self._rows, done = _read_into_rows(*self._static(size), self._narrow, self._rows, *given)
+        return done
+
+    def lower_reading(self, size: int) -> Any:
+        """Return the program of `read_into_rows`, lowered: once it is compiled, calls find it so."""
+        given = self._lay_out([], [], [], size, None, 0)
+        return _read_into_rows.lower(*self._static(size), self._narrow, self._rows, *given)
+
+    def _static(self, size: int) -> tuple[Any, ...]:
+        return self._apart, self._lane.capacity, self.count_prompts(size), self.part, self._layout
+
+    def _lay_out(
+        self,
+        slots: Sequence[int],
+        requests: Sequence[Request],
+        ids: Sequence[np.ndarray],
+        size: int,
+        held: OnePrompt | None,
+        start: int,
+    ) -> tuple[Any, ...]:
+        """Return the arrays of `read_into_rows`: of as many prompts as the lane has rows."""
+        width = self.count_prompts(size)
+        room = -(-self._lane.slots // width) * width
+        table, lengths = np.full((room, size), PAD, np.int32), np.zeros(room, np.int32)
+        for row, own in enumerate(ids):
+            piece = own[start : self.count_to_read(len(own))]
+            table[row, : len(piece)], lengths[row] = piece, len(piece)
+        requests, ids = _filled(requests, NOTHING, room), _filled(ids, NO_IDS, room)
+        *asked, codes = self.ask(requests, ids)
+        given = (_places(slots, room), table, lengths, asked, codes)
+        turns = np.int32(-(-len(slots) // width))
+        return given, turns, *((self._blank, np.int32(NO_ROW)) if held is None else (held, np.int32(0)))
+
+    def ask(self, requests: Sequence[Request], ids: Sequence[np.ndarray]) -> tuple[Any, ...]:
+        """Return what `part` needs of requests behind these ids."""
         # Name the layers of the unrolled model: blocks may have routers of their own
         chosen = choose_codes_of_rows(self._apart.model, [request.adapter for request in requests])
-        self._put(np.asarray(places, np.int32), prompts, ids, *ask_for(requests, ids), chosen)
+        return *ask_for(requests, ids), chosen
 
-    def _put(self, places: np.ndarray, prompts: Prefix, ids: Sequence[np.ndarray], *asked: Any) -> None:
-        self._rows = _enter(self._layout, self._rows, places, prompts, *asked)
+    @staticmethod
+    def part(rows: Any, prompts: Prefix, *asked: Any) -> Any:
+        """Return rows behind prompts that were read, for requests as of `ask`, to be put among `rows`."""
+        return _part(rows, prompts, *asked)
 
     def decode(self, slots: Iterable[int]) -> Table:
         """Draw the next bytes of the rows in these slots, and end all others.
@@ -282,13 +353,38 @@ def ask_for(
 NOTHING = Request(b"")
 """What a row without a request asks for."""
 
+NO_IDS = np.ones(1, np.int32)
+"""The prompt of a row without a request."""
+
+
+def _places(slots: Sequence[int], count: int) -> Int[np.ndarray, "N"]:
+    """Return the rows of `count` prompts, of which those behind `slots` are padding."""
+    return np.asarray([*slots, *range(NO_ROW, NO_ROW + count - len(slots))], np.int32)
+
 
 def _filled[T](items: Sequence[T], item: T, count: int) -> list[T]:
     return [*items, *[item] * (count - len(items))]
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _begin(decoder: Decoder, lane: Lane, rows: int) -> Prefix:
+def _find_anchor(params: dict[str, Any]) -> Array | None:
+    """Return an array that is bound to its device, if the parameters are and there is one device.
+
+    Programs that make rows take it, so that the rows are bound too. Otherwise the first program that takes both would
+    return them bound, and its next call would be compiled anew.
+    """
+    first = jax.tree.leaves(params)[0]
+    return first if getattr(first, "committed", False) and len(first.sharding.device_set) == 1 else None
+
+
+@partial(jax.jit, static_argnums=0, keep_unused=True)
+def _blank(rows: int, anchor: Array | None) -> Table:
+    del anchor
+    return blank_table(rows, STEPS)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2), keep_unused=True)
+def _begin(decoder: Decoder, lane: Lane, rows: int, anchor: Array | None) -> Prefix:
+    del anchor
     return begin_prompts(decoder, rows, num_bytes=lane.capacity)
 
 
@@ -321,8 +417,9 @@ def empty_rows(decoder: Decoder, lane: Lane) -> LaneRows:
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _empty(decoder: Decoder, lane: Lane) -> Packed:
+@partial(jax.jit, static_argnums=(0, 1), keep_unused=True)
+def _empty(decoder: Decoder, lane: Lane, anchor: Array | None = None) -> Packed:
+    del anchor
     return pack_small(empty_rows(decoder, lane))
 
 
@@ -340,18 +437,24 @@ def _read(
     return prompt, jnp.isfinite(prompt[1][:, 0])
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=1)
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
 def _enter(
+    part: MakePart,
     layout: Layout,
     packed: Packed,
     slots: Int[Array, "N"],
     prompts: Prefix,
-    asked: Requests,
-    penalties: Float[Array, "N 2"],
-    chosen: dict[str, Any],
+    asked: tuple[Any, ...],
 ) -> Packed:
-    rows, (state, logits, sound) = packed.unpack(), prompts
-    part = LaneRows(
+    rows = packed.unpack()
+    return keep_layout(pack_small(put_rows(rows, slots, part(rows, prompts, *asked))), layout)
+
+
+def _part(
+    rows: LaneRows, prompts: Prefix, asked: Requests, penalties: Float[Array, "N 2"], chosen: dict[str, Any]
+) -> LaneRows:
+    state, logits, sound = prompts
+    return LaneRows(
         state=unroll_state(state),
         logits=jnp.where(sound[:, None], logits, jnp.nan),
         done=jnp.zeros(sound.shape, bool),
@@ -362,7 +465,43 @@ def _enter(
         chosen=chosen,
         waiting=jax.tree.map(lambda x: jnp.zeros((len(sound), *x.shape[1:]), x.dtype), rows.waiting),
     )
-    return keep_layout(pack_small(put_rows(rows, slots, part)), layout)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=6, compiler_options=ONE_LOOP_IN_ONE_GRAPH)
+def _read_into_rows(
+    decoder: Decoder,
+    capacity: int,
+    width: int,
+    part: MakePart,
+    layout: Layout,
+    params: dict[str, Any],
+    packed: Packed,
+    given: tuple[Any, ...],
+    turns: Int[Array, ""],
+    held: OnePrompt,
+    to: Int[Array, ""],
+) -> tuple[Packed, Int[Array, ""]]:
+    """Read `width` prompts in each turn, and put them into their rows; the first ones begin with `held` at row `to`.
+
+    The decoder is of `unrolled`: copies by a layer's number would keep the loop out of the graph.
+    """
+    state, logits, sound = held
+    held = unroll_state(state), logits, sound
+
+    def turn(carry: tuple[Array, Packed]) -> tuple[Array, Packed]:
+        done, packed = carry
+        mine = done * width + jnp.arange(width, dtype=jnp.int32)
+        # Gather: a slice by an offset that only the host knows would keep the loop out of the graph too
+        slots, ids, lengths, asked, codes = jax.tree.map(lambda x: jnp.asarray(x)[mine], given)
+        live = jnp.arange(ids.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
+        begun = put_rows(begin_prompts(decoder, width, num_bytes=capacity), to[None], held)
+        prompts = read_piece(decoder, {**params, CHOSEN: codes}, begun, ids, live.astype(jnp.int32))
+        rows = packed.unpack()
+        entered = put_rows(rows, slots, part(rows, prompts, *asked, codes))
+        return done + 1, keep_layout(pack_small(entered), layout)
+
+    done, packed = jax.lax.while_loop(lambda carry: carry[0] < turns, turn, (jnp.zeros_like(turns), packed))
+    return packed, done
 
 
 @partial(

@@ -137,7 +137,7 @@ class Scheduler:
         Args:
           config: lanes and the most requests that wait.
           sizes: lengths of the rows that pieces of prompts are read in, ascending. The last is the piece itself, and
-            the prompt bytes of a round.
+            the prompt bytes of a round while rows decode.
           draws: the least and the most bytes that a round draws for a row that goes on.
           known: how many bytes of a prompt need no reading, asked when its request gets its slot.
           clock: seconds.
@@ -265,17 +265,22 @@ class Scheduler:
         ticket.sent -= 1
 
     def _parts(self) -> Iterator[Part]:
-        """Yield pieces of prompts, together of the bytes that a round reads; another lane begins each round."""
+        """Yield pieces of prompts, together of the bytes that a round reads; another lane begins each round.
+
+        While no row decodes nobody waits for a round, and only pieces of the largest size count.
+        """
         left, count = self._sizes[-1], len(self._rows)
+        is_idle = not any(ticket.state == "decoding" for rows in self._rows for ticket in rows.taken.values())
         self._turn = (self._turn + 1) % count
         for i in range(count):
             rows = self._rows[(self._turn + i) % count]
             while (ticket := self._next_to_read(rows)) is not None:
                 stop = min(ticket.to_read, ticket.read + self._sizes[-1])
                 size = 0 if stop == ticket.read else next(n for n in self._sizes if n >= stop - ticket.read)
-                if size > left:
+                counted = 0 if is_idle and size < self._sizes[-1] else size
+                if counted > left:
                     return
-                left -= size
+                left -= counted
                 assert ticket.slot is not None
                 yield Part(ticket, ticket.slot, ticket.read, stop, size)
                 ticket.read = stop

@@ -4,6 +4,7 @@ import random
 import re
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 
 import jax
@@ -19,6 +20,8 @@ from jaxblt.training.start.placement import place_params
 from tests.inference.engine.conftest import Made
 
 CONFIG = EngineConfig(lanes=(Lane(slots=3, capacity=176),), piece_bytes=64, prefix_bytes=1 << 20)
+INTO_ROWS = replace(CONFIG, prefix_bytes=0, piece_bytes=256)
+"""Prompts are read straight into their rows."""
 LONG = bytes(range(32, 132))
 SAMPLINGS = (
     Sampling(temperature=0),
@@ -92,30 +95,71 @@ SEVERAL = [Request(LONGER[:n], 6, Sampling(seed=n)) for n in (*range(0, 60, 5), 
 @pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize("name", ["transformer", PATCHES])
 def test_prompts_that_are_read_together_keep_their_bytes(name, runs, monkeypatch):
-    """Four short ones a call, whichever come together; calls that are not full are padded."""
-    calls, plain = [], programs.LanePrograms.read
+    """One program reads all short ones that wait, whichever come together; calls that are not full are padded."""
+    calls, plain = [], programs.LanePrograms.read_into_rows
 
-    def read(lane, before, ids, size, adapters=()):
+    def read(lane, slots, requests, ids, size, *before):
         calls.append((len(ids), size))
-        return plain(lane, before, ids, size, adapters)
+        return plain(lane, slots, requests, ids, size, *before)
 
-    monkeypatch.setattr(programs.LanePrograms, "read", read)
+    monkeypatch.setattr(programs.LanePrograms, "read_into_rows", read)
 
     with Engine(runs[name], MANY) as engine:
         alone = [engine.submit(request).read() for request in SEVERAL]
     assert {count for count, _ in calls} == {1}
-    single = len(calls)
     calls.clear()
+    compiled = programs._read_into_rows._cache_size()
     engine = Engine(runs[name], MANY)
     streams = [engine.submit(request) for request in SEVERAL[::-1]]
     with engine:
         together = [stream.read() for stream in streams][::-1]
-    assert max(count for count, size in calls if size == 64) == 4
-    assert len(calls) <= single // 2
+    # The ends of the two longest are read alone, the others by fours while rows decode
+    first, second, *others = (count for count, size in calls if size == 64)
+    assert first == second == 1
+    assert min(others) >= 4
+    assert sum(others) == sum(len(request.prompt) < 64 for request in SEVERAL)
+    assert programs._read_into_rows._cache_size() == compiled
     for one, other in zip(alone, together, strict=True):
         assert (other.data, other.finish) == (one.data, one.finish)
         np.testing.assert_array_equal(other.logprobs, one.logprobs)
         np.testing.assert_array_equal(other.closed, one.closed)
+
+
+def test_one_program_reads_sixty_four_prompts_that_wait(runs, monkeypatch):
+    """`generate` reads them by one call too; no prompt is read before its neighbours, nor copied into its row."""
+    programs_sent = Counter()
+    for name in ("_begin", "_read", "_join", "_enter", "_read_into_rows", "_copy"):
+
+        def send(*given, plain=getattr(programs, name), name=name):
+            programs_sent[name] += 1
+            return plain(*given)
+
+        monkeypatch.setattr(programs, name, send)
+    engine = Engine(runs["transformer"], EngineConfig(lanes=(Lane(64, 80),), piece_bytes=256))
+    programs_sent.clear()
+    streams = [engine.submit(Request(LONG[: i % 60], 8)) for i in range(64)]
+    with engine:
+        assert all(len(stream.read().data) <= 8 for stream in streams)
+    assert programs_sent == {"_read_into_rows": 1}
+    assert engine.stats.prompt_bytes == sum(1 + i % 60 for i in range(64))
+
+
+def test_parameters_that_are_bound_to_their_device_compile_no_program_twice(runs):
+    """Those of a loaded run are, and what a program returns from them; so the rows must be from the start."""
+    run = runs["transformer"]
+    bound = jax.device_put(run.decoder_params, jax.devices()[0])
+    lane = programs.LanePrograms(run.decoder, bound, Lane(16, 400), 256)
+    sent, found = (programs._decode, programs._read, programs._read_into_rows, programs._enter), []
+    for _ in range(2):
+        lane.decode({0})
+        held, _ = lane.read([None], [np.ones(256, np.int32)], 256)
+        held, _ = lane.read([held], [np.ones(256, np.int32)], 256)
+        lane.read_into_rows([0], [SEVERAL[0]], [np.ones(300, np.int32)], 64, held, 256)
+        lane.read_into_rows([1], [SEVERAL[0]], [np.ones(1, np.int32)], 64)
+        lane.enter(held, [2], [SEVERAL[0]], [np.ones(512, np.int32)])
+        found.append([program._cache_size() for program in sent])
+    assert found[1] == found[0]
+    assert all(leaf.committed for leaf in jax.tree.leaves((lane._rows, lane._spare, held)))
 
 
 def test_the_device_is_asked_by_programs_only_and_never_under_the_lock(engines, alone, monkeypatch):
@@ -291,16 +335,17 @@ def test_generate_waits_for_room(runs, alone):
 
 
 @pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_mesh")
-def test_weights_are_split_and_bytes_are_those_of_one_device(runs):
-    with Engine(runs["transformer"], CONFIG) as engine:
+@pytest.mark.parametrize("config", [CONFIG, INTO_ROWS], ids=["prefixes", "into rows"])
+def test_weights_are_split_and_bytes_are_those_of_one_device(runs, config):
+    with Engine(runs["transformer"], config) as engine:
         alone = [stream.read().data for stream in map(engine.submit, REQUESTS)]
     run, mesh = runs["transformer"], make_mesh(tensor=2, devices=jax.devices()[:2])
     params, frozen = place_params(run.recipe, run.params, run.frozen, mesh)
-    engine = Engine(replace(run, params=params, frozen=frozen), CONFIG, mesh=mesh)
+    engine = Engine(replace(run, params=params, frozen=frozen), config, mesh=mesh)
     split = [leaf for leaf in jax.tree.leaves(engine._params) if not leaf.sharding.is_fully_replicated]
     assert split
     engine.warm()
-    calls = (programs._read, programs._decode)
+    calls = (programs._read, programs._read_into_rows, programs._decode)
     compiled = [call._cache_size() for call in calls]
     with engine:
         assert [stream.read().data for stream in map(engine.submit, REQUESTS)] == alone

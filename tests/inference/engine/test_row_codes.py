@@ -51,6 +51,14 @@ def test_rows_of_many_adapters_decode_in_one_program(run, alone):
     assert [call._cache_size() for call in calls] == compiled
 
 
+def test_prompts_that_are_read_into_their_rows_have_their_adapters(run, alone):
+    """In one program too, whose layers are named one by one."""
+    engine = Engine(run, replace(CONFIG, prefix_bytes=0, piece_bytes=128))
+    streams = [engine.submit(request) for request in REQUESTS]
+    with engine:
+        assert [stream.read().data for stream in streams] == alone
+
+
 @pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_row_codes")
 def test_bytes_of_an_adapter_are_those_of_generate(run, alone):
     asked = {"max_new_bytes": 48, "seed": [7] * len(REQUESTS), "adapters": ADAPTERS}
