@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxblt.training.log.closed_terminal import leave_closed_terminal
+from jaxblt.training.closed_terminal import leave_closed_terminal
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 

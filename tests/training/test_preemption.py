@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxblt.training.log.closed_terminal import outliving_terminal
+from jaxblt.training.closed_terminal import outliving_terminal
 from jaxblt.training.preemption import StopRequest
 
 

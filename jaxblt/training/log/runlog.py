@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxblt.remote import refuse_remote
-from jaxblt.training.log.closed_terminal import outliving_terminal
+from jaxblt.training.closed_terminal import outliving_terminal
 from jaxblt.training.log.progress_bar import tqdm
 from jaxblt.training.log.trackers import (
     Hyperparameter,
