@@ -220,6 +220,8 @@ class Run:
 
     score = answers.score
     """Log-likelihoods of records in nats; see `jaxblt.answers.score`."""
+    rank_bytes = answers.rank_bytes
+    """The likeliest ids at each place of records; see `jaxblt.answers.rank_bytes`."""
     embed = answers.embed
     """Hidden states of records, by layer and pool; see `jaxblt.answers.embed`."""
     classify = answers.classify

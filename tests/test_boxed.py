@@ -39,6 +39,25 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         jaxblt.load("englsh")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("runs/smal", r"config\.json does not exist; did you mean 'runs/small'\?$"),
+        ("runs/x", r"; runs in 'runs' are big, small$"),
+        ("runs", r"; runs in 'runs' are big, small$"),
+        ("none/x", r"config\.json does not exist$"),
+    ],
+)
+def test_a_run_that_does_not_exist_is_answered_with_those_beside_it(name, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for run in ("small", "big"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "config.json").touch()
+    (tmp_path / "runs" / "smal.txt").touch()
+    with pytest.raises(FileNotFoundError, match=said):
+        jaxblt.load(name)
+
+
 @pytest.mark.slow(days=28, group="costly")
 def test_genes_and_proteins_know_their_letters(cache):
     """A reading frame is likelier than the same codons with one base moved to the end, a protein than its mirror."""

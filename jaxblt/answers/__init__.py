@@ -14,6 +14,7 @@ from jaxblt.answers.index import build_index
 from jaxblt.answers.mutagenesis import Mutagenesis, mutagenesis
 from jaxblt.answers.predictions import Predictions, TaskPredictions
 from jaxblt.answers.protocol import TrainedRun
+from jaxblt.answers.ranks import Ranks, rank_bytes
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.score import BATCH_SIZE, Scores, score
 from jaxblt.answers.variants import VariantScores, variants
@@ -26,6 +27,7 @@ __all__ = [
     "Mutagenesis",
     "Pool",
     "Predictions",
+    "Ranks",
     "Scores",
     "Sequences",
     "TaskPredictions",
@@ -39,6 +41,7 @@ __all__ = [
     "embed",
     "mutagenesis",
     "open_records",
+    "rank_bytes",
     "read_vcf",
     "score",
     "search_beams",

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxblt.answers.protocol import TrainedRun
-from jaxblt.answers.reading import Reader, answer, make_reader
+from jaxblt.answers.reading import Call, Reader, answer, make_reader
 from jaxblt.answers.records import Sequences, open_records
 from jaxblt.answers.strands import check_strands
 from jaxblt.answers.tables import write_tsv
@@ -31,6 +31,9 @@ from jaxblt.training.step import Task, find_entropies, predict
 
 BATCH_SIZE = 8
 """Rows of a program where the caller does not say."""
+
+Counts = tuple[Any, Any]
+"""Patch boundaries that were refused, and that were asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,38 +200,73 @@ def _mean_of_strands(
 
 def _pieces(reader: Reader, source: DocumentSource, pairs: np.ndarray) -> Iterator[tuple[Span, np.ndarray]]:
     """Yield the targets that a span answers for, Float64 in nats, NaN where one does not count."""
-    call, counted = partial(_target_nats, reader.task), reader.letters.counted
+    counted = reader.letters.counted
+
+    def call(*given: Any) -> tuple[tuple[Any], Counts]:
+        nats, counts = _target_nats(reader.task, *given)
+        return (nats,), counts
+
+    for span, ids, (nats,) in read_targets(reader, call, source, pairs):
+        yield span, np.where(counted[ids], nats, np.nan)
+
+
+def read_targets(
+    reader: Reader, call: Call, source: DocumentSource, pairs: np.ndarray
+) -> Iterator[tuple[Span, np.ndarray, tuple[np.ndarray, ...]]]:
+    """Yield spans, the ids of the targets that each answers for, and what `call` says of these targets.
+
+    Args:
+      reader: see `make_reader`.
+      call: returns arrays ([B, T, ...]) and boundaries refused and asked for; its first array, in nats, must be finite.
+      source: the records.
+      pairs: Int64[N], pairs to read of each.
+
+    Raises:
+      ValueError: a log-likelihood is not finite.
+
+    Warns:
+      PatchOverflowWarning: blocks have fewer slots than these records ask for.
+    """
     refused = wanted = 0.0
-    for spans, batch, (nats, counts) in answer(reader, call, source, pairs):
+    for spans, batch, (arrays, counts) in answer(reader, call, source, pairs):
         refused, wanted = refused + float(counts[0]), wanted + float(counts[1])
         targets = np.asarray(batch.targets)
-        for row, ids, span in zip(reader.placement.in_order(nats), targets, spans, strict=False):
+        ordered = [reader.placement.in_order(array) for array in arrays]
+        for row, span in enumerate(spans):
             own = slice(span.scored - span.start, span.stop - span.start)
-            piece = row[own].astype(np.float64)
-            _check_finite(piece, span, source, reader)
-            yield span, np.where(counted[ids[own]], piece, np.nan)
+            nats, *others = (array[row][own] for array in ordered)
+            nats = nats.astype(np.float64)
+            _check_finite(nats, span, source, reader)
+            yield span, targets[row][own], (nats, *others)
     patcher = reader.task.patcher
     if patcher is not None:
         warn_overflow(refused, wanted, capacity=patcher.slots, block_size=patcher.block_size)
 
 
-def target_nats(
-    task: Task, params: Any, frozen: Any, batch: Batch
-) -> tuple[Float[Array, "B T"], tuple[Any, Any]]:
+def target_nats(task: Task, params: Any, frozen: Any, batch: Batch) -> tuple[Float[Array, "B T"], Counts]:
     """Return log p of every target, and boundaries refused and asked for."""
-    entropies = find_entropies(task, frozen, batch)
-    logits, patches, _ = predict(task, params, frozen, replace(batch, entropies=entropies), {})
+    logits, finite, counts = target_logits(task, params, frozen, batch)
     nats = -cross_entropy(logits, batch.targets)
-    if entropies is not None:
-        # Look at entropies too: one of NaN cuts no patch, and the logits would hide it.
-        nats = jnp.where(jnp.isfinite(entropies), nats, jnp.nan)
-    if patches is None:
-        return nats, (jnp.int32(0), jnp.int32(0))
-    refused = jnp.sum(patches.overflow)
-    return nats, (refused, refused + jnp.sum(patches.lengths > 0))
+    return nats if finite is None else jnp.where(finite, nats, jnp.nan), counts
 
 
 _target_nats = partial(jax.jit, static_argnums=0)(target_nats)
+
+
+def target_logits(
+    task: Task, params: Any, frozen: Any, batch: Batch
+) -> tuple[Float[Array, "B T V"], Bool[Array, "B T"] | None, Counts]:
+    """Return the logits of every target, where entropies are finite, and boundaries refused and asked for.
+
+    Look at entropies too: one of NaN cuts no patch, and the logits would hide it. They are None for a model without.
+    """
+    entropies = find_entropies(task, frozen, batch)
+    logits, patches, _ = predict(task, params, frozen, replace(batch, entropies=entropies), {})
+    finite = None if entropies is None else jnp.isfinite(entropies)
+    if patches is None:
+        return logits, finite, (jnp.int32(0), jnp.int32(0))
+    refused = jnp.sum(patches.overflow)
+    return logits, finite, (refused, refused + jnp.sum(patches.lengths > 0))
 
 
 def _check_finite(nats: np.ndarray, span: Span, source: DocumentSource, reader: Reader) -> None:

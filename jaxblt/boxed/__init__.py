@@ -7,6 +7,7 @@ is unpacked once into the user's cache, under the archive's hash.
 import contextlib
 import difflib
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ from typing import Any
 from jaxblt.remote.cache import user_cache
 
 HERE = Path(__file__).parent
+MOST_NAMED, MOST_ENTRIES = 5, 10_000
+"""Runs that an error names, and entries of a folder that are looked at for them."""
 
 
 @cache
@@ -32,10 +35,34 @@ def is_boxed(run_dir: str | os.PathLike[str]) -> bool:
     return str(run_dir) in boxed() and not Path(run_dir).exists()
 
 
-def suggestion(run_dir: str | os.PathLike[str]) -> str:
-    """Return a few words on a run in the box that a folder's name is close to, or nothing."""
-    near = difflib.get_close_matches(str(run_dir), boxed(), n=1)
-    return f"; did you mean {near[0]!r}, which comes with jaxblt?" if near else ""
+def suggestion(run_dir: str | os.PathLike[str], file: str) -> str:
+    """Return a few words on runs that were meant instead of a folder without one, or nothing.
+
+    The nearest name of a run in the box or beside the folder; otherwise the runs in the folder, or beside it.
+
+    Args:
+      run_dir: the folder.
+      file: the name of a file that a run's folder holds.
+    """
+    folder = Path(run_dir)
+    beside, inside = _runs_in(folder.parent, file), _runs_in(folder, file)
+    if near := difflib.get_close_matches(str(run_dir), boxed(), n=1):
+        return f"; did you mean {near[0]!r}, which comes with jaxblt?"
+    if near := difflib.get_close_matches(folder.name, beside, n=1):
+        return f"; did you mean {str(folder.parent / near[0])!r}?"
+    for place, names in ((folder, inside), (folder.parent, beside)):
+        if names:
+            more = ", ..." if len(names) > MOST_NAMED else ""
+            return f"; runs in {str(place)!r} are {', '.join(names[:MOST_NAMED])}{more}"
+    return ""
+
+
+def _runs_in(folder: Path, file: str) -> list[str]:
+    """Return the names of runs in a folder, in order; of a folder with very many entries, those of its first ones."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        some = itertools.islice(entries, MOST_ENTRIES)
+        return sorted(entry.name for entry in some if os.path.isfile(os.path.join(entry.path, file)))
+    return []
 
 
 def unpacked(name: str) -> Path:

@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -265,8 +266,14 @@ def _warn_kind(names: Sequence[str]) -> None:
             fix = "write its sequences as FASTA, and set data.kind='fasta'"
         else:
             continue
-        warnings.warn(f"{name!r} is read as text, its markup included: {fix}", KindWarning, stacklevel=3)
+        _warn_once(f"{name!r} is read as text, its markup included: {fix}")
         return
+
+
+@cache
+def _warn_once(said: str) -> None:
+    """Warn, whichever split is opened; Python itself forgets what it has said when a filter of warnings changes."""
+    warnings.warn(said, KindWarning, stacklevel=4)
 
 
 def open_source(config: DataConfig) -> DocumentSource:

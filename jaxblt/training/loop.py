@@ -83,7 +83,7 @@ def _fit(
         jax.set_mesh(mesh),
     ):
         pool = closed_last.enter_context(ThreadPoolExecutor(1))
-        options = {"source": source, "resume_with": resume_with}
+        options = {"source": source, "resume_with": resume_with, "called": called}
         begun = begin_run(recipe, run_dir, mesh, checkpoints, pool, startup, **options)
         if begun.is_over:
             return already_finished(begun, called)

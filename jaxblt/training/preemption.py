@@ -14,6 +14,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxblt.training.closed_terminal import leave_closed_terminal
+
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 SAME_REQUEST_S = 0.1
@@ -111,6 +113,9 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
+        if number == signal.SIGHUP:
+            # Leave the terminal now: the next line of the log would fail, and with it the run, before it is saved
+            leave_closed_terminal()
         now = self._clock()
         if now - self._counted_at < SAME_REQUEST_S:
             return

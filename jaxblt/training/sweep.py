@@ -128,7 +128,7 @@ def check_trials(trials: Sequence[Trial], folder: Path, *, source: DocumentSourc
         recipe, run_dir = trial.recipe, folder / trial.name
         try:
             if (run_dir / FILE).exists():
-                adopt(recipe, read_resolved(run_dir))
+                adopt(recipe, read_resolved(run_dir), run_dir=run_dir)
             key = recipe.data, recipe.mesh, recipe.train.accumulate, recipe.patcher
             if key not in seen:
                 open_data(recipe, recipe.mesh.build(), source=source)

@@ -9,7 +9,15 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from jaxblt.data import BytesSource, DataConfig, SourceConfig, make_dataset, open_source, read_document
+from jaxblt.data import (
+    BytesSource,
+    DataConfig,
+    KindWarning,
+    SourceConfig,
+    make_dataset,
+    open_source,
+    read_document,
+)
 
 
 def build(**options: Any) -> DataConfig:
@@ -144,3 +152,16 @@ def test_mistakes_of_the_call():
 def test_a_short_split_can_be_evaluated_in_longer_windows():
     dataset = make_dataset(build(sample="lambda", seq_len=16_384), split="test", mode="eval")
     assert dataset.batch(0).loss_mask.sum() == dataset.num_bytes == 4850
+
+
+def test_markup_is_warned_of_once_whichever_split_is_opened(tmp_path):
+    """Python forgets what it has said whenever some library changes a filter."""
+    (tmp_path / "once.fa").write_text(">a\n" + "ACGT" * 99)
+    config = DataConfig(paths=(str(tmp_path / "once.fa"),), kind="text", split="position", seq_len=32)
+    with warnings.catch_warnings(record=True) as caught:
+        for split in ("train", "validation"):
+            warnings.simplefilter("always")
+            make_dataset(config, split=split, mode="eval")
+    assert [str(one.message) for one in caught if one.category is KindWarning] == [
+        f"'{tmp_path}/once.fa' is read as text, its markup included: set data.kind='fasta' to read its records"
+    ]

@@ -1,12 +1,16 @@
+import errno
 import os
+import pty
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from jaxblt.training.closed_terminal import outliving_terminal
 from jaxblt.training.preemption import StopRequest
 
 
@@ -44,6 +48,51 @@ def test_a_run_under_nohup_outlives_its_terminal() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, previous)
+
+
+OUTLIVES = """
+import fcntl, signal, sys, termios, time
+from jaxblt.training.log.runlog import Progress
+from jaxblt.training.preemption import StopRequest
+fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+ignores = sys.argv[1] == "ignores"
+if ignores:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with StopRequest() as stop, Progress(9) as progress:
+    progress.say("lives")
+    while ignores or not stop.here:
+        time.sleep(0.01)
+        try:
+            termios.tcgetattr(1)
+        except termios.error:
+            break
+    progress.update(5, {"loss": 1.0})
+    progress.say("saved")
+    open(sys.argv[2], "w").write("saved")
+"""
+
+
+@pytest.mark.parametrize("hangup", ["stops", "ignores"])
+def test_a_terminal_that_closes_is_no_error(hangup: str, tmp_path: Path) -> None:
+    """The run is saved, and its process ends with status 0 as at SIGTERM; a run without SIGHUP goes on."""
+    terminal, end = pty.openpty()
+    words = [sys.executable, "-c", OUTLIVES, hangup, str(tmp_path / "saved")]
+    run = subprocess.Popen(words, stdin=end, stdout=end, stderr=end, start_new_session=True)
+    os.close(end)
+    said = b""
+    while b"lives" not in said:
+        said += os.read(terminal, 4096)
+    os.close(terminal)
+    assert run.wait(60) == 0
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_terminal_that_was_left_meanwhile_is_no_error() -> None:
+    """A line fails, and the handler of SIGHUP runs before the error is met; a full disk is another matter."""
+    with outliving_terminal():
+        raise OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError, match="full"), outliving_terminal():
+        raise OSError(errno.ENOSPC, "full")
 
 
 @pytest.mark.slow(days=28, group="processes of their own")

@@ -180,6 +180,27 @@ def test_what_is_learned_changes_only_if_it_is_meant(options, said):
         adopt(fixed, stored, resume_with=True)
 
 
+def test_many_changes_stand_below_each_other():
+    """One line of all of them was read by nobody; values are shortened, and the fix comes first."""
+    optimizer = AdamWConfig(learning_rate=0.01, warmup_steps=4, b1=0.8, b2=0.9, weight_decay=0.3)
+    recipe = tiny_recipe(optimizer=optimizer, seed=1, data={"paths": tuple(f"{i}.txt" for i in range(99))})
+    with pytest.raises(ValueError, match="--resume-with") as caught:
+        adopt(recipe, Resolved(tiny_recipe(), {}), run_dir="runs/a")
+    first, *lines = str(caught.value).split("\n")
+    assert first.startswith("'runs/a' holds a run with other settings; use another folder")
+    assert "  train.seed: 0 -> 1" in lines
+    assert max(map(len, lines)) < 100
+    assert any(line.startswith("  data.paths: () -> ('0.txt', ") and line.endswith("...") for line in lines)
+
+
+def test_mappings_of_other_keys_differ_by_key():
+    old, new = {"A": TinyConfig(dim=8), "B": 1}, {"A": TinyConfig(dim=8), "C": TinyConfig(dim=16)}
+    assert [change.partition("(")[0] for change in differences(old, new)] == [
+        "recipe['B']: 1 -> nothing",
+        "recipe['C']: nothing -> TinyConfig",
+    ]
+
+
 def test_what_a_run_writes_and_where_it_runs_may_change():
     free = {
         "log_every": 3,

@@ -156,7 +156,10 @@ def _from_table(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
 
 def _cells(header: list[str], cells: list[str], place: str) -> dict[str, str]:
     if len(cells) != len(header):
-        raise ValueError(f"{place} has {len(cells)} cells, expected {len(header)}: {', '.join(header)}")
+        raise ValueError(
+            f"{place} has {len(cells)} cells, expected {len(header)}: {', '.join(header)}; cells stand between commas "
+            "in .csv and between tabs in .tsv, and one that holds such a mark needs quotes"
+        )
     return dict(zip(header, cells, strict=True))
 
 

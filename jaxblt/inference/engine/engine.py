@@ -170,6 +170,11 @@ class Engine:
             return Stats(scheduler.waiting, scheduler.running, dict(scheduler.ended), *counts)
 
     @property
+    def as_trained(self) -> bool:
+        """Whether prompts have the case of the run's data."""
+        return self._letters is not None
+
+    @property
     def lanes(self) -> tuple[Lane, ...]:
         """The lanes as they are: with fewer rows than `config` asks for where memory was short."""
         return tuple(lane.lane for lane in self._lanes)

@@ -137,7 +137,7 @@ class _Routes:
         asked = read_completion(await self.read_body(request), service)
         if isinstance(asked, Search):
             return answer_json(complete_search(service, asked))
-        streams = submit(service, asked.requests)
+        streams = submit(service, asked)
         for stream in streams:
             stream.on_first = self._count_first
         if asked.stream:

@@ -11,9 +11,11 @@ from typing import Any
 
 from jaxblt.inference.engine import Piece, Request, Sampling, Stream
 from jaxblt.inference.engine.config import MOST_PENALTY, TOP, join_pieces
+from jaxblt.inference.engine.stream import empty_piece
 from jaxblt.inference.sampling import LARGEST, SMALLEST
 from jaxblt.inference.server.errors import ApiError, told
 from jaxblt.inference.server.fields import Fields, encode_text
+from jaxblt.inference.server.prompts import check_prompts, rank_prompts, tell_end, tell_prompt
 from jaxblt.inference.server.searches import Search, read_search, search, tell
 from jaxblt.inference.server.service import ROUTED, Service, follow
 from jaxblt.inference.server.text import Text, logprobs_of
@@ -37,7 +39,8 @@ class Completion:
     Attributes:
       requests: for each choice, prompt after prompt.
       count: choices of each prompt.
-      echo: the text begins with the prompt.
+      draws: bytes are drawn; otherwise prompts are told with nothing behind them.
+      echo: the text begins with the prompt, and log-probabilities with those of its bytes.
       top: how many of the most probable bytes are named with each byte; None for no log-probabilities.
       coded: the bytes are told as base64 besides.
       cut: entropies, and where patches end, are told besides.
@@ -47,12 +50,18 @@ class Completion:
 
     requests: tuple[Request, ...]
     count: int
+    draws: bool
     echo: bool
     top: int | None
     coded: bool
     cut: bool
     stream: bool
     counted: bool
+
+    @property
+    def prompts(self) -> list[bytes]:
+        """Each prompt once."""
+        return [request.prompt for request in self.requests[:: self.count]]
 
 
 def read_completion(data: bytes, service: Service) -> Completion | Search:
@@ -72,14 +81,17 @@ def read_completion(data: bytes, service: Service) -> Completion | Search:
     prompts, coded = fields.documents("prompt", most=service.limits.choices // count)
     top = fields.whole("logprobs", 0, least=0, most=TOP) if "logprobs" in fields else None
     echo = fields.flag("echo")
-    if echo and top is not None:
+    # Let nothing be drawn only behind an echo: scores of a prompt are asked for like this
+    limit = fields.whole(
+        "max_tokens", min(16, service.capacity), least=0 if echo else 1, most=service.capacity
+    )
+    adapter = fields.choice("adapter", service.adapters)
+    if echo and top is not None and adapter not in (None, ROUTED):
         raise ApiError(
             400,
-            "logprobs of a prompt are not told with echo: leave one out, or use /v1/scores",
-            param="logprobs",
+            f"adapter {adapter!r} was given, and logprobs of a prompt (echo) are those of {ROUTED!r}: leave one out",
+            param="adapter",
         )
-    limit = fields.whole("max_tokens", min(16, service.capacity), least=1, most=service.capacity)
-    adapter = fields.choice("adapter", service.adapters)
     limits: dict[str, Any] = {
         "deadline_s": service.limits.seconds,
         "max_unread": service.limits.unread_bytes,
@@ -87,11 +99,12 @@ def read_completion(data: bytes, service: Service) -> Completion | Search:
     }
     return Completion(
         tuple(
-            Request(prompt, limit, sampling, **limits)
+            Request(prompt, max(limit, 1), sampling, **limits)
             for prompt in prompts
             for sampling in _samplings(fields, count)
         ),
         count=count,
+        draws=limit > 0,
         echo=echo,
         top=top,
         coded=coded,
@@ -134,17 +147,20 @@ def _samplings(fields: Fields, count: int) -> list[Sampling]:
         return [Sampling(**options, seed=(seed + i) % (MOST_SEED + 1)) for i in range(count)]
 
 
-def submit(service: Service, requests: tuple[Request, ...]) -> list[Stream]:
-    """Queue requests, all or none.
+def submit(service: Service, asked: Completion) -> list[Stream]:
+    """Queue the requests of a completion, all or none; there are none if nothing is drawn.
 
     Raises:
       ApiError: a lane is full, or none holds a request.
     """
+    if not asked.draws:
+        check_prompts(service, asked.prompts)
+        return []
     if service.why_not_ready is not None:
         raise ApiError(503, service.why_not_ready)
     streams: list[Stream] = []
     try:
-        for request in requests:
+        for request in asked.requests:
             with told("prompt"):
                 streams.append(service.engine.submit(request))
     except ApiError:
@@ -156,23 +172,28 @@ def submit(service: Service, requests: tuple[Request, ...]) -> list[Stream]:
 
 @dataclass
 class Choice:
-    """One continuation, as it is told."""
+    """One continuation, as it is told.
+
+    Attributes:
+      ranks: of its prompt (`jaxblt.answers.Ranks`), if it is told with log-probabilities.
+    """
 
     index: int
     asked: Completion
     text: Text
+    ranks: Any = None
     begun: bool = False
     drawn: int = 0
 
     def tell(self, piece: Piece) -> dict[str, Any]:
         """Return the JSON of the next piece."""
         asked, data = self.asked, piece.data
-        logprobs = None if asked.top is None else logprobs_of(piece, self.text.offsets(data), asked.top)
         self.drawn += len(data)
-        if asked.echo and not self.begun:
-            data = asked.requests[self.index].prompt + data
-        self.begun = True
+        echoed = asked.requests[self.index].prompt if asked.echo and not self.begun else b""
+        data, self.begun = echoed + data, True
+        offsets = self.text.offsets(data)
         text = self.text.add(data, last=piece.finish is not None)
+        logprobs = None if asked.top is None else self._tell_logprobs(piece, echoed, offsets, asked.top)
         found = {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish}
         if asked.coded:
             found["base64"] = base64.b64encode(data).decode()
@@ -181,18 +202,41 @@ class Choice:
             found["closed"] = piece.closed.tolist()
         return found
 
+    def _tell_logprobs(
+        self, piece: Piece, echoed: bytes, offsets: list[int], top: int
+    ) -> dict[str, list[Any]]:
+        """Return the log-probabilities of an echoed prompt, if this is its piece, and of the piece behind it."""
+        parts = [logprobs_of(piece, offsets[len(echoed) :], top)]
+        if echoed:
+            parts.insert(0, tell_prompt(self.ranks, echoed, offsets[: len(echoed)], top))
+        stops = self.asked.requests[self.index].sampling.stop
+        if self.ranks is not None and piece.finish == "stop" and not self.drawn and not stops:
+            parts.append(tell_end(self.ranks, self.text.characters, top))
+        return {name: [x for part in parts for x in part[name]] for name in parts[0]}
 
-def choices_of(asked: Completion) -> list[Choice]:
-    """Return a choice for each request."""
-    return [Choice(i, asked, Text()) for i in range(len(asked.requests))]
+
+async def start_choices(service: Service, asked: Completion, streams: list[Stream]) -> list[Choice]:
+    """Return a choice for each request, with the log-probabilities of its prompt if they are told.
+
+    Requests that were queued are cancelled if it ends with an error, or if the client leaves.
+    """
+    ranks: list[Any] = [None] * len(asked.prompts)
+    if asked.echo and asked.top is not None:
+        try:
+            ranks = await rank_prompts(service, asked.prompts)
+        except BaseException:
+            for stream in streams:
+                stream.cancel()
+            raise
+    return [Choice(i, asked, Text(), ranks[i // asked.count]) for i in range(len(asked.requests))]
 
 
 async def complete(service: Service, asked: Completion, streams: list[Stream]) -> dict[str, Any]:
     """Wait for all choices and return the response."""
-    pieces: list[list[Piece]] = [[] for _ in streams]
+    choices = await start_choices(service, asked, streams)
+    pieces: list[list[Piece]] = [[] if asked.draws else [empty_piece("length")] for _ in choices]
     async for i, piece in follow(streams):
         pieces[i].append(piece)
-    choices = choices_of(asked)
     found = [choice.tell(join_pieces(parts)) for choice, parts in zip(choices, pieces, strict=True)]
     return _head(service) | {"choices": found, "usage": _usage(asked, choices)}
 
@@ -210,7 +254,10 @@ async def parts(
     service: Service, asked: Completion, streams: list[Stream]
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the parts of a streamed response, of all choices as they come."""
-    choices, head = choices_of(asked), _head(service)
+    choices, head = await start_choices(service, asked, streams), _head(service)
+    if not asked.draws:
+        for choice in choices:
+            yield head | {"choices": [choice.tell(empty_piece("length"))]}
     async with aclosing(follow(streams)) as pieces:
         async for i, piece in pieces:
             yield head | {"choices": [choices[i].tell(piece)]}
@@ -226,9 +273,8 @@ def _head(service: Service) -> dict[str, Any]:
 
 def _usage(asked: Completion, choices: list[Choice]) -> dict[str, int]:
     """Return the bytes of a response as its tokens; each prompt counts once."""
-    read = sum(len(request.prompt) for request in asked.requests[:: asked.count])
     drawn = sum(choice.drawn for choice in choices)
-    return count_tokens(read, drawn)
+    return count_tokens(sum(map(len, asked.prompts)), drawn)
 
 
 def count_tokens(read: int, drawn: int = 0) -> dict[str, int]:

@@ -28,7 +28,7 @@ async def score_records(data: bytes, service: Service) -> dict[str, Any]:
     per_byte = fields.flag("per_byte")
 
     def ask(records: list[bytes]) -> list[dict[str, Any]]:
-        scores = service.run.score(records, per_byte=per_byte)
+        scores = service.run.score(records, per_byte=per_byte, as_trained=service.engine.as_trained)
         return [_rated(scores, i) for i in range(len(records))]
 
     with told():
@@ -49,7 +49,7 @@ async def embed_records(data: bytes, service: Service) -> dict[str, Any]:
     pool = fields.choice("pool", ("mean", "last"))
 
     def ask(records: list[bytes]) -> Sequence[np.ndarray]:
-        return service.run.embed(records, pool=pool).arrays
+        return service.run.embed(records, pool=pool, as_trained=service.engine.as_trained).arrays
 
     with told():
         states = await service.answers.answer(("embed", pool), ask, records)

@@ -27,6 +27,9 @@ class ServedRun(DecodableRun, Protocol):
     @property
     def embed(self) -> Callable[..., Any]: ...
 
+    @property
+    def rank_bytes(self) -> Callable[..., Any]: ...
+
 
 @dataclass(frozen=True)
 class Limits:

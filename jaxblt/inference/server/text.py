@@ -1,7 +1,10 @@
 """Bytes as the text and the tokens of a response."""
 
 import codecs
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from jaxblt.data.vocab import OFFSET
 from jaxblt.inference.engine import Piece
@@ -23,6 +26,11 @@ class Text:
         self._characters += len(text)
         return text
 
+    @property
+    def characters(self) -> int:
+        """Characters so far."""
+        return self._characters
+
     def offsets(self, data: bytes) -> list[int]:
         """Return where in the text the character of each of the next bytes begins; call it before `add`."""
         ahead = codecs.getincrementaldecoder("utf-8")("replace")
@@ -34,14 +42,36 @@ class Text:
         return found
 
 
-def logprobs_of(piece: Piece, offsets: list[int], top: int) -> dict[str, Any]:
+def logprobs_of(piece: Piece, offsets: list[int], top: int) -> dict[str, list[Any]]:
     """Return the log-probabilities of a piece as a response has them, with the `top` most probable tokens."""
+    tokens = [byte + OFFSET for byte in piece.data]
+    return tell_tokens(tokens, piece.logprobs, piece.top_ids, piece.top_logprobs, offsets, top)
+
+
+def tell_tokens(
+    tokens: Sequence[int],
+    nats: np.ndarray,
+    top_ids: np.ndarray,
+    top_nats: np.ndarray,
+    offsets: list[int],
+    top: int,
+) -> dict[str, list[Any]]:
+    """Return the log-probabilities of ids as a response has them.
+
+    Args:
+      tokens: the ids.
+      nats: of each id.
+      top_ids: the most probable ids in each place, best first.
+      top_nats: of these.
+      offsets: where each id begins in the text.
+      top: how many of the most probable ids are named.
+    """
     return {
-        "tokens": [name_token(byte + OFFSET) for byte in piece.data],
-        "token_logprobs": [round(x, 6) for x in piece.logprobs.tolist()],
+        "tokens": [name_token(token) for token in tokens],
+        "token_logprobs": [round(x, 6) for x in nats.tolist()],
         "top_logprobs": [
             {name_token(i): round(x, 6) for i, x in zip(ids[:top], values[:top], strict=True)}
-            for ids, values in zip(piece.top_ids.tolist(), piece.top_logprobs.tolist(), strict=True)
+            for ids, values in zip(top_ids.tolist(), top_nats.tolist(), strict=True)
         ],
         "text_offset": offsets,
     }

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxblt.remote import refuse_remote
+from jaxblt.training.closed_terminal import outliving_terminal
 from jaxblt.training.log.progress_bar import tqdm
 from jaxblt.training.log.trackers import (
     Hyperparameter,
@@ -127,6 +128,7 @@ class Progress:
         if show and in_terminal_or_notebook():
             self._bar = tqdm(total=total, initial=start, desc=name, unit="step", dynamic_ncols=True)
 
+    @outliving_terminal()
     def compiling(self, length: int) -> None:
         """Say that the next step is compiled first, for rows of `length` bytes."""
         if self._bar is not None:
@@ -134,6 +136,7 @@ class Progress:
         else:
             self.say(f"{self.name}: compiling the step for rows of {length} bytes")
 
+    @outliving_terminal()
     def compiled(self, step: int) -> None:
         """Say that it is done: estimates of the time left count from this step on."""
         self._since = time.perf_counter(), step
@@ -151,6 +154,7 @@ class Progress:
         seconds = (time.perf_counter() - began) / (step - first) * (self.total - step)
         return tqdm.format_interval(seconds)
 
+    @outliving_terminal()
     def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
         """Move to `step`; `values` are shown beside the bar, or printed as a line."""
         if self._bar is not None:
@@ -162,6 +166,7 @@ class Progress:
             print(f"{self.name} {step}/{self.total}{left}  {_show(values)}", flush=True)
         self.step = step
 
+    @outliving_terminal()
     def say(self, text: str) -> None:
         """Print a line without breaking the bar."""
         if self._bar is not None:
@@ -169,6 +174,7 @@ class Progress:
         elif self.show:
             print(text, flush=True)
 
+    @outliving_terminal()
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()

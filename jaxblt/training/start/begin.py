@@ -42,6 +42,7 @@ from jaxblt.training.stored.resolved import (
     inherit,
     keep_earlier,
     learned_changes,
+    list_changes,
     write_resolved,
 )
 
@@ -88,6 +89,7 @@ def begin_run(
     *,
     source: DocumentSource | None,
     resume_with: bool,
+    called: str | None = None,
 ) -> Begun:
     """Open the data and `begin`; the step of a new run compiles meanwhile.
 
@@ -100,11 +102,12 @@ def begin_run(
       startup: is told of stages.
       source: documents to use instead of those that the recipe names.
       resume_with: see `fit`.
+      called: what messages call the folder; by default its path.
     """
     data = open_data(recipe, mesh, source=source)
     startup.done("data")
     train_step = StepAhead(data, pool, startup)
-    options = {"resume_with": resume_with, "prepare": train_step.prepare}
+    options = {"resume_with": resume_with, "called": called, "prepare": train_step.prepare}
     setup, state, first, meta = begin(recipe, run_dir, data, mesh, checkpoints, **options)
     standing = standing_of(setup.recipe, meta)
     checkpoints.best = lambda: standing.steps if setup.recipe.train.keep_best else ()
@@ -120,6 +123,7 @@ def begin(
     checkpoints: Checkpointer,
     *,
     resume_with: bool = False,
+    called: str | None = None,
     prepare: Callable[[Setup, int], None] | None = None,
 ) -> tuple[Setup, TrainState, int, dict[str, Any]]:
     """Return setup, first state, its step, and what was noted beside it: seconds of training, the best evaluations.
@@ -140,7 +144,7 @@ def begin(
     # as process 0 sees them: processes that disagree would wait for each other for ever
     if checkpoints.steps():
         stored = continued(run_dir)
-        recipe = adopt(recipe, stored, resume_with=resume_with)
+        recipe = adopt(recipe, stored, resume_with=resume_with, run_dir=called or run_dir)
         frozen = load_frozen(run_dir, stored, mesh)
         setup = make_setup(recipe, mesh, frozen)
         state, meta, step = _restore_state(checkpoints, setup, frozen)
@@ -193,8 +197,8 @@ def _check_steps_left(recipe: Recipe, stored: Resolved, step: int) -> None:
     changed = learned_changes(stored.recipe, recipe)
     if changed and step >= recipe.train.steps:
         raise ValueError(
-            f"the run is at step {step} already, so that nothing would be trained with {', '.join(changed)}: "
-            f"raise train.steps = {recipe.train.steps}"
+            f"the run is at step {step} already: raise train.steps = {recipe.train.steps}, or nothing is trained "
+            f"with these changes:{list_changes(changed)}"
         )
 
 

@@ -20,6 +20,7 @@ from jaxblt.training.stored.safe_files import UnsafeFile, open_own
 
 LOCK = "trainer.lock"
 FULL = (errno.ENOSPC, errno.EDQUOT)
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ def claimed(run_dir: str | os.PathLike[str], *, is_main: bool) -> Iterator[None]
     Raises:
       FolderInUse: another process trains there, or in a folder that its checkpoints are linked to.
       UnsafeFile: its checkpoints are not to be read or written, see `check_stored`; or the lock's file is a link.
-      OSError: the folder cannot be made or written, or its disk is full.
+      PermissionError: the folder is not to be made or written; says what to do.
+      OSError: it cannot be, for another reason, or its disk is full.
     """
     with _one_error_if_full(run_dir), ExitStack() as held:
         refused: Exception | None = None
@@ -59,9 +61,21 @@ def claimed(run_dir: str | os.PathLike[str], *, is_main: bool) -> Iterator[None]
                 for folder in check_stored(run_dir):
                     held.enter_context(_locked(folder / LOCK))
             except (OSError, FolderInUse, UnsafeFile) as error:
-                refused = error
+                refused = _explained(error, run_dir)
         _raise_together(refused, run_dir)
         yield
+
+
+def _explained(error: Exception, run_dir: str | os.PathLike[str]) -> Exception:
+    """Return the error with what to do, where the system lets nobody write."""
+    if not isinstance(error, OSError) or error.errno not in READ_ONLY:
+        return error
+    said = PermissionError(
+        f"run folder {str(run_dir)!r} cannot be written ({os.strerror(error.errno or 0)}: {error.filename!r}): make it "
+        "writable, or choose another (--run-dir); a copy of this one goes on where it stopped"
+    )
+    said.__cause__ = error
+    return said
 
 
 def _raise_together(refused: Exception | None, run_dir: str | os.PathLike[str]) -> None:

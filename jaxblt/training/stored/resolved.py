@@ -57,6 +57,8 @@ FREE = (
     "train.compilation_cache",
 )
 """What a run may change whenever it goes on: what it is called, writes and tolerates, and where it runs."""
+LINE, VALUE = 100, 60
+"""Characters of changes that an error tells in its own line, and of a value."""
 NAME, HASH = re.compile("[a-z_]{1,40}"), re.compile("[0-9a-f]{64}")
 """Of frozen trees."""
 CALIBRATED = ("threshold", "margin", "capacity", "entropy_context")
@@ -110,7 +112,7 @@ def read_resolved(run_dir: str | os.PathLike[str]) -> Resolved:
 def _read(run_dir: Path) -> Resolved:
     file = run_dir / FILE
     if not file.exists():
-        raise FileNotFoundError(f"{run_dir} holds no run: {file} does not exist{suggestion(run_dir)}")
+        raise FileNotFoundError(f"{run_dir} holds no run: {file} does not exist{suggestion(run_dir, FILE)}")
     try:
         content = read_json(file, run_dir, most=MAX_BYTES)
         found, frozen = content["recipe"], _frozen_hashes(content)
@@ -171,16 +173,23 @@ def continued(run_dir: str | os.PathLike[str]) -> Resolved:
     return read_resolved(run_dir)
 
 
-def adopt(recipe: Recipe, stored: Resolved, *, resume_with: bool = False) -> Recipe:
+def adopt(
+    recipe: Recipe,
+    stored: Resolved,
+    *,
+    resume_with: bool = False,
+    run_dir: str | os.PathLike[str] | None = None,
+) -> Recipe:
     """Give `recipe` what the run in progress has settled already: entropy model, threshold and capacity.
 
     Fields of `FREE` may differ from the run's; those of `FIXED` may not. All others decide what is learned (data,
     optimiser, seed, length, batch, precision, what the run began from) and differ only if `resume_with` says that they
-    are meant to.
+    are meant to. An error names `run_dir`, where `stored` was read.
 
     Raises:
-      ValueError: another field differs; all are named with both values.
+      ValueError: another field differs; all are named with both values, one a line where they are long.
     """
+    folder = "the folder" if run_dir is None else f"{str(run_dir)!r}"
     old = stored.recipe
     recipe = dataclasses.replace(_settle(recipe, old), entropy_model=old.entropy_model)
     if recipe.reference is not None and old.reference is not None:
@@ -189,14 +198,13 @@ def adopt(recipe: Recipe, stored: Resolved, *, resume_with: bool = False) -> Rec
     changed = learned_changes(old, recipe)
     if fixed := [change for change in changed if _is_in(change, FIXED)]:
         raise ValueError(
-            "the folder holds a run of another recipe; use another folder (and init_from, to start from its "
-            "parameters), or undo these changes: " + ", ".join(fixed)
+            f"{folder} holds a run of another recipe; use another folder (and init_from, to start from its "
+            f"parameters), or undo these changes:{list_changes(fixed)}"
         )
     if changed and not resume_with:
         raise ValueError(
-            "the folder holds a run with other settings; use another folder, or undo these changes, or say with "
-            "--resume-with (of jaxblt train; resume_with=True of fit) that they are meant: "
-            + ", ".join(changed)
+            f"{folder} holds a run with other settings; use another folder, or undo these changes, or say with "
+            f"--resume-with (of jaxblt train; resume_with=True of fit) that they are meant:{list_changes(changed)}"
         )
     return recipe
 
@@ -208,9 +216,23 @@ def learned_changes(old: Recipe, new: Recipe) -> list[str]:
     return [change for change in found if not _is_in(change, FREE)]
 
 
+def list_changes(changes: list[str]) -> str:
+    """Return changes as the end of an error, behind its colon: one a line if they are long, their values shortened."""
+    short = [_shortened(change) for change in changes]
+    line = ", ".join(short)
+    return f" {line}" if len(line) <= LINE else "".join(f"\n  {change}" for change in short)
+
+
+def _shortened(change: str) -> str:
+    path, _, values = change.partition(": ")
+    old, arrow, new = values.partition(" -> ")
+    short = [value if len(value) <= VALUE else f"{value[: VALUE - 3]}..." for value in (old, new)]
+    return f"{path}: {arrow.join(short)}"
+
+
 def _is_in(change: str, paths: tuple[str, ...]) -> bool:
     changed = change.partition(":")[0]
-    return any(changed == path or changed.startswith(f"{path}.") for path in paths)
+    return any(changed == path or changed.startswith((f"{path}.", f"{path}[")) for path in paths)
 
 
 def inherit(recipe: Recipe, run_dir: str | os.PathLike[str]) -> Recipe:

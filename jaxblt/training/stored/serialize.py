@@ -20,6 +20,8 @@ CLASS = "class"
 TABLE = "table"
 """What stands for a class where configs are kept by name."""
 LARGEST = 2**64 - 1
+NOTHING = "nothing"
+"""What stands for the value of a key that a mapping lacks, where two are compared."""
 TOO_DEEP = "objects and arrays are nested too deeply for a config"
 
 
@@ -173,6 +175,10 @@ def differences(old: Any, new: Any, where: str = "recipe") -> list[str]:
     """Return what differs between two configs, one "path: old -> new" a field."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
         return [d for name in old for d in differences(old[name], new[name], f"{where}[{name!r}]")]
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = [*old, *(name for name in new if name not in old)]
+        shown = [(name, *(repr(of[name]) if name in of else NOTHING for of in (old, new))) for name in names]
+        return [f"{where}[{name!r}]: {was} -> {now}" for name, was, now in shown if was != now]
     if type(old) is not type(new) or not dataclasses.is_dataclass(old):
         return [] if old == new else [f"{where}: {old!r} -> {new!r}"]
     names = [field.name for field in dataclasses.fields(old)]

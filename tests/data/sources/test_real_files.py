@@ -264,7 +264,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("tabs in a .csv", "a.csv", CSV.replace(b",", b"\t"),
             Refused("name the right one, with commas between cells")),
         Row("a row of too few cells", "a.csv", CSV + b"AC\n",
-            Refused("a.csv:4 has 1 cells, expected 2: sequence, label")),
+            Refused("a.csv:4 has 1 cells, expected 2: sequence, label; cells stand between commas in .csv and")),
         Row("a quote that stays open", "a.csv", CSV + b'"AC,x\n', Refused("a.csv:4 is no row of a table")),
         Row("Latin-1", "a.csv", CSV + b"AC,\xe9\n", Refused("is not UTF-8 (byte 30): re-encode it")),
         Row("an .xlsx called .csv", "a.csv", archive(zipped), Refused("is a zip archive (as .xlsx, .docx, .npz")),

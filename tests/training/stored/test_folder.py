@@ -66,6 +66,21 @@ def test_a_full_disk_is_one_line(error: Exception, tmp_path: Path) -> None:
         claim(tmp_path / "run", PermissionError("not this one"))
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_nobody_may_write_is_named_with_the_fix(
+    number: int, tmp_path: Path, monkeypatch
+) -> None:
+    """The system names the lock, which the user knows nothing of."""
+
+    def refuse(file, *given) -> int:
+        raise OSError(number, os.strerror(number), str(file))
+
+    monkeypatch.setattr("jaxblt.training.stored.folder.open_own", refuse)
+    said = rf"^run folder '{tmp_path}' cannot be written \({os.strerror(number)}.*--run-dir"
+    with pytest.raises(PermissionError, match=said):
+        claim(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "source", "said"),
     [
