@@ -137,9 +137,10 @@ class Linear(nn.Module):
         def draw(key: Array, shape: tuple[int, ...], dtype: Any) -> Array:
             return self.kernel_init(key, (inner, outer), dtype).reshape(shape)
 
-        kernel = self._find_stored(shape)
+        kernel = self._find_kernel(shape)
         if kernel is None:
             kernel = self.param("kernel", named(draw, *self.names), shape, jnp.float32)
+        if not isinstance(kernel, StoredKernel):
             kernel = whole_weight(kernel.astype(self.dtype), self.names)
         if self.bias is None:
             return Weights(kernel, None)
@@ -147,13 +148,14 @@ class Linear(nn.Module):
         return Weights(kernel, self.param("bias", init, shape, jnp.float32))
 
     @nn.nowrap
-    def _find_stored(self, shape: tuple[int, ...]) -> StoredKernel | None:
-        """Return the quantised kernel, or None if the parameters hold none."""
-        kernel: Any = self.get_variable("params", "kernel")
-        if not isinstance(kernel, StoredKernel):
-            return None
-        if kernel.shape != shape:
-            raise ScopeParamShapeError("kernel", "/".join(self.path), shape, kernel.shape)
+    def _find_kernel(self, shape: tuple[int, ...]) -> Float[Array, "..."] | StoredKernel | None:
+        """Return the kernel, or None if it is not drawn yet.
+
+        `param` would trace the initialiser to compare shapes, which takes longer than the product.
+        """
+        kernel: Any = nn.meta.unbox(self.get_variable("params", "kernel"))
+        if kernel is not None and kernel.shape != shape:
+            raise ScopeParamShapeError("kernel", f"/{'/'.join(self.path)}", kernel.shape, shape)
         return kernel
 
     def products(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.errors import ScopeParamShapeError
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy.testing import assert_array_equal
 
@@ -237,3 +238,21 @@ def test_values_and_gradients_are_those_of_the_composition(
 def test_it_takes_the_parameters_of_the_norm() -> None:
     ours, norms = (jax.eval_shape(layer.init, make_key(0), X) for layer in (NormDropoutReLU(), RMSNorm()))
     assert ours == norms
+
+
+def test_that_a_kernel_that_is_there_is_not_drawn_again():
+    """Flax's `param` traces the initialiser in each call, to compare shapes."""
+    drawn = []
+
+    def init(key, shape, dtype):
+        drawn.append(shape)
+        return jnp.ones(shape, dtype)
+
+    x = jnp.ones((2, INNER))
+    layer = Linear("bd,de->be", {"e": 3}, ("embed", "mlp"), kernel_init=init)
+    params = layer.init(make_key(0), x)
+    assert drawn == [(INNER, 3)]
+    layer.apply(params, x)
+    assert drawn == [(INNER, 3)]
+    with pytest.raises(ScopeParamShapeError, match=r"shape \(6, 4\), but .* has shape \(6, 3\)"):
+        layer.clone(sizes={"e": 4}).apply(params, x)
