@@ -7,17 +7,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels._bench import Plan, Work, benchmark, kernels_for
+from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
-from pallas_kernels.token_product import reference
-from pallas_kernels.token_product.api import TABLE
+from pallas_kernels.token_product.api import is_one_launch, token_product
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
 
 PARTS = 8
 """Parts of XLA's sums: in one, it would write each weight times its channel to memory."""
 
 
-def plain(x: Any, kernels: Any, parts: Any, scale: Any) -> tuple[Array, Float[Array, "1 N"]]:
+def run(
+    x: Any, kernels: Any, parts: Any, scale: Any, *, implementation: Any
+) -> tuple[Any, Float[Array, "N"]]:
+    """Run the operation, and add its parts up, as the next one does while it reads them."""
+    token, y = token_product(x, kernels, parts=parts, scale=scale, implementation=implementation)
+    return token, jnp.sum(y, 0)
+
+
+def plain(x: Any, kernels: Any, parts: Any, scale: Any) -> tuple[Any, Float[Array, "N"]]:
     """Compute the op a step at a time, as a decoded token without the kernel is computed."""
     dtype, dim = kernels[0].dtype, len(kernels[0])
     before: Any = None if parts is None else jnp.sum(parts, 0).astype(dtype)
@@ -31,11 +38,12 @@ def plain(x: Any, kernels: Any, parts: Any, scale: Any) -> tuple[Array, Float[Ar
         wide = (wide * jax.lax.rsqrt(jnp.mean(wide * wide) + 1e-6) * scale).astype(dtype).astype(jnp.float32)
     split = wide.reshape(PARTS, dim // PARTS, 1)
     tiles = [kernel.reshape(PARTS, dim // PARTS, -1).astype(jnp.float32) for kernel in kernels]
-    return token, jnp.concatenate([reduce(jnp.add, jnp.sum(split * tile, 1)) for tile in tiles])[None]
+    y = jnp.concatenate([reduce(jnp.add, jnp.sum(split * tile, 1)) for tile in tiles])
+    return None if x is None else token, y
 
 
-def plan(shape: TokenShape, dtype: Any = jnp.bfloat16, *, interpret: bool = False) -> Plan:
-    """Plan the kernel, where it runs or `interpret` simulates it, against XLA's form of the same steps."""
+def plan(shape: TokenShape, dtype: Any = jnp.bfloat16) -> Plan:
+    """Plan the kernel, where it runs, against XLA's form of the same steps."""
     keys = iter(jax.random.split(jax.random.key(1), 3 + len(shape.widths)))
     x = None if shape.gated else jax.random.normal(next(keys), (shape.dim,), dtype)
     scale = 1 + 0.1 * jax.random.normal(next(keys), (shape.dim,)) if shape.normed else None
@@ -44,17 +52,12 @@ def plan(shape: TokenShape, dtype: Any = jnp.bfloat16, *, interpret: bool = Fals
     kernels = tuple(
         shape.dim**-0.5 * jax.random.normal(next(keys), (shape.dim, n), dtype) for n in shape.widths
     )
-    args = x, kernels, parts, scale
-    versions = []
-    if interpret or kernels_for(TABLE, *args):
-        from pallas_kernels.token_product import triton_gpu
-
-        versions.append(Case("triton", partial(triton_gpu.token_product, interpret=interpret), args))
+    args, names = (x, kernels, parts, scale), ["triton"] if is_one_launch(dtype) else []
     moved = float(sum(kernel.nbytes for kernel in kernels))
     return Plan(
-        truth=Case("truth", reference.token_product, args),
+        truth=Case("truth", partial(run, implementation="reference"), args),
         plain=Case("plain", plain, args),
-        versions=versions,
+        versions=[Case(name, partial(run, implementation=name), args) for name in names],
         work={"forward": Work(2.0 * shape.dim * sum(shape.widths), moved)},
     )
 

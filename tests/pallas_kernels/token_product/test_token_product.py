@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels._bench import check
 from pallas_kernels.token_product import api, reference, token_product, triton_gpu
 from pallas_kernels.token_product.bench import plan
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
@@ -23,7 +24,7 @@ SMALL = {
 
 
 def arrays(shape: TokenShape) -> tuple[Any, ...]:
-    return plan(shape, interpret=True).truth.args
+    return plan(shape).truth.args
 
 
 def in_f64(x: Any, kernels: Any, parts: Any, scale: Any) -> Any:
@@ -94,6 +95,12 @@ def test_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) 
     ours = of(lambda *given: api._triton(*given, epsilon=1e-6))
     for found, exact in zip(ours, of(reference.token_product), strict=True):
         assert_close(found, np.asarray(exact, np.float32), n=1024, dtype=jnp.bfloat16)
+
+
+@pytest.mark.slow(days=28, group="pages and gates of benchmarks")
+@pytest.mark.parametrize("name", ["summed", "gated"])
+def test_the_benchmark_passes_its_gate(name: str) -> None:
+    assert set(check(plan(SMALL[name]), jax.random.key(0))) == {"plain"}
 
 
 @pytest.mark.parametrize(
