@@ -56,6 +56,7 @@ def test_implementations_compute_the_definition(shape: TokenShape) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_the_kernel_on_a_gpu_computes_each_part_of_real_shapes(shape: TokenShape) -> None:
     given = arrays(shape)
