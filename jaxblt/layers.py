@@ -211,9 +211,9 @@ def token_products(
     norm: "RMSNorm | None" = None,
     parts: Float[Array, "S _"] | None = None,
 ) -> tuple[Any, Float[Array, "P N"]]:
-    """Return one token and the parts of its products with layers with plain kernels and no bias, in one launch.
+    """Return one token, and its products with layers in parts whose sum they are, by one launch.
 
-    See `pallas_kernels.token_product`; `norm` stands before the products.
+    Kernels of the layers are plain, without bias. `norm` acts before the products. See `pallas_kernels.token_product`.
     """
     like: Any = (
         x if x is not None or parts is None else jnp.zeros((1, 1, parts.shape[1] // 2), layers[0].dtype)
@@ -225,7 +225,7 @@ def token_products(
 
 
 def add_parts(x: Float[Array, "1 1 D"], parts: Float[Array, "S D"]) -> Float[Array, "1 1 D"]:
-    """Return x + sum(parts), rounded as a product and its sum are."""
+    """Return x + sum(parts). The sum is rounded to the dtype of x first, as a product would be."""
     return x + jnp.sum(parts, 0).astype(x.dtype).reshape(x.shape)
 
 
@@ -415,9 +415,9 @@ class MLP(nn.Module):
         norm: "RMSNorm | None" = None,
         parts: Float[Array, "S D"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Return the MLP of x; with a norm y + MLP(norm(y)) of one token y = x + sum(parts).
+        """Return MLP(x), or y + MLP(norm(y)) with a norm, for one token y = x + sum(parts).
 
-        With one it has to be gated by silu, and its kernels have to be plain (see `token_products`).
+        With a norm the MLP must be gated by silu, with plain kernels (see `token_products`).
         """
         options: dict[str, Any] = {"dtype": self.dtype, "biased": not self.gated}
         names = ("gate", "up") if self.gated else ("up",)

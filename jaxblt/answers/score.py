@@ -33,7 +33,7 @@ BATCH_SIZE = 8
 """Rows of a program where the caller does not say."""
 
 Counts = tuple[Any, Any]
-"""Patch boundaries that were refused, and that were asked for."""
+"""Numbers of patch boundaries: refused, and asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,9 +256,10 @@ _target_nats = partial(jax.jit, static_argnums=0)(target_nats)
 def target_logits(
     task: Task, params: Any, frozen: Any, batch: Batch
 ) -> tuple[Float[Array, "B T V"], Bool[Array, "B T"] | None, Counts]:
-    """Return the logits of every target, where entropies are finite, and boundaries refused and asked for.
+    """Return the logits of every target, which entropies are finite, and boundaries refused and asked for.
 
-    Look at entropies too: one of NaN cuts no patch, and the logits would hide it. They are None for a model without.
+    The second result shows an entropy of NaN: it cuts no patch, so logits stay finite. It is None for a model without
+    entropies.
     """
     entropies = find_entropies(task, frozen, batch)
     logits, patches, _ = predict(task, params, frozen, replace(batch, entropies=entropies), {})

@@ -21,7 +21,7 @@ from jaxblt.remote.cache import user_cache
 
 HERE = Path(__file__).parent
 MOST_NAMED, MOST_ENTRIES = 5, 10_000
-"""Runs that an error names, and entries of a folder that are looked at for them."""
+"""Most runs that an error names, and most entries of a folder that are searched for runs."""
 
 
 @cache
@@ -36,9 +36,10 @@ def is_boxed(run_dir: str | os.PathLike[str]) -> bool:
 
 
 def suggestion(run_dir: str | os.PathLike[str], file: str) -> str:
-    """Return a few words on runs that were meant instead of a folder without one, or nothing.
+    """Return the end of an error on a folder without a run: which run may have been meant. It may be empty.
 
-    The nearest name of a run in the box or beside the folder; otherwise the runs in the folder, or beside it.
+    It names the run in the box or beside the folder whose name is nearest. If no name is near, it lists the runs in the
+    folder, or those beside it.
 
     Args:
       run_dir: the folder.
@@ -58,7 +59,7 @@ def suggestion(run_dir: str | os.PathLike[str], file: str) -> str:
 
 
 def _runs_in(folder: Path, file: str) -> list[str]:
-    """Return the names of runs in a folder, in order; of a folder with very many entries, those of its first ones."""
+    """Return the sorted names of the runs in a folder, among its first `MOST_ENTRIES` entries."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         some = itertools.islice(entries, MOST_ENTRIES)
         return sorted(entry.name for entry in some if os.path.isfile(os.path.join(entry.path, file)))

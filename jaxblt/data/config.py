@@ -272,7 +272,7 @@ def _warn_kind(names: Sequence[str]) -> None:
 
 @cache
 def _warn_once(said: str) -> None:
-    """Warn, whichever split is opened; Python itself forgets what it has said when a filter of warnings changes."""
+    """Warn once, whichever split is opened: Python would warn again after a change of its filters of warnings."""
     warnings.warn(said, KindWarning, stacklevel=4)
 
 

@@ -1,4 +1,4 @@
-"""What a program writes once its terminal has closed: nothing, without an error."""
+"""Output of a program whose terminal has closed: it is dropped without an error."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ OUTPUTS = (1, 2)
 
 
 def leave_closed_terminal() -> None:
-    """Let outputs lead to nowhere if their terminal has closed."""
+    """Redirect outputs whose terminal has closed to the null device."""
     for number in filter(_is_closed, OUTPUTS):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, number)
@@ -29,7 +29,7 @@ def _is_closed(number: int) -> bool:
 
 @contextmanager
 def outliving_terminal() -> Iterator[None]:
-    """Drop what the block writes if the terminal has closed: a run is worth more than its lines."""
+    """Suppress the error of a closed terminal in the block, and drop what is written from then on."""
     try:
         yield
     except OSError as error:

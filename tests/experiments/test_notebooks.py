@@ -28,7 +28,7 @@ SHORTENED = {
         ("titans.recall()", "replace(titans.recall(), train=replace(titans.recall().train, steps=60))"),
     ),
 }
-"""What is replaced in the others, so that their runs have few steps, beyond the warm-up."""
+"""Replaced texts of the other notebooks, so that their runs have few steps beyond the warm-up."""
 PLOTS = (
     "plt.show()",
     "plot_boundaries(",

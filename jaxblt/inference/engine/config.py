@@ -49,8 +49,8 @@ class EngineConfig:
       piece_bytes: bytes of prompts that a round reads at the most while rows decode, rounded to whole blocks of a model
         with patches. While none decodes, a round reads all prompts of at most 256 bytes, if a piece is longer.
       prefix_bytes: memory for the states behind prompts, so that a prompt that begins alike is not read again.
-      drafts: bytes to guess, and to check several in one call of the model; None draws byte by byte. With any `Drafts`
-        the bytes are the same; without, logits are rounded otherwise.
+      drafts: bytes to guess, so that one call of the model checks several; None draws byte by byte. Any `Drafts` give
+        the same bytes. Without drafts logits are rounded otherwise.
       beams: rows of a beam search that `warm` compiles for; searches of up to as many beams run in them. More beams, or
         beams that hold more bytes together than the largest lane, compile programs of their own; 0 compiles for none.
     """

@@ -106,14 +106,14 @@ class DraftedLane(LanePrograms):
         return _empty(self.decoder, self._lane, self._anchor)
 
     def _make_spare(self) -> None:
-        """Return None: a round makes its table in a loop over calls, beside those that it has handed out."""
+        """Return None: a drafted round makes a new table, so it needs no spare one."""
 
     def count_to_read(self, length: int) -> int:
         """Return how many ids of a prompt stand before the window in which its last one lies."""
         return (length - 1) // self._width * self._width
 
     def ask(self, requests: Sequence[Request], ids: Sequence[np.ndarray]) -> tuple[Any, ...]:
-        """Return what `part` needs of requests behind these ids."""
+        """Return the arrays that `part` takes behind the prompts: what requests with these ids ask for."""
         history = np.full((len(ids), _room(self._lane, self._width)), PAD, np.int32)
         for row, own in zip(history, ids, strict=True):
             row[: len(own)] = own
@@ -122,7 +122,7 @@ class DraftedLane(LanePrograms):
 
     @staticmethod
     def part(rows: Any, prompts: Prefix, *asked: Any) -> Any:
-        """Return rows behind prompts that were read, for requests as of `ask`, to be put among `rows`."""
+        """Return the rows that continue prompts that were read. `rows` are the lane's; `asked` is from `ask`."""
         del rows
         return _part(prompts, *asked)
 

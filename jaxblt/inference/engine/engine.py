@@ -171,7 +171,7 @@ class Engine:
 
     @property
     def as_trained(self) -> bool:
-        """Whether prompts have the case of the run's data."""
+        """True if prompts get the case of the run's data."""
         return self._letters is not None
 
     @property
@@ -568,7 +568,7 @@ def _read_prompts(lane: LanePrograms, size: int) -> list[Prefix]:
 
 
 def _read_into_rows(lane: LanePrograms, sizes: Sequence[int], held: OnePrompt) -> None:
-    """Read prompts of all sizes into a row, from their beginning and behind what was read."""
+    """Read a prompt of each size into a row, once from its beginning and once behind `held`."""
     for size, before in product(sizes, (None, held)):
         jax.block_until_ready(lane.read_into_rows([0], [Request(b"", 1)], [NO_IDS], size, before))
 

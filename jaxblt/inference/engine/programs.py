@@ -1,9 +1,9 @@
 """The device's part of a lane: rows that decode together, and prompts that are read and put into rows.
 
-A lane has one program that decodes. Each size of short pieces has one that reads the ends of prompts straight into
-their rows, as many as wait: it loops over some prompts at a time. How many that are depends on the lane and the size
-only, and what is short of them is padded: a prompt is rounded alike whatever the load. All that requests ask for is an
-array to these programs. Longer pieces, and prompts whose states are kept, are read beside the rows.
+A lane has one program that decodes. Each size of short pieces has one program that reads the ends of all waiting
+prompts straight into their rows, some prompts in each turn of a loop. Their number in a turn depends on the lane and
+the size only, and missing ones are padding. So a prompt is rounded alike whatever the load. All that requests ask for
+is an array to these programs. Longer pieces, and prompts whose states are kept, are read beside the rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +52,7 @@ SHARE_READ = 4
 """Rows of a lane to each prompt that a call reads: the states of prompts lie beside the lane's."""
 
 NO_ROW = 2**30
-"""The first row of those that pad prompts: writes beyond all rows are dropped."""
+"""First row number of padding prompts: it lies beyond all rows, so their writes are dropped."""
 
 
 MakePart = Callable[..., Any]
@@ -228,15 +228,15 @@ class LanePrograms:
         held: OnePrompt | None = None,
         start: int = 0,
     ) -> Array:
-        """Read the ends of prompts in rows of `size`, and put the prompts into the rows `slots`, by one program.
+        """Read the ends of prompts, and put the prompts into rows of the lane, all by one program.
 
         Args:
           slots: rows of the lane, each once.
-          requests: of each.
-          ids: of each whole prompt.
-          size: of the rows that are read.
-          held: what was read of a single prompt; None if nothing was read of any.
-          start: ids that it has read.
+          requests: one for each slot.
+          ids: those of each whole prompt.
+          size: ids to which each end is padded.
+          held: the state of a single prompt that was read in part; None if all begin.
+          start: how many ids of that prompt were read.
 
         Returns an array to wait for, which no later call uses up.
         """
@@ -245,7 +245,7 @@ class LanePrograms:
         return done
 
     def lower_reading(self, size: int) -> Any:
-        """Return the program of `read_into_rows`, lowered: once it is compiled, calls find it so."""
+        """Return the lowered program of `read_into_rows`. Once it is compiled, calls use it."""
         given = self._lay_out([], [], [], size, None, 0)
         return _read_into_rows.lower(*self._static(size), self._narrow, self._rows, *given)
 
@@ -261,7 +261,7 @@ class LanePrograms:
         held: OnePrompt | None,
         start: int,
     ) -> tuple[Any, ...]:
-        """Return the arrays of `read_into_rows`: of as many prompts as the lane has rows."""
+        """Return the arrays of `read_into_rows`, padded to as many prompts as the lane has rows or a few more."""
         width = self.count_prompts(size)
         room = -(-self._lane.slots // width) * width
         table, lengths = np.full((room, size), PAD, np.int32), np.zeros(room, np.int32)
@@ -275,14 +275,14 @@ class LanePrograms:
         return given, turns, *((self._blank, np.int32(NO_ROW)) if held is None else (held, np.int32(0)))
 
     def ask(self, requests: Sequence[Request], ids: Sequence[np.ndarray]) -> tuple[Any, ...]:
-        """Return what `part` needs of requests behind these ids."""
+        """Return the arrays that `part` takes behind the prompts: what requests with these ids ask for."""
         # Name the layers of the unrolled model: blocks may have routers of their own
         chosen = choose_codes_of_rows(self._apart.model, [request.adapter for request in requests])
         return *ask_for(requests, ids), chosen
 
     @staticmethod
     def part(rows: Any, prompts: Prefix, *asked: Any) -> Any:
-        """Return rows behind prompts that were read, for requests as of `ask`, to be put among `rows`."""
+        """Return the rows that continue prompts that were read. `rows` are the lane's; `asked` is from `ask`."""
         return _part(rows, prompts, *asked)
 
     def decode(self, slots: Iterable[int]) -> Table:
@@ -358,7 +358,7 @@ NO_IDS = np.ones(1, np.int32)
 
 
 def _places(slots: Sequence[int], count: int) -> Int[np.ndarray, "N"]:
-    """Return the rows of `count` prompts, of which those behind `slots` are padding."""
+    """Return `slots`, padded to `count` row numbers."""
     return np.asarray([*slots, *range(NO_ROW, NO_ROW + count - len(slots))], np.int32)
 
 
@@ -481,7 +481,7 @@ def _read_into_rows(
     held: OnePrompt,
     to: Int[Array, ""],
 ) -> tuple[Packed, Int[Array, ""]]:
-    """Read `width` prompts in each turn, and put them into their rows; the first ones begin with `held` at row `to`.
+    """Read `width` prompts in each turn, and put them into their rows. `held` enters each turn at prompt `to`.
 
     The decoder is of `unrolled`: copies by a layer's number would keep the loop out of the graph.
     """

@@ -265,9 +265,9 @@ class Scheduler:
         ticket.sent -= 1
 
     def _parts(self) -> Iterator[Part]:
-        """Yield pieces of prompts, together of the bytes that a round reads; another lane begins each round.
+        """Yield the pieces of prompts that one round reads. Each round begins with another lane.
 
-        While no row decodes nobody waits for a round, and only pieces of the largest size count.
+        Pieces count against the bytes of a round. While no row decodes, only pieces of the largest size count.
         """
         left, count = self._sizes[-1], len(self._rows)
         is_idle = not any(ticket.state == "decoding" for rows in self._rows for ticket in rows.taken.values())

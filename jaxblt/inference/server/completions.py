@@ -39,11 +39,11 @@ class Completion:
     Attributes:
       requests: for each choice, prompt after prompt.
       count: choices of each prompt.
-      draws: bytes are drawn; otherwise prompts are told with nothing behind them.
+      draws: bytes are drawn; otherwise the answer holds prompts only.
       echo: the text begins with the prompt, and log-probabilities with those of its bytes.
       top: how many of the most probable bytes are named with each byte; None for no log-probabilities.
-      coded: the bytes are told as base64 besides.
-      cut: entropies, and where patches end, are told besides.
+      coded: the answer also has the bytes as base64.
+      cut: the answer also has entropies and the ends of patches.
       stream: pieces are sent as they come.
       counted: a stream ends with a piece that counts bytes.
     """

@@ -26,7 +26,7 @@ async def rank_prompts(service: Service, prompts: Sequence[bytes]) -> list[Any]:
 
 
 def check_prompts(service: Service, prompts: Sequence[bytes]) -> None:
-    """Check prompts behind which nothing is drawn.
+    """Check prompts of a completion that draws no bytes.
 
     Raises:
       ApiError: one is longer than a lane holds, or the server takes no requests.

@@ -67,7 +67,7 @@ def claimed(run_dir: str | os.PathLike[str], *, is_main: bool) -> Iterator[None]
 
 
 def _explained(error: Exception, run_dir: str | os.PathLike[str]) -> Exception:
-    """Return the error with what to do, where the system lets nobody write."""
+    """Return the error, or one that says what to do if the folder is read-only."""
     if not isinstance(error, OSError) or error.errno not in READ_ONLY:
         return error
     said = PermissionError(

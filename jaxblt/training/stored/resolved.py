@@ -58,7 +58,7 @@ FREE = (
 )
 """What a run may change whenever it goes on: what it is called, writes and tolerates, and where it runs."""
 LINE, VALUE = 100, 60
-"""Characters of changes that an error tells in its own line, and of a value."""
+"""Most characters of changes that stand in an error's first line, and most of one value."""
 NAME, HASH = re.compile("[a-z_]{1,40}"), re.compile("[0-9a-f]{64}")
 """Of frozen trees."""
 CALIBRATED = ("threshold", "margin", "capacity", "entropy_context")
@@ -217,7 +217,7 @@ def learned_changes(old: Recipe, new: Recipe) -> list[str]:
 
 
 def list_changes(changes: list[str]) -> str:
-    """Return changes as the end of an error, behind its colon: one a line if they are long, their values shortened."""
+    """Return changes as the end of an error, with long values shortened: in its line if they fit, else one a line."""
     short = [_shortened(change) for change in changes]
     line = ", ".join(short)
     return f" {line}" if len(line) <= LINE else "".join(f"\n  {change}" for change in short)

@@ -21,7 +21,7 @@ TABLE = "table"
 """What stands for a class where configs are kept by name."""
 LARGEST = 2**64 - 1
 NOTHING = "nothing"
-"""What stands for the value of a key that a mapping lacks, where two are compared."""
+"""Shown for a key that one of two compared mappings lacks."""
 TOO_DEEP = "objects and arrays are nested too deeply for a config"
 
 

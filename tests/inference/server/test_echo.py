@@ -43,7 +43,7 @@ def test_logprobs_with_echo_are_those_of_the_prompt_and_of_what_follows(fresh, r
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_prompt_is_scored_without_a_new_byte(stream, fresh, run, app):
-    """As clients that rate texts ask for: echo, one of the likeliest bytes, nothing behind."""
+    """Clients that rate texts ask for an echo, the likeliest byte at each place, and no new byte."""
     asked = {"prompt": PROMPTS, "logprobs": 1, "max_tokens": 0, "echo": True, "temperature": 0, "n": 1}
     reply = completed(fresh, stream=stream, **asked)
     choices = [part["choices"][0] for part in reply.events] if stream else reply.json["choices"]
