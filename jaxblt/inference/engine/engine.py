@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -284,8 +284,8 @@ class Engine:
                 [begin(_read_prompts, lane, size) for size in self._sizes_beside(lane)]
                 for lane in self._lanes
             ]
-            for compiled in compiling:
-                compiled.result()
+            # Take no results: where a program did not compile, its first call says so, and may find memory then
+            wait(compiling)
             for i, (lane, fitted, prompts) in enumerate(zip(self._lanes, decoding, reading, strict=True)):
                 fitted.result()
                 found = None if lane.lane != self.config.lanes[i] else self._await_prompts(lane, prompts)
