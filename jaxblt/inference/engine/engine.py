@@ -434,7 +434,8 @@ class Engine:
         for part, job in parts:
             is_whole = part.size in self._into_rows and not part.start
             groups.setdefault((part.ticket.lane, part.size, is_whole), []).append((part, job))
-        for (number, size, is_whole), group in groups.items():
+        # Read the longest pieces first: a round may read the end of such a prompt too
+        for (number, size, is_whole), group in sorted(groups.items(), key=lambda each: -each[0][1]):
             lane = self._lanes[number]
             # Read the end of a longer prompt alone: what was read of it is one argument of the program
             most = lane.lane.slots if is_whole else lane.count_prompts(size)
