@@ -1,5 +1,6 @@
 """A block that decodes one token: norms, products, gates and sums in few launches."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -10,6 +11,7 @@ import pytest
 
 from jaxblt import layers
 from jaxblt.mixers import AttentionConfig
+from jaxblt.mixers.attention.attention import Attention
 from jaxblt.models import Stack, StackConfig, init_stack_state, stack
 from pallas_kernels.token_product import token_product
 from tests.tolerances import assert_close
@@ -24,10 +26,25 @@ CONFIG = StackConfig(
 SEGMENTS = {"content": [1] * 6, "padding": [1] * 3 + [0] * 3, "holes and documents": [1, 1, -1, 1, 2, 2]}
 
 
-def decoded(params: Any, x: Any, segments: Any) -> Any:
+class Doubled(Attention):
+    """A mixer of somebody else, whose call takes no norm."""
+
+    def __call__(self, x: Any, *, segment_ids: Any = None, positions: Any = None, state: Any = None) -> Any:
+        y, state = super().__call__(x, segment_ids=segment_ids, positions=positions, state=state)
+        return 2 * y, state
+
+
+@dataclass(frozen=True)
+class DoubledConfig(AttentionConfig):
+    def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> Doubled:
+        return Doubled(self, dtype, name=name)
+
+
+def decoded(params: Any, x: Any, segments: Any, config: StackConfig = CONFIG) -> Any:
     """Return what each token gives, and the state behind them."""
-    step = jax.jit(lambda x, ids, state: Stack(CONFIG).apply(params, x, segment_ids=ids, state=state))
-    state, found = init_stack_state(CONFIG, 1, capacity=8), []
+    model = Stack(config, x.dtype)
+    step = jax.jit(lambda x, ids, state: model.apply(params, x, segment_ids=ids, state=state))
+    state, found = init_stack_state(config, 1, capacity=8, dtype=x.dtype), []
     for t in range(x.shape[1]):
         y, state = step(x[:, t : t + 1], segments[:, t : t + 1], state)
         found.append(y)
@@ -54,3 +71,28 @@ def test_blocks_with_joined_products_compute_the_same(monkeypatch: pytest.Monkey
         assert sum("scale" in options for options in launches) == 5
         for found, known in zip(jax.tree.leaves(joined), jax.tree.leaves(apart[name]), strict=True):
             assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)
+
+
+def test_a_mixer_that_is_derived_from_one_with_joined_products_takes_no_norm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = StackConfig(32, 1, pattern=("doubled",), mixers={"doubled": DoubledConfig(32)})
+    x, ids = jax.random.normal(jax.random.key(0), (1, 2, 32)), jnp.ones((1, 2), jnp.int32)
+    params = nn.meta.unbox(Stack(config).init(jax.random.key(1), x))
+    apart, _ = decoded(params, x, ids, config)
+    monkeypatch.setattr(stack, "is_lone_token", lambda x: x.shape[:2] == (1, 1))
+    joined, _ = decoded(params, x, ids, config)
+    assert_close(joined, np.asarray(apart), n=256)
+
+
+def test_large_channels_in_float16_stay_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined products are of channels times scales, which are divided by their norm behind the product."""
+    config = StackConfig(32, 1, pattern=("hyena",))
+    x, ids = jnp.full((1, 1, 32), 20_000.0, jnp.float16), jnp.ones((1, 1), jnp.int32)
+    params = nn.meta.unbox(Stack(config, x.dtype).init(jax.random.key(1), x))
+    norm = params["params"]["periods"]["block_0"]["mixer_norm"]
+    norm["scale"] = 4 * norm["scale"]
+    apart, _ = decoded(params, x, ids, config)
+    monkeypatch.setattr(layers, "is_one_launch", lambda dtype: dtype in (jnp.bfloat16, jnp.float16))
+    joined, _ = decoded(params, x, ids, config)
+    assert_close(joined, np.asarray(apart), n=256)

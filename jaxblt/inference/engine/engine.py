@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -284,8 +284,8 @@ class Engine:
                 [begin(_read_prompts, lane, size) for size in self._sizes_beside(lane)]
                 for lane in self._lanes
             ]
-            for compiled in compiling:
-                compiled.result()
+            # Take no results: where a program did not compile, its first call says so, and may find memory then
+            wait(compiling)
             for i, (lane, fitted, prompts) in enumerate(zip(self._lanes, decoding, reading, strict=True)):
                 fitted.result()
                 found = None if lane.lane != self.config.lanes[i] else self._await_prompts(lane, prompts)
@@ -434,7 +434,8 @@ class Engine:
         for part, job in parts:
             is_whole = part.size in self._into_rows and not part.start
             groups.setdefault((part.ticket.lane, part.size, is_whole), []).append((part, job))
-        for (number, size, is_whole), group in groups.items():
+        # Read the longest pieces first: a round may read the end of such a prompt too
+        for (number, size, is_whole), group in sorted(groups.items(), key=lambda each: -each[0][1]):
             lane = self._lanes[number]
             # Read the end of a longer prompt alone: what was read of it is one argument of the program
             most = lane.lane.slots if is_whole else lane.count_prompts(size)

@@ -113,8 +113,8 @@ class AttentionConfig:
 
     @property
     def takes_norm(self) -> bool:
-        """True if the module's call takes a norm, of a block that decodes a token."""
-        return not self.out_bias
+        """True if the module's call takes a norm, of a block that decodes a token; a subclass may build another."""
+        return type(self) is AttentionConfig and not self.out_bias
 
     @property
     def groups(self) -> int:

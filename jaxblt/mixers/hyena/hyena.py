@@ -95,8 +95,8 @@ class HyenaConfig:
 
     @property
     def takes_norm(self) -> bool:
-        """True if the module's call takes a norm, of a block that decodes a token."""
-        return not (self.in_bias or self.out_bias or self.fp8_in)
+        """True if the module's call takes a norm, of a block that decodes a token; a subclass may build another."""
+        return type(self) is HyenaConfig and not (self.in_bias or self.out_bias or self.fp8_in)
 
     def build(self, *, dtype: Any = jnp.float32, name: str | None = None) -> "Hyena":
         """Build the module.

@@ -125,6 +125,19 @@ def test_prompts_that_are_read_together_keep_their_bytes(name, runs, monkeypatch
         np.testing.assert_array_equal(other.closed, one.closed)
 
 
+@pytest.mark.parametrize("prefix_bytes", [0, 1 << 20])
+def test_the_end_of_a_prompt_is_read_behind_its_beginning_in_one_round(prefix_bytes, runs):
+    """While no row decodes, a round may read the end of one prompt, and both pieces of the next."""
+    config = replace(INTO_ROWS, lanes=(Lane(slots=3, capacity=400),), prefix_bytes=prefix_bytes)
+    requests = [Request(bytes([97 + i]) * 300, 16, Sampling(seed=i)) for i in range(3)]
+    with Engine(runs["transformer"], config) as engine:
+        alone = [engine.submit(request).read().data for request in requests]
+    engine = Engine(runs["transformer"], config)
+    streams = [engine.submit(request) for request in requests]
+    with engine:
+        assert [stream.read().data for stream in streams] == alone
+
+
 def test_one_program_reads_sixty_four_prompts_that_wait(runs, monkeypatch):
     """`generate` reads them by one call too; no prompt is read before its neighbours, nor copied into its row."""
     programs_sent = Counter()

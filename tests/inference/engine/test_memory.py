@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jaxblt.inference.engine import Engine, Lane, LaneShrunkWarning, programs
-from tests.inference.engine.test_engine import CONFIG, REQUESTS
+from tests.inference.engine.test_engine import CONFIG, INTO_ROWS, REQUESTS
 
 
 def out_of_memory_above(slots, call):
@@ -34,6 +34,25 @@ def test_a_lane_shrinks_until_rows_and_prompts_fit(runs, monkeypatch):
         streams = [engine.submit(REQUESTS[i % 2]) for i in range(8)]
         found = [stream.read().data for stream in streams]
         assert engine.stats.ended == {"finished": 8}
+    assert found == found[:2] * 4
+
+
+def test_a_lane_shrinks_where_prompts_that_enter_their_rows_do_not_fit(runs, monkeypatch):
+    """The compiler may ask for memory too, beside rows that are not yet fewer."""
+    call = programs.LanePrograms.read_into_rows
+    monkeypatch.setattr(programs.LanePrograms, "read_into_rows", out_of_memory_above(3, call))
+
+    class Lowered:
+        def compile(self):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr(programs.LanePrograms, "lower_reading", lambda lane, size: Lowered())
+    engine = Engine(runs["transformer"], replace(INTO_ROWS, lanes=(Lane(slots=6, capacity=176),)))
+    with pytest.warns(LaneShrunkWarning, match="6 rows of 176 bytes does not fit, it gets 3"):
+        engine.warm()
+    assert engine.lanes == (Lane(slots=3, capacity=176),)
+    with engine:
+        found = [stream.read().data for stream in [engine.submit(REQUESTS[i % 2]) for i in range(8)]]
     assert found == found[:2] * 4
 
 
