@@ -190,6 +190,22 @@ def test_scores_and_embeddings_are_those_of_the_run(app, run):
     np.testing.assert_array_equal(array, run.embed(records).arrays[0])
 
 
+def test_records_are_read_in_the_case_that_the_server_was_told(app, service, monkeypatch):
+    told = []
+    for name in ("score", "embed"):
+        original = getattr(type(service.run), name)
+
+        def call(*given, original=original, **options):
+            told.append(options["as_trained"])
+            return original(*given, **options)
+
+        monkeypatch.setattr(type(service.run), name, call)
+    monkeypatch.setattr(type(service.engine), "as_trained", False)
+    for path in ("/v1/scores", "/v1/embeddings"):
+        assert post(app, path, {"input": "abc"}).status == 200
+    assert told == [False, False]
+
+
 WRONG = [
     (b"{", 400, None, "the body is not JSON"),
     (b"[" * 100_000, 413, None, "the body must have at most 20000 bytes, got 100000"),
