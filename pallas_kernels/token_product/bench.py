@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
 from pallas_kernels.token_product.api import is_one_launch, token_product
+from pallas_kernels.token_product.reference import make_token
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
 
 PARTS = 8
@@ -26,13 +27,8 @@ def run(
 
 def plain(x: Any, kernels: Any, parts: Any, scale: Any) -> tuple[Any, Float[Array, "N"]]:
     """Compute the op a step at a time, as a decoded token without the kernel is computed."""
-    dtype, dim = kernels[0].dtype, len(kernels[0])
-    before: Any = None if parts is None else jnp.sum(parts, 0).astype(dtype)
-    if x is None:
-        gate, up = jnp.split(before, 2)
-        token = jax.nn.silu(gate) * up
-    else:
-        token = x if before is None else x + before
+    dim, dtype = len(kernels[0]), kernels[0].dtype
+    token = make_token(x, parts, dtype)
     wide = token.astype(jnp.float32)
     if scale is not None:
         wide = (wide * jax.lax.rsqrt(jnp.mean(wide * wide) + 1e-6) * scale).astype(dtype).astype(jnp.float32)

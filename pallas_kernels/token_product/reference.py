@@ -18,13 +18,8 @@ def token_product(
     epsilon: float = 1e-6,
 ) -> tuple[Float[Array, "D"] | None, Float[Array, "P N"]]:
     """Compute `token_product`, with each step rounded."""
-    dtype, dim = kernels[0].dtype, kernels[0].shape[0]
-    before: Any = None if parts is None else jnp.sum(parts, 0).astype(dtype)
-    if x is None:
-        gate, up = jnp.split(before, 2)
-        token = jax.nn.silu(gate) * up
-    else:
-        token = x if before is None else x + before
+    dim, dtype = kernels[0].shape[0], kernels[0].dtype
+    token = make_token(x, parts, dtype)
     wide, inverse = token.astype(jnp.float32), 1.0
     if scale is not None:
         inverse = jax.lax.rsqrt(jnp.mean(wide * wide) + epsilon)
@@ -34,3 +29,14 @@ def token_product(
     starts = range(0, split.parts * split.rows, split.rows)
     found = [wide[i : i + split.rows] @ matrix[i : i + split.rows] for i in starts]
     return None if x is None else token, jnp.stack(found) * inverse
+
+
+def make_token(
+    x: Float[Array, "D"] | None, parts: Float[Array, "S _"] | None, dtype: Any
+) -> Float[Array, "D"]:
+    """Return the token that is multiplied: x, x with the product before, or without x its gate."""
+    before: Any = None if parts is None else jnp.sum(parts, 0).astype(dtype)
+    if x is None:
+        gate, up = jnp.split(before, 2)
+        return jax.nn.silu(gate) * up
+    return x if before is None else x + before

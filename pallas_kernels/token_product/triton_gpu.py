@@ -17,15 +17,10 @@ from jaxtyping import Array, Float
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
 from pallas_kernels._pallas_triton import launch, span
-from pallas_kernels.token_product.split import Split, split_rows
+from pallas_kernels.token_product.split import COLUMNS, ROWS, Split, split_rows
 
-
-class Tile(NamedTuple):
-    """A program's columns, the rows that it reads at a time, and its warps."""
-
-    columns: int = 64
-    inner: int = 128
-    warps: int = 4
+WARPS = 4
+"""Warps of a program."""
 
 
 class _Call(NamedTuple):
@@ -33,7 +28,6 @@ class _Call(NamedTuple):
 
     normed: bool
     epsilon: float
-    tile: Tile
     split: Split
 
 
@@ -44,28 +38,24 @@ def token_product(
     scale: Float[Array, "D"] | None = None,
     *,
     epsilon: float = 1e-6,
-    tile: Tile | None = None,
-    split: Split | None = None,
     interpret: bool = False,
 ) -> tuple[Float[Array, "D"] | None, Float[Array, "P N"]]:
     """Compute `token_product`.
 
     Args:
-      tile: sizes; None for the default.
-      split: parts of the rows; None for those of `split_rows`.
       interpret: run on the CPU, for tests.
     """
     dim, widths = kernels[0].shape[0], tuple(kernel.shape[1] for kernel in kernels)
-    tile, split = tile or Tile(), split or split_rows(dim, widths)
+    split = split_rows(dim, widths)
     given = vary_alike(*(z for z in (x, parts, scale, *kernels) if z is not None))
-    call = _Call(scale is not None, epsilon, tile, split)
-    programs = split.parts * sum(-(-width // tile.columns) for width in widths)
+    call = _Call(scale is not None, epsilon, split)
+    programs = split.parts * sum(-(-width // COLUMNS) for width in widths)
     like, sums = kernels[0], x is not None and parts is not None
     out = [varying_like(like, (split.parts, sum(widths)), jnp.float32)]
     if sums:
         out.append(varying_like(like, (dim,), like.dtype))
     run = partial(_multiply, call=call, count=len(kernels), has=(x is not None, parts is not None))
-    options = {"warps": tile.warps, "stages": 1, "interpret": interpret}
+    options = {"warps": WARPS, "stages": 1, "interpret": interpret}
     y, *token = launch(run, "token_product", programs, out, given, **options)
     return token[0] if sums else x, y
 
@@ -89,13 +79,13 @@ def _multiply(*refs: Any, call: _Call, count: int, has: tuple[bool, bool]) -> No
 
     first, offset = 0, 0
     for kernel in kernels:
-        behind = first + -(-kernel.shape[1] // call.tile.columns)
+        behind = first + -(-kernel.shape[1] // COLUMNS)
 
         def write(kernel: Any = kernel, first: int = first, offset: int = offset) -> None:
-            y, columns = _sum(read, scale, kernel, block - first, part, call), call.tile.columns
-            here = pl.ds(offset + (block - first) * columns, columns)
-            own = span((block - first) * columns, columns) < kernel.shape[1]
-            mask = {} if kernel.shape[1] % columns == 0 else {"mask": own[None]}
+            y = _sum(read, scale, kernel, block - first, part, call)
+            here = pl.ds(offset + (block - first) * COLUMNS, COLUMNS)
+            own = span((block - first) * COLUMNS, COLUMNS) < kernel.shape[1]
+            mask = {} if kernel.shape[1] % COLUMNS == 0 else {"mask": own[None]}
             pltriton.store(out.at[pl.ds(part, 1), here], y[None], **mask)
 
         if count == 1:
@@ -129,24 +119,23 @@ def _round(y: Array, like: Any) -> Array:
 
 def _sum(read: Any, scale: Any, kernel: Any, block: Any, part: Any, call: _Call) -> Float[Array, "N"]:
     """Return one part of n(token) W for a block of columns."""
-    (dim, width), size, columns = kernel.shape, call.tile.inner, call.tile.columns
-    rows = call.split.rows
-    steps, begin = -(-rows // size), part * rows
+    (dim, width), (parts, rows) = kernel.shape, call.split
+    steps, begin = rows // ROWS, part * rows
 
     def weights(i: Any) -> Array:
-        first = begin + i * size
-        inside = (span(first, size) < dim)[:, None]
-        mask = {} if call.split.parts * rows == dim and rows % size == 0 else {"mask": inside, "other": 0}
-        if width % columns:
-            own = span(block * columns, columns) < width
+        first = begin + i * ROWS
+        inside = (span(first, ROWS) < dim)[:, None]
+        mask = {} if parts * rows == dim else {"mask": inside, "other": 0}
+        if width % COLUMNS:
+            own = span(block * COLUMNS, COLUMNS) < width
             mask = {"mask": inside & own[None], "other": 0}
-        return pltriton.load(kernel.at[pl.ds(first, size), pl.ds(block * columns, columns)], **mask)
+        return pltriton.load(kernel.at[pl.ds(first, ROWS), pl.ds(block * COLUMNS, COLUMNS)], **mask)
 
     def advance(i: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         y, now = carry
         ahead = weights(jnp.minimum(i + 1, steps - 1)) if steps > 1 else now
-        here = pl.ds(begin + i * size, size)
-        inside = span(here.start, size) < jnp.minimum(dim, begin + rows)
+        here = pl.ds(begin + i * ROWS, ROWS)
+        inside = span(here.start, ROWS) < jnp.minimum(dim, begin + rows)
         token = read(here, inside, kernel)
         if scale is not None:
             token = _round(token * pltriton.load(scale.at[here], mask=inside, other=0), kernel)
@@ -157,5 +146,5 @@ def _sum(read: Any, scale: Any, kernel: Any, block: Any, part: Any, call: _Call)
         here = pl.ds(0, pl.next_power_of_2(dim))
         token = read(here, span(0, pl.next_power_of_2(dim)) < dim, kernel)
         inverse = lax.rsqrt(jnp.sum(token * token) / dim + call.epsilon)
-    y, _ = lax.fori_loop(0, steps, advance, (jnp.zeros((size, columns), jnp.float32), now))
+    y, _ = lax.fori_loop(0, steps, advance, (jnp.zeros((ROWS, COLUMNS), jnp.float32), now))
     return jnp.sum(y, axis=0) * inverse

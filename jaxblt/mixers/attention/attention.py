@@ -188,7 +188,7 @@ class Attention(nn.Module):
 
         With a norm the output is in parts [S, D] whose sum is attention(norm(x)), of one token: see `token_products`.
         """
-        config, clock, given = self.config, None if state is None else state.clock, x
+        config, clock, token = self.config, None if state is None else state.clock, x
         check_kind(AttentionState, state)
         check_ring(state, config.window)
         alone = not config.packed
@@ -214,7 +214,7 @@ class Attention(nn.Module):
             content = content_first(hides)
             x, hides = content.sort(x), content.lengths
             positions = jnp.take_along_axis(positions, content.order, 1)
-        q, k, v = self._heads(x, positions) if norm is None else self._heads(given, positions, norm)
+        q, k, v = self._heads(x, positions) if norm is None else self._heads(token, positions, norm)
         if state is None:
             given = (hides, self._slopes, rule_times(call, plan, segment_ids))
             attend = lambda v: attend_rows(plan, q, k, v, *given)  # noqa: E731

@@ -5,7 +5,8 @@ They are exact and small, to measure and to learn from. Models split over `data`
 
 from jaxblt.parallel.experimental.compressed import Mean, compressed_mean, zero_error
 from jaxblt.parallel.experimental.grid_products import cube_product, grid_product, make_grid
-from jaxblt.parallel.experimental.pipeline import Schedule, make_stages, run_pipeline
+from jaxblt.parallel.experimental.pipeline import make_stages, run_pipeline
+from jaxblt.parallel.experimental.schedule import Schedule
 
 __all__ = [
     "Mean",

@@ -8,7 +8,7 @@ import pytest
 from jaxblt.data import BOS, EOS, TaskDataConfig, decode, make_dataset
 from jaxblt.data.draws import Draws
 from jaxblt.data.tasks import Babilong
-from jaxblt.data.tasks.babilong import Sentences
+from jaxblt.data.tasks.sentences import Sentences
 from jaxblt.evaluation.tasks import majority_baseline
 from tests.data.tasks.stories import BOOK, PLACES, write_stories
 

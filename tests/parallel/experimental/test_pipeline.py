@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxblt.parallel.experimental import Schedule, make_stages, run_pipeline
-from jaxblt.parallel.experimental.pipeline import IDLE
+from jaxblt.parallel.experimental.schedule import IDLE
 from jaxblt.testing.collectives import collectives
 from tests.tolerances import assert_close
 

@@ -8,8 +8,8 @@ import pytest
 
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.training.log import hosted_trackers as hosted
+from jaxblt.training.log.continuations import continuation_of
 from jaxblt.training.log.hosted_trackers import check_trackers, open_trackers, run_id
-from jaxblt.training.log.journal import continuation_of
 from jaxblt.training.log.trackers import Tracker, grouped, hyperparameters_of, read_metrics
 from jaxblt.training.loop import fit
 from tests.training.log.test_runlog import events, png

@@ -1,11 +1,9 @@
 """Updates of adapters from rows that were served, each of which has to pass a gate before it serves."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,125 +12,11 @@ from jaxtyping import Array, Float, Int
 
 from jaxblt.adapters import join_params
 from jaxblt.data.vocab import PAD
+from jaxblt.training.experimental.online.canary import CanaryGate, Verdict
+from jaxblt.training.experimental.online.ewc import Anchor, RowLoss, ewc_penalty, make_anchor
+from jaxblt.training.experimental.online.replay import ReplayBuffer
 from jaxblt.training.metrics import cross_entropy
-from jaxblt.validation import check_bounds, check_fields, number, whole
-
-RowLoss = Callable[[Any, Int[Array, "B T"]], Float[Array, "B"]]
-"""(parameters, rows of ids) -> nats of each row."""
-
-
-class Verdict(NamedTuple):
-    """The outcome of a gate.
-
-    Attributes:
-      accepted: whether the new parameters may serve.
-      before, after: mean nats of the canary rows under both.
-      why: of a rejection; empty for none.
-    """
-
-    accepted: bool
-    before: float
-    after: float
-    why: str = ""
-
-
-class CanaryGate:
-    """Rows that an update must not forget, and what it may lose on them.
-
-    Attributes:
-      tolerance: nats by which the mean over the rows may rise.
-    """
-
-    def __init__(self, loss: RowLoss, rows: Int[np.ndarray, "B T"], *, tolerance: float = 0.02) -> None:
-        """Take rows that those who serve predict well."""
-        number("tolerance", tolerance, least=0)
-        self.tolerance, self._loss, self._rows = tolerance, loss, np.asarray(rows)
-
-    def judge(self, serving: Any, new: Any) -> Verdict:
-        """Return whether the new parameters may take the place of those that serve."""
-        before, after = (float(_mean_nats(self._loss, params, self._rows)) for params in (serving, new))
-        if not np.isfinite(after):
-            return Verdict(False, before, after, f"{after} nats on the canary rows, which is no number")
-        if after > before + self.tolerance:
-            why = f"{after - before:.4f} nats worse on the canary rows, more than {self.tolerance}"
-            return Verdict(False, before, after, why)
-        return Verdict(True, before, after)
-
-
-@partial(jax.jit, static_argnums=0)
-def _mean_nats(loss: RowLoss, params: Any, rows: Int[Array, "B T"]) -> Float[Array, ""]:
-    return jnp.mean(loss(params, rows))
-
-
-@flax.struct.dataclass
-class Anchor:
-    """Parameters to stay near to, and how much each of them matters.
-
-    Attributes:
-      params: as they were.
-      importance: the diagonal of the Fisher information, for each number.
-    """
-
-    params: Any
-    importance: Any
-
-
-def make_anchor(loss: RowLoss, params: Any, rows: Int[Array, "B T"]) -> Anchor:
-    """Return an anchor at these parameters; a number matters by its mean square gradient over rows.
-
-    Gradients are those of one row at a time. Those of a batch would cancel between rows.
-    """
-
-    def add(total: Any, row: Int[Array, "T"]) -> tuple[Any, None]:
-        gradient = jax.grad(lambda params: loss(params, row[None])[0])(params)
-        return jax.tree.map(lambda t, g: t + g * g, total, gradient), None
-
-    zeros = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), params)
-    total, _ = jax.lax.scan(add, zeros, rows)
-    return Anchor(params, jax.tree.map(lambda t: t / len(rows), total))
-
-
-def ewc_penalty(anchor: Anchor, params: Any) -> Float[Array, ""]:
-    """Return half the sum of importance (p - p_0)^2: elastic weight consolidation (Kirkpatrick et al., 1612.00796)."""
-    parts = jax.tree.map(lambda p, a, f: jnp.sum(f * (p - a) ** 2), params, anchor.params, anchor.importance)
-    return jnp.float32(0.5) * sum(jax.tree.leaves(parts), jnp.float32(0))
-
-
-class ReplayBuffer:
-    """Rows of ids, each kept with equal probability (reservoir sampling, Vitter 1985, algorithm R)."""
-
-    def __init__(self, capacity: int, *, seed: int = 0) -> None:
-        """Hold at most `capacity` rows."""
-        whole("capacity", capacity, least=1, why=": nothing would be replayed")
-        self.capacity = capacity
-        self.seen = 0
-        self.rows: list[np.ndarray] = []
-        self._rng = np.random.default_rng(seed)
-
-    def add(self, rows: Int[np.ndarray, "B T"]) -> None:
-        """Offer rows of one length: while there is room all stay, then each takes a random place or none."""
-        rows = np.asarray(rows)
-        if self.rows and rows.shape[1:] != self.rows[0].shape:
-            raise ValueError(
-                f"rows have {rows.shape[1:]} ids, and the buffer holds rows of {self.rows[0].shape}: cut or fill them"
-            )
-        for row in rows:
-            self.seen += 1
-            if len(self.rows) < self.capacity:
-                self.rows.append(row)
-            elif (place := int(self._rng.integers(self.seen))) < self.capacity:
-                self.rows[place] = row
-
-    def draw(self, count: int) -> Int[np.ndarray, "N T"]:
-        """Return so many rows, with repeats if the buffer holds fewer.
-
-        Raises:
-          ValueError: it is empty.
-        """
-        if not self.rows:
-            raise ValueError("the buffer is empty: add rows before drawing")
-        few = len(self.rows) < count
-        return np.stack([self.rows[i] for i in self._rng.choice(len(self.rows), count, replace=few)])
+from jaxblt.validation import check_bounds, check_fields
 
 
 @dataclass(frozen=True)
