@@ -19,7 +19,6 @@ ROOMS = {
     "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "quantized_decode", "step_kernels"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
-    "peers": ("evo2",),
     "trained_runs": ("baselines", "context", "record"),
     "history": ("compare", "keep", "trends"),
     "results": ("conformance_page", "features_page", "results"),

@@ -1,6 +1,6 @@
 """The page of what layers of this and other projects promise and do, written from JSON.
 
-The files lie in experiments/results/conformance; `experiments.benchmark.peers.conformance.measure` writes them.
+The files lie in experiments/results/conformance. Each names the commit of the bridges that measured it.
 """
 
 from collections.abc import Iterator
