@@ -12,7 +12,6 @@ from jaxblt.validation import perhaps
 ROOMS = {
     "operations": ("kernels", "sparse_attention"),
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
-    "memory": ("babilong", "gap_recall"),
     "adapters": ("adapter_speed",),
     "labels": ("zero_shot",),
     "tasks": ("recall",),
