@@ -12,9 +12,7 @@ from jaxblt.validation import perhaps
 ROOMS = {
     "operations": ("kernels", "sparse_attention"),
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
-    "adapters": ("adapter_speed",),
     "labels": ("zero_shot",),
-    "tasks": ("recall",),
     "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "quantized_decode", "step_kernels"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
