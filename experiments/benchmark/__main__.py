@@ -18,14 +18,14 @@ ROOMS = {
     "served": ("batch_sizes", "real_load", "serving_levels"),
     "trained_runs": ("baselines", "context", "record"),
     "history": ("compare", "keep", "trends"),
-    "results": ("conformance_page", "features_page", "results"),
+    "results": ("features_page", "results"),
 }
 """Folders, and their commands: each is the function of its name in the module of its name."""
 
 BENCHMARKS = {name: f"experiments.benchmark.{room}.{name}" for room, names in ROOMS.items() for name in names}
 """The module of each command."""
 
-READERS = ("compare", "conformance_page", "features_page", "keep", "record", "results", "trends")
+READERS = ("compare", "features_page", "keep", "record", "results", "trends")
 """They measure nothing, and read what was measured."""
 
 
