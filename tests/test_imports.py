@@ -19,7 +19,6 @@ OTHER_FRAMEWORKS = {"torch", "tensorflow", "tensorboardX", "keras"}
 RUN_APART = {
     Path("tests/adapters/merged_by_peft.py"),
     Path("tests/interchange/make_evo2.py"),
-    Path("tests/interchange/make_hyena_dna.py"),
 }
 """Scripts of tests that run as processes of their own."""
 # Imported by the function that runs a kernel in Triton's language, whose own file `TRITON_KERNEL` needs it throughout.

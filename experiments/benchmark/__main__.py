@@ -12,24 +12,20 @@ from jaxblt.validation import perhaps
 ROOMS = {
     "operations": ("kernels", "sparse_attention"),
     "models": ("drafted_bytes", "scaling", "serving", "start_times"),
-    "memory": ("babilong", "gap_recall"),
-    "adapters": ("adapter_speed",),
     "labels": ("zero_shot",),
-    "tasks": ("recall",),
     "splitting": ("ring", "sequence_parallel", "split_step"),
     "precision": ("fp8_loss", "quantized_decode", "step_kernels"),
     "served": ("batch_sizes", "real_load", "serving_levels"),
-    "peers": ("evo2",),
     "trained_runs": ("baselines", "context", "record"),
     "history": ("compare", "keep", "trends"),
-    "results": ("conformance_page", "features_page", "results"),
+    "results": ("features_page", "results"),
 }
 """Folders, and their commands: each is the function of its name in the module of its name."""
 
 BENCHMARKS = {name: f"experiments.benchmark.{room}.{name}" for room, names in ROOMS.items() for name in names}
 """The module of each command."""
 
-READERS = ("compare", "conformance_page", "features_page", "keep", "record", "results", "trends")
+READERS = ("compare", "features_page", "keep", "record", "results", "trends")
 """They measure nothing, and read what was measured."""
 
 

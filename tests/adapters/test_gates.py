@@ -142,7 +142,6 @@ BANK = AdapterConfig(rank=4, blocks=2, router=ROUTER)
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: gates(gates=()), "sites must hold a pattern"),
         (
             lambda: gates(gates=("mixer/w",)),
             r"pattern 'mixer/w' matches no product; the nearest names are \['mixer/",

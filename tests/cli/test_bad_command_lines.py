@@ -156,7 +156,7 @@ CASES: tuple[tuple[tuple[str, ...], int, str], ...] = (
     (
         ("benchmark", "no_such_name"),
         1,
-        "unknown benchmark 'no_such_name', choose one of: adapter_speed",
+        "unknown benchmark 'no_such_name', choose one of: baselines",
     ),
 )
 

@@ -6,8 +6,10 @@ from dataclasses import fields, replace
 from functools import partial
 from types import SimpleNamespace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.sharding import Mesh
@@ -15,15 +17,17 @@ from jax.sharding import Mesh
 import jaxblt
 import jaxblt.adapters
 import jaxblt.inference
-from configs import RECIPES
+from configs import RECIPES, get
 from jaxblt.data import DocumentSource
 from jaxblt.inference.requests import lay_out
 from jaxblt.models.mixer_table import WORDS
 from jaxblt.testing.conformance import PROMISES
+from jaxblt.training.flops import count_params
 from jaxblt.training.log.report import _adapters
 from jaxblt.training.start.base import trained_part
 from jaxblt.training.start.setup import Setup, make_task
 from jaxblt.training.state import start
+from tests.data.tasks.stories import write_stories
 from tests.docs.documents import ROOT, blocks
 from tests.tolerances import assert_close
 
@@ -221,6 +225,38 @@ def test_adapters_md_says_what_a_run_prints_first():
     names |= {"find_sites": jaxblt.adapters.find_sites, "replace": replace}
     exec(python[python.index("base = ") : python.index("fit(")], names)
     assert said_first(names["recipe"]) in blocks(GUIDES / "adapters.md", "")
+
+
+def test_tasks_md_scores_stories_of_other_lengths(tmp_path, monkeypatch, capsys):
+    write_stories(tmp_path)
+    recipe, seen = get("babilong"), []
+    task = replace(recipe.data.task, path=str(tmp_path), books=str(tmp_path / "books"), subset="en")
+    run = SimpleNamespace(recipe=replace(recipe, data=replace(recipe.data, task=task)))
+    monkeypatch.setattr(jaxblt, "load", lambda folder: run)
+    monkeypatch.setattr("jaxblt.evaluation.tasks.evaluate.predictor", lambda run: run)
+    monkeypatch.setattr(
+        "jaxblt.evaluation.tasks.score",
+        lambda run, data: seen.append(data) or SimpleNamespace(accuracy=[0.5]),
+    )
+    (text,) = blocks(GUIDES / "tasks.md", "python")
+    exec(compile(text.replace("1024, 65_536, 1_048_576", "512, 2**20"), "tasks.md", "exec"), {})
+    assert capsys.readouterr().out == "512 0.5\n1048576 0.5\n"
+    short, long = seen
+    batch = short.batch(0)
+    assert batch.inputs.shape == (128, 514)
+    assert np.all((np.asarray(batch.segment_ids) > 0).sum(1) > 480)
+    assert long.config.batch_size == 1
+
+
+def test_tasks_md_compares_with_windows_of_equal_size():
+    model = get("babilong").model
+    windows = replace(model, stack=replace(model.stack, pattern="window", mlp_dim=1408))
+    shapes = [
+        jax.eval_shape(one.build().init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
+        for one in (model, windows)
+    ]
+    few, many = sorted(count_params(nn.meta.unbox(shape["params"]))[0] for shape in shapes)
+    assert many < 1.02 * few
 
 
 def test_conformance_md_finds_the_fault_of_its_layer(capsys):

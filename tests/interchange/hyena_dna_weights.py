@@ -1,4 +1,4 @@
-"""A tiny HyenaDNA whose weights are drawn alike for the reference and for jaxblt: numpy alone, as either imports it."""
+"""A tiny HyenaDNA whose weights are drawn alike for the definition and for jaxblt."""
 
 from collections.abc import Mapping
 
@@ -21,9 +21,6 @@ CONFIG = {
 """The settings of the tiny model, as a config file has them."""
 
 LENGTHS = (1, 2, 7, 128, 513, 700)
-KEPT = 3
-"""Positions at the end of a row whose values are kept."""
-
 ROOT = "hyena.backbone."
 
 

@@ -1,4 +1,4 @@
-"""A HyenaDNA with drawn weights computes here what its definition gives; see make_hyena_dna.py."""
+"""A HyenaDNA with drawn weights computes here what its definition gives."""
 
 import json
 from collections.abc import Callable
@@ -21,9 +21,11 @@ from jaxblt.models import ByteLMConfig
 from jaxblt.models.stack import Block
 from jaxblt.testing.tolerances import bound, worst
 from tests.interchange import hyena_dna_weights as weights
+from tests.interchange.hyena_dna_definition import expected
 
 TENSORS = weights.draw()
-EXPECTED = Path(__file__).parent / "hyena_dna.npz"
+KEPT = 3
+"""Positions at the end of a row whose values are compared."""
 IDS = rows_of_ids(weights.ROWS)
 HOMES = np.unique(IDS, return_index=True)[1]
 """The id of each of the tokenizer's rows; of [UNK] the first."""
@@ -79,18 +81,18 @@ NEAR = bound(np.float32, weights.TAPS)
 
 @pytest.mark.slow(days=7, group="files of others")
 def test_states_logits_and_likelihoods_are_the_definitions(answers):
-    with np.load(EXPECTED) as expected:
-        for length in weights.LENGTHS:
-            tokens = weights.draw_bases(length)
-            states, logits = answers(HOMES[tokens])
-            for ours, known in zip(states, expected[f"hidden_{length}"], strict=False):
-                assert worst(ours[-weights.KEPT :], known) < NEAR
-            # Bytes of one token share its probability
-            by_token = logits[:, HOMES] + SHARED
-            assert worst(by_token[-weights.KEPT :], expected[f"logits_{length}"]) < NEAR
-            logs = np.asarray(jax.nn.log_softmax(by_token))[np.arange(length - 1), tokens[1:]]
-            assert worst(logs.sum(), expected[f"likely_{length}"]) < NEAR
-            assert worst(np.exp(logits).sum(-1), np.exp(by_token).sum(-1)) < NEAR
+    for length in weights.LENGTHS:
+        tokens = weights.draw_bases(length)
+        states, logits = answers(HOMES[tokens])
+        known_states, known_logits, likelihood = expected(length)
+        for ours, known in zip(states, known_states, strict=False):
+            assert worst(ours[-KEPT:], known[-KEPT:]) < NEAR
+        # Bytes of one token share its probability
+        by_token = logits[:, HOMES] + SHARED
+        assert worst(by_token[-KEPT:], known_logits[-KEPT:]) < NEAR
+        logs = np.asarray(jax.nn.log_softmax(by_token))[np.arange(length - 1), tokens[1:]]
+        assert worst(logs.sum(), np.float32(likelihood)) < NEAR
+        assert worst(np.exp(logits).sum(-1), np.exp(by_token).sum(-1)) < NEAR
 
 
 LENGTH = 128
@@ -101,17 +103,15 @@ TEXT = weights.to_text(TOKENS)
 @pytest.mark.slow(days=28, group="costly", turn="interchange/test_hyena_dna")
 def test_a_run_scores(run):
     scores = run.score([TEXT, TEXT[:1]])
-    with np.load(EXPECTED) as expected:
-        # The model tells nothing of the first byte: it is read behind nothing
-        found = scores.log_likelihood[0] - scores.log_likelihood[1] + SHARED[TOKENS[1:]].sum()
-        assert worst(found, expected[f"likely_{LENGTH}"]) < NEAR
+    # The model tells nothing of the first byte: it is read behind nothing
+    found = scores.log_likelihood[0] - scores.log_likelihood[1] + SHARED[TOKENS[1:]].sum()
+    assert worst(found, np.float32(expected(LENGTH)[2])) < NEAR
 
 
 @pytest.mark.slow(days=28, group="costly")
 def test_a_run_embeds_and_generates(run, answers):
     (states,) = run.embed([TEXT], pool="per_byte").arrays
-    with np.load(EXPECTED) as expected:
-        assert worst(states[-weights.KEPT :], expected[f"hidden_{LENGTH}"][-1]) < NEAR
+    assert worst(states[-KEPT:], expected(LENGTH)[0][-1][-KEPT:]) < NEAR
     prompt, letters = b"ACGTTGCA", np.frombuffer(b"ACGT", np.uint8)
     options = {"sampling": SamplingConfig(temperature=0.0), "alphabet": b"ACGT"}
     (more,) = run.generate([prompt], max_new_bytes=6, **options)

@@ -2,8 +2,9 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module, metadata, util
 from types import ModuleType
 from typing import Any
@@ -17,14 +18,19 @@ from jax.sharding import AxisType, PartitionSpec
 
 from pallas_kernels._compat import varying_axes
 from pallas_kernels._linear_state import jla
+from pallas_kernels.gated_delta_rule.jla import gated_delta_rule_jla
 from pallas_kernels.gated_delta_rule.reference import gated_delta_rule_reference
+from pallas_kernels.gated_linear_attention.jla import gated_linear_attention_jla
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from pallas_kernels.runtime import Device
-from tests.pallas_kernels.linear_state import relative_rms
-from tests.pallas_kernels.op_suite import OpCase, random_cotangents, value_and_grads
+from tests.pallas_kernels.linear_state import relative_rms, state_case
+from tests.pallas_kernels.op_suite import CHECKS, OpCase, random_cotangents, value_and_grads
+from tests.pallas_kernels.state_ops import gate_of, op_of, with_gates
 from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
+KINDS = {"log_gate": "simple_gla", "log_key_gate": "gla", "beta": "gated_deltanet"}
+"""What the package calls the ops, by kind."""
 needs_jla = pytest.mark.skipif(util.find_spec("jla") is None, reason="jax-linear-attention is not installed")
 
 
@@ -127,21 +133,36 @@ def check_errors(case: OpCase) -> None:
     assert max(jax.tree.leaves(errors)) <= MOST_ERROR, errors
 
 
-def check_strong_decay(
-    calls: StandIn,
-    adapter: Callable[[dict[str, Any]], Any],
-    reference: Callable[[dict[str, Any]], Any],
-    case: OpCase,
-    gate: str,
-    strong: float,
-) -> None:
+GPU_CHECKS = CHECKS | {"reference": check_errors}
+
+
+def reference(kind: str, arrays: dict[str, Any]) -> Any:
+    return op_of(kind)(**arrays, output_final_state=True, scale=0.5, implementation="reference")
+
+
+def adapter(kind: str, arrays: dict[str, Any]) -> Any:
+    run: Any = gated_delta_rule_jla if kind == "beta" else gated_linear_attention_jla
+    return run(**arrays, output_final_state=True, scale=0.5)
+
+
+def on_gpu(kind: str, arrays: dict[str, Any]) -> Any:
+    return op_of(kind)(**arrays, output_final_state=True, scale=0.5, implementation="jla")
+
+
+def jla_case(kind: str, run: Any, streams: dict[str, Any], *, gated: bool = True) -> OpCase:
+    """Return a case over packed rows with gates; a case's programs are kept by `run`."""
+    return state_case(kind, run, partial(reference, kind), with_gates(kind, streams, gated=gated))
+
+
+def check_strong_decay(calls: StandIn, kind: str, case: OpCase, strong: float) -> None:
     """Check that the package gets finite gates, and that values and gradients are those of the gate that was given."""
+    gate = gate_of(kind)
     strong_gates = np.random.default_rng(9).uniform(size=case.arrays[gate].shape) < 0.4
     arrays = {**case.arrays, gate: jnp.where(strong_gates, strong, case.arrays[gate])}
     with jax.disable_jit():  # to look at numbers: the program makes the gates alone
-        gates = jax.make_jaxpr(lambda arrays: (adapter(arrays), calls.given[0]["g"])[1])(arrays)
+        gates = jax.make_jaxpr(lambda arrays: (adapter(kind, arrays), calls.given[0]["g"])[1])(arrays)
     handed_over = jax.jit(jaxpr_as_fun(gates))(*jax.tree.leaves(arrays))[0]
     assert float(handed_over.min()) >= -88
-    actual, expected = (value_and_grads(run, arrays, optimised=True) for run in (case.run, reference))
+    actual, expected = (value_and_grads(run, arrays, optimised=True) for run in (case.run, case.reference))
     for got, want in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert_close(got, want, n=case.grad_terms)

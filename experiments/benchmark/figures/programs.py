@@ -13,15 +13,6 @@ SINGLY = {"xla_gpu_enable_command_buffer": ""}
 """Options of the compiler that launch kernels one by one: a trace does not tell the kernels of a command buffer."""
 
 
-def time_program(call: Any, args: tuple[Any, ...], trials: int) -> tuple[dict[str, Any], Any]:
-    """Return seconds with their interval and the bytes that the compiler planned, and what the call returns."""
-    compiled = call.lower(*args).compile()
-    planned = planned_bytes(compiled)
-    found = timed(measure(lambda: jax.block_until_ready(compiled(*args)), trials=trials, method="host"))
-    names = {"temporary_bytes": "temporaries", "argument_bytes": "arguments"}
-    return found | {name: planned[part] for name, part in names.items()}, compiled(*args)
-
-
 def planned_bytes(program: Callable[..., Any], *args: Any) -> dict[str, int]:
     """Return bytes of arguments, temporaries and results, as the compiler lays them out.
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from experiments.benchmark.models.state_edges import with_edges
-
 if TYPE_CHECKING:
     from jaxblt.models import StackConfig
     from jaxblt.profiling import Case, Method
@@ -64,9 +62,10 @@ def block(name: str, dim: int) -> "StackConfig":
 
     heads = max(dim // 128, 1)
     engines: dict[str, Callable[[], MixerConfig]] = {}
+    edges: dict[str, Any] = {"cell": "gru", "state_attention": True, "state_routes": True, "packed": False}
     for slots in STATES:
         engine = partial(StateEngineConfig, dim=dim, num_heads=heads, num_slots=slots)
-        engines[f"T{slots}"], engines[f"T{slots}_edges"] = engine, lambda make=engine: with_edges(make())
+        engines[f"T{slots}"], engines[f"T{slots}_edges"] = engine, partial(engine, **edges)
     known: dict[str, Callable[[], MixerConfig]] = {
         "A": partial(AttentionConfig, dim=dim, num_heads=heads, packed=False),
         "D": partial(GatedDeltaNetConfig, dim=dim, num_heads=heads),
@@ -98,13 +97,18 @@ def parameters(name: str, dim: int) -> int:
 
 
 def draw_block(name: str, dim: int) -> Any:
-    """Draw the block's parameters."""
+    """Draw the block's parameters in bf16, as frozen models hold them; a program widens them itself."""
+    import flax.linen as nn
+    import jax
     import jax.numpy as jnp
 
-    from experiments.benchmark.models.forward_pass import draw
     from jaxblt.models.stack import Stack
 
-    return draw(Stack(block(name, dim)), jnp.zeros((1, 16, dim), jnp.float32))
+    def initial(key: Any) -> Any:
+        params = Stack(block(name, dim)).init(key, jnp.zeros((1, 16, dim), jnp.float32))["params"]
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), nn.meta.unbox(params))
+
+    return jax.jit(initial)(jax.random.key(0))
 
 
 def programs(name: str, params: Any, length: int, setting: Setting) -> Block:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from experiments.benchmark.memory.paired_books import over_windows
+from experiments.benchmark.figures.paired_books import over_windows
 
 Row = Mapping[str, Any]
 MEMORIES = ("mac", "mag", "mal", "slots")

@@ -254,10 +254,6 @@ def routed(**options):
             r"nothing that level 'prefix' reads: add Prefix\(128\)",
         ),
         (
-            lambda: routed(level="prefix", reads=(RecurrentMemory(), Prefix(3))),
-            r"names RecurrentMemory\(\), which has nothing for level prefix: leave it out",
-        ),
-        (
             lambda: AdapterConfig(rank=1, router=routed(level=Mixed(("chunk", "token"), "entropy", (0.5,)))),
             "needs a code of two numbers or more",
         ),

@@ -49,12 +49,3 @@ def test_bad_lines_are_named(tmp_path, line, message):
     (tmp_path / "x.jsonl").write_bytes(b'{"text": "ok"}\n' + line + b"\n")
     with pytest.raises(ValueError, match=message):
         JsonlSource(tmp_path / "x.jsonl")
-
-
-def test_files_without_lines(tmp_path):
-    (tmp_path / "x.jsonl").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"is empty \(0 bytes\)"):
-        JsonlSource(tmp_path / "x.jsonl")
-    (tmp_path / "x.jsonl").write_bytes(b"\n \n")
-    with pytest.raises(ValueError, match="holds blank lines alone"):
-        JsonlSource(tmp_path / "x.jsonl")

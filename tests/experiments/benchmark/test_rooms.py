@@ -27,7 +27,7 @@ def room_of(module: str) -> str:
 
 def test_modules_and_rooms_import_without_circles() -> None:
     arrows = {name: imports_of(path) for name, path in MODULES.items()}
-    assert sum(map(len, arrows.values())) > 100
+    assert sum(map(len, arrows.values())) > 50
     tuple(TopologicalSorter(arrows).static_order())
     rooms: dict[str, set[str]] = {}
     for name, found in arrows.items():

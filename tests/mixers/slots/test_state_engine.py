@@ -20,6 +20,7 @@ from jaxblt.models.pulse import SimplePulse
 from jaxblt.parallel import make_mesh
 from jaxblt.side_outputs import SIDE_OUTPUTS
 from jaxblt.testing import Subject
+from jaxblt.training.flops import count_params
 from jaxblt.training.metrics import sown_losses
 from pallas_kernels._dispatch import compiling_for, record_choices
 from tests.mixers.linear.test_matrix_state import read_out, stream
@@ -46,6 +47,15 @@ def subject_of(config: StateEngineConfig) -> Subject:
         config,
         params=jax.tree.map(lambda p: jnp.asarray(0.4 * rng.standard_normal(p.shape), p.dtype), shapes),
     )
+
+
+def test_engines_differ_only_by_the_parameters_of_their_states():
+    """Each state of a head has a column of its route, the column's bias and a bias of its reads."""
+    counts = []
+    for slots in (32, 64, 256):
+        module = StateEngineConfig(dim=16, num_heads=2, num_slots=slots).build()
+        counts.append(count_params(jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 8, 16))))[0])
+    assert np.diff(counts).tolist() == [slots * 2 * (16 + 2) for slots in (32, 192)]
 
 
 def count_mask(w: Weights, x: np.ndarray, live: np.ndarray, slots: int) -> np.ndarray:

@@ -1,108 +1,28 @@
-"""gated_linear_attention by jax-linear-attention: calls that it takes, tokens that do nothing, its kernels on a GPU."""
+"""gated_linear_attention by jax-linear-attention: calls that it takes, heads of other widths than its own."""
 
-import dataclasses
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from pallas_kernels.gated_linear_attention import explain, gated_linear_attention
-from pallas_kernels.gated_linear_attention.jla import gated_linear_attention_jla
+from pallas_kernels.gated_linear_attention import explain
 from tests.pallas_kernels import op_suite
-from tests.pallas_kernels.gated_linear_attention.test_gated_linear_attention import call, long_arrays
 from tests.pallas_kernels.jla import (
-    GPUS,
+    GPU_CHECKS,
     HOPPER,
+    adapter,
     as_others_write,
-    check_errors,
-    check_strong_decay,
     installed,
+    jla_case,
     needs_jla,
-    over_devices,
+    on_gpu,
     rows,
     stand_in,
-    without_kernels,
 )
-from tests.pallas_kernels.linear_state import (
-    check_finite,
-    check_long,
-    heads,
-    log_gates,
-    packed,
-    state_case,
-)
-from tests.pallas_kernels.op_suite import OpCase
-
-LENGTH = 21
-KINDS = {"log_gate": "simple_gla", "log_key_gate": "gla"}
-
-
-def reference(arrays: dict[str, Any]) -> Any:
-    return gated_linear_attention(**arrays, output_final_state=True, scale=0.5, implementation="reference")
-
-
-def adapter(arrays: dict[str, Any]) -> Any:
-    return gated_linear_attention_jla(**arrays, output_final_state=True, scale=0.5)
-
-
-def case(gate: str | None, run: Any, arrays: dict[str, Any]) -> OpCase:
-    arrays = arrays | {"segment_ids": packed(arrays["k"].shape[1])}
-    if gate is not None:
-        like = arrays["v"].shape[:3] if gate == "log_gate" else arrays["k"].shape
-        arrays[gate] = log_gates(4, like)
-    return state_case(str(gate), run, reference, arrays)
-
-
-# one function each, as a case's programs are kept by function
-CASES = {gate: case(gate, partial(adapter), heads(LENGTH)) for gate in (*KINDS, None)}
-
-
-@pytest.mark.slow(
-    days=28, group="properties of kernels", every=("log_key_gate-reference", "log_key_gate-poison")
-)
-@pytest.mark.parametrize("check", ["reference", "poison", "shard_map"])
-@pytest.mark.parametrize("gate", KINDS)
-def test_documents_holes_and_padding(gate: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = stand_in(monkeypatch)
-    op_suite.CHECKS[check](CASES[gate])
-    assert set(calls.kinds) <= {KINDS[gate]}
-
-
-@pytest.mark.slow(days=28, group="properties of kernels")
-def test_nothing_is_forgotten_without_gates(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = stand_in(monkeypatch)
-    op_suite.CHECKS["reference"](CASES[None])
-    assert calls.kinds == ["simple_gla"] * len(calls.kinds)
-
-
-@needs_jla
-@pytest.mark.filterwarnings("default")
-@pytest.mark.slow(days=28, group="properties of kernels")
-@pytest.mark.parametrize("gate", KINDS)
-def test_its_plain_implementation_on_a_mesh(gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_kernels(monkeypatch)
-    with as_others_write():
-        op_suite.CHECKS["reference"](over_devices(CASES[gate], 2))
-
-
-@pytest.mark.slow(days=28, group="properties of kernels")
-@pytest.mark.parametrize("gate", KINDS)
-@pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
-def test_strong_decay(gate: str, strong: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_strong_decay(stand_in(monkeypatch), adapter, reference, CASES[gate], gate, strong)
-
-
-@pytest.mark.slow(days=28, group="properties of kernels")
-def test_rows_without_a_token_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch)
-    arrays = CASES["log_gate"].arrays
-    o, final = adapter({**arrays, "segment_ids": arrays["segment_ids"].at[0].set(0).at[1].set(-3)})
-    np.testing.assert_array_equal(final, arrays["initial_state"])
-    assert not np.any(o)
-
+from tests.pallas_kernels.linear_state import heads
+from tests.pallas_kernels.state_ops import LENGTH, with_gates
 
 HEADS = {"heads": 4, "key_heads": 4, "keys": 128, "values": 128, "length": 4096}
 
@@ -146,11 +66,11 @@ def test_what_it_takes(
 
 
 def test_layers_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, arrays = stand_in(monkeypatch), CASES["log_gate"].arrays
+    calls, arrays = stand_in(monkeypatch), with_gates("log_gate", heads(LENGTH))
 
     def layers(arrays: dict[str, Any]) -> Any:
-        o, _ = adapter(arrays)
-        return adapter(arrays | {"v": o})
+        o, _ = adapter("log_gate", arrays)
+        return adapter("log_gate", arrays | {"v": o})
 
     jax.jit(layers).trace(arrays)
     assert calls.kinds == ["simple_gla"]
@@ -181,37 +101,9 @@ def test_heads_are_cut_filled_up_and_repeated(
 ) -> None:
     calls = stand_in(monkeypatch)
     arrays = jax.tree.map(lambda x: x.astype(jnp.float32), rows(9, heads, key_heads, keys, values))
-    op_suite.CHECKS["reference"](case(gate, partial(adapter), arrays))
+    op_suite.CHECKS["reference"](jla_case(gate, partial(adapter, gate), arrays))
     q, v = calls.given[0]["q"], calls.given[0]["v"]
     assert (v.shape[2], q.shape[2], q.shape[3], v.shape[3]) == given
-
-
-GPU_CHECKS = op_suite.CHECKS | {"reference": check_errors}
-
-
-def on_gpu(arrays: dict[str, Any]) -> Any:
-    return gated_linear_attention(**arrays, output_final_state=True, scale=0.5, implementation="jla")
-
-
-GPU_SHAPES = [
-    ("log_gate", 2048, 4, 4, 128, 128),
-    ("log_gate", 2001, 8, 1, 128, 64),
-    ("log_gate", 100, 16, 4, 64, 128),
-    ("log_key_gate", 2048, 4, 4, 128, 128),
-    ("log_key_gate", 333, 16, 16, 64, 128),
-]
-
-
-@needs_jla
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("check", ["reference", "poison", "vmap", "remat"])
-@pytest.mark.parametrize(("gate", "length", "heads", "key_heads", "keys", "values"), GPU_SHAPES)
-def test_its_kernels(
-    check: str, gate: str, length: int, heads: int, key_heads: int, keys: int, values: int
-) -> None:
-    with as_others_write():
-        GPU_CHECKS[check](case(gate, on_gpu, rows(length, heads, key_heads, keys, values)))
 
 
 @needs_jla
@@ -222,49 +114,4 @@ def test_its_kernels(
 def test_its_kernels_on_cut_heads(check: str, cut: tuple[Any, ...]) -> None:
     gate, *widths, _ = cut
     with as_others_write():
-        GPU_CHECKS[check](case(gate, on_gpu, rows(333, *widths)))
-
-
-@needs_jla
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("devices", GPUS)
-@pytest.mark.parametrize("check", ["reference", "vmap", "remat"])
-@pytest.mark.parametrize(("gate", "length", "heads", "key_heads", "keys", "values"), GPU_SHAPES[1::2])
-def test_its_kernels_on_a_mesh(
-    check: str, gate: str, length: int, heads: int, key_heads: int, keys: int, values: int, devices: int
-) -> None:
-    arrays = rows(length, heads, key_heads, keys, values)
-    with as_others_write():
-        GPU_CHECKS[check](over_devices(case(gate, on_gpu, arrays), devices))
-
-
-@needs_jla
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("gate", KINDS)
-@pytest.mark.parametrize("strong", [-50.0, -3000.0, -np.inf])
-def test_strong_decay_in_its_kernels(gate: str, strong: float) -> None:
-    given = case(gate, on_gpu, rows(2048, 4, 4, 128, 128))
-    strong_gates = np.random.default_rng(9).uniform(size=given.arrays[gate].shape) < 0.4
-    arrays = {**given.arrays, gate: jnp.where(strong_gates, strong, given.arrays[gate])}
-    with as_others_write():
-        check_errors(dataclasses.replace(given, arrays=arrays))
-
-
-@needs_jla
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("length", [65_536, 131_075])
-@pytest.mark.parametrize("gate", KINDS)
-def test_long_rows_in_its_kernels(gate: str, length: int) -> None:
-    with as_others_write():
-        check_long(partial(call, "jla", 64), partial(call, "xla", 32), long_arrays(gate, length, 2, 128))
-
-
-@needs_jla
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("gate", KINDS)
-def test_a_million_steps_in_its_kernels(gate: str) -> None:
-    with as_others_write():
-        check_finite(partial(call, "jla", 64), long_arrays(gate, 1 << 20, 1, 128, (-14, 3)))
+        GPU_CHECKS[check](jla_case(gate, partial(on_gpu, gate), rows(333, *widths)))

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from pallas_kernels._hopper import MOST_BLOCKS
 from pallas_kernels.gated_linear_attention.hopper import PIECE
 from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
-from tests.pallas_kernels.gated_linear_attention.test_gated_linear_attention import GATES
+from tests.pallas_kernels.state_ops import GATES
 
 STEPS = 131_072
 # Gate, heads, widths: 2^29 elements a row. 32 bits count those of eight rows, signed ones those of four.

@@ -17,10 +17,7 @@ from pallas_kernels.gated_linear_attention.hopper import rather_not, why_not
 from pallas_kernels.gated_linear_attention.mosaic_gpu import gated_linear_attention_mosaic_gpu
 from pallas_kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from tests.pallas_kernels import op_suite
-from tests.pallas_kernels.gated_linear_attention.test_gated_linear_attention import GATES, call, long_arrays
 from tests.pallas_kernels.linear_state import (
-    check_finite,
-    check_long,
     log_gates,
     normal,
     packed,
@@ -157,19 +154,6 @@ def test_simulated_without_a_gate(simulation: Any) -> None:
     o, final = run(**arrays)
     np.testing.assert_array_equal(final, arrays["initial_state"])
     assert not np.any(o)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("length", [65_536, 131_075])
-@pytest.mark.parametrize("gate", GATES)
-def test_long_rows_on_a_gpu(gate: str, length: int) -> None:
-    check_long(partial(call, "mosaic_gpu", 64), partial(call, "xla", 32), long_arrays(gate, length, 2, 128))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("gate", GATES)
-def test_a_million_steps_on_a_gpu(gate: str) -> None:
-    check_finite(partial(call, "mosaic_gpu", 64), long_arrays(gate, 1 << 20, 1, 128, (-14, 3)))
 
 
 @pytest.mark.gpu

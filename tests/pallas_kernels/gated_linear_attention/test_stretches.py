@@ -21,14 +21,14 @@ from pallas_kernels.gated_linear_attention.stretches import (
     why_not,
 )
 from pallas_kernels.gated_linear_attention.xla import gated_linear_attention_xla
-from tests.pallas_kernels import op_suite
-from tests.pallas_kernels.gated_linear_attention import test_gated_linear_attention, test_mosaic_gpu
+from tests.pallas_kernels import op_suite, state_ops
+from tests.pallas_kernels.gated_linear_attention import test_mosaic_gpu
 from tests.pallas_kernels.linear_state import KEYS, equations
 from tests.pallas_kernels.op_suite import OpCase, reference_and_grads, value_and_grads
+from tests.pallas_kernels.state_ops import GATES
 from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
-GATES = test_gated_linear_attention.GATES
 LENGTH = 37
 
 
@@ -46,7 +46,7 @@ def by_xla(count: int, arrays: dict[str, Any]) -> Any:
 @cache
 def case(gate: str | None, count: int) -> OpCase:
     """Return one case for all tests, which share its programs."""
-    whole = test_gated_linear_attention.case(gate, LENGTH)
+    whole = state_ops.case(gate or "log_gate", LENGTH, gated=gate is not None)
     return replace(whole, name=f"{gate}-{count}", run=partial(by_xla, count))
 
 

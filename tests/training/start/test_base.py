@@ -178,7 +178,7 @@ def test_a_base_of_another_hash_is_refused(run, base_run, tmp_path):
         checkpoints.save(0, jax.tree.map(lambda x: x + 1, fitted.state.frozen[BASE].params))
     with pytest.raises(StateMismatch, match="holds another tree than the run's frozen 'base'"):
         jaxblt.load(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"undo these changes: base_run: .*, also_train: "):
+    with pytest.raises(ValueError, match=r"undo these changes:\n  base_run: .*\n  also_train: "):
         train(recipe_over(tmp_path, also_train=()), run_dir)
 
 

@@ -179,13 +179,7 @@ def test_scaling_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(found["crossover"]) == {"R"}
 
 
-@pytest.mark.slow(days=28, group="costly")
-def test_states_are_a_matter_of_a_gate_and_a_bias_each() -> None:
-    """What a head's slot costs: its row of the matrix of routes, that row's bias and the bias of reads."""
-    least, *more = (block_programs.parameters(f"T{slots}", 128) for slots in block_programs.STATES)
-    assert [count - least for count in more] == [
-        (slots - 32) * (128 + 2) for slots in block_programs.STATES[1:]
-    ]
+def test_an_unknown_number_of_states_is_refused() -> None:
     with pytest.raises(
         ValueError, match="unknown mixer 'T16', choose among A, D, G, H, 2, R, P, U, L, N, T32"
     ):

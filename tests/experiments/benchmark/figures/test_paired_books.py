@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.benchmark.memory.paired_books import over_windows
+from experiments.benchmark.figures.paired_books import over_windows
 
 
 def _runs(model: str, bits: list[list[float]]) -> list[dict[str, Any]]:
