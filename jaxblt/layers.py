@@ -193,11 +193,17 @@ class Linear(nn.Module):
         return tuple(sizes[c] for c in letters)
 
 
-def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Array, "..."]]:
-    """Return y of each `Linear`, as if each was called with x. An adapter may compute all of them in one operation."""
+def linears(
+    x: Float[Array, "..."], layers: Sequence[Linear], times: float = 1.0
+) -> list[Float[Array, "..."]]:
+    """Return y of each `Linear`, as if each was called with x times a number, by which products are multiplied.
+
+    An adapter may compute all of them in one operation.
+    """
     weights = [layer.weights(x) for layer in layers]
     products = layers[0].products(x, layers, weights)
-    return [_shifted(*each) for each in zip(products, layers, weights, strict=True)]
+    scaled = products if times == 1 else [y * times for y in products]
+    return [_shifted(*each) for each in zip(scaled, layers, weights, strict=True)]
 
 
 def is_lone_token(x: Float[Array, "B T D"]) -> bool:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.einsums import multiply
-from jaxblt.layers import Linear, RMSNorm, named, token_products
+from jaxblt.layers import Linear, RMSNorm, linears, named, token_products
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import ShortHistory
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
@@ -29,6 +29,8 @@ from pallas_kernels import modal_conv
 from pallas_kernels.short_conv import short_conv
 
 MOST_ORDER = 64
+HALF_ROOM = 64.0
+"""What v is divided by in float16, a power of two: sums of long filters soon exceed 65,504, its largest number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +161,7 @@ class Hyena(nn.Module):
     """v, x_1, ..., x_N = short_conv(x W_in); v <- h_i * (x_i v) + b_i (x_i v) for i < N; y = (x_N v) W_out.
 
     Arrays between the projections are channel-major, [B, D, T]. Projections are zero at holes and padding, which
-    therefore add nothing to any convolution.
+    therefore add nothing to any convolution. In float16 a 64th of v is convolved, and states are a 64th.
     """
 
     config: HyenaConfig
@@ -198,6 +200,8 @@ class Hyena(nn.Module):
             z = self._blank(rows, z.reshape(1, -1, 1))
         z, short = self._short(rows, z, None if state is None else state.short)
         v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)
+        room = HALF_ROOM if jnp.dtype(self.dtype) == jnp.float16 else 1.0
+        v = v if room == 1 else v / room
         filters = []
         for i in range(config.order - 1):
             post_gate = gates[-1] if i == config.order - 2 else None  # x_N, fused into the last op
@@ -206,7 +210,11 @@ class Hyena(nn.Module):
                 check_filter_state(config.filter, carry, state.capacity)
             v, after = self._long_conv(i)(rows, (v, gates[i], post_gate), carry)
             filters.append(after)
-        y = rows.restore(project_out(v)) if norm is None else token_products(v, [project_out])[1]
+        y = (
+            rows.restore(linears(v, [project_out], room)[0])
+            if norm is None
+            else token_products(v, [project_out])[1]
+        )
         if state is None:
             return y, None
         return y, dataclasses.replace(state, clock=rows.clock, short=short, filters=tuple(filters))

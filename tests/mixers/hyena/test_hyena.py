@@ -130,3 +130,19 @@ def test_long_streams_forget_beyond_the_filter() -> None:
     subject = Subject(config, length=64)
     fed = subject.feed(subject.x, np.ones(subject.x.shape[:2], np.int32), [16] * 4)
     assert_close(fed, subject.run(), jnp.float32, n=64 * 3)
+
+
+@pytest.mark.parametrize("filter", [MODAL, ExplicitFilter(taps=4)], ids=["modal", "explicit"])
+def test_sums_of_a_filter_may_exceed_the_largest_number_of_float16(filter: ModalFilter | ExplicitFilter):
+    config = HyenaConfig(dim=5, filter=filter, out_bias=True)
+    own = {
+        name: dict(leaf) if isinstance(leaf, dict) else leaf
+        for name, leaf in Subject(config).params["params"].items()
+    }
+    x = np.asarray(np.random.default_rng(1).normal(size=(2, LENGTH, 5)), np.float32)
+    plain = {"kernel": np.eye(5, dtype=np.float32), "bias": np.zeros(5, np.float32)}
+    run = lambda dtype, own: jax.jit(config.build(dtype=dtype).apply)({"params": own}, x)[0]  # noqa: E731
+    peak = float(jnp.max(jnp.abs(run(jnp.float32, own | {"out": plain}))))
+    own["in"] = {"kernel": own["in"]["kernel"] * (1e6 / peak) ** (1 / 3)}
+    own["out"]["kernel"] = own["out"]["kernel"] * 1e-3
+    assert_close(run(jnp.float16, own), run(jnp.float32, own), jnp.float16, n=LENGTH * 5)
