@@ -132,6 +132,10 @@ def test_files_that_hold_no_recipe_are_told(tmp_path):
     for text, says in (
         ("def f(:\n", r"bad.py, line 1: invalid syntax"),
         ("x = 1\ny = z\n", r"bad.py, line 2: NameError: name 'z' is not defined"),
+        (
+            "from jaxblt.training import Recipe, TrainConfig\ndef f() -> Recipe:\n    return TrainConfig(stesp=1)\n",
+            r"bad.py, line 3: TypeError: .*'stesp' \(perhaps steps\); TrainConfig has the fields steps, accumulate, ",
+        ),
         ("x = 1\n", r"say which function of .*bad.py: it defines none; write one that returns a Recipe"),
     ):
         (tmp_path / "bad.py").write_text(text, encoding="utf-8")
