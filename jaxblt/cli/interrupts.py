@@ -7,7 +7,7 @@ import sys
 import threading
 from types import FrameType
 
-AGAIN_S = 0.01
+AGAIN_S = 0.1
 """Seconds after which an interrupt that Python dropped is repeated."""
 IMPORTS = "<frozen importlib"
 """Beginning of the file names of Python's own import system."""
@@ -30,7 +30,11 @@ def _ask_again(dropped: "sys.UnraisableHookArgs") -> None:
         return sys.__unraisablehook__(dropped)
     again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
     again.daemon = True
-    again.start()
+    try:
+        again.start()
+    except KeyboardInterrupt:
+        # Python would drop what this function raises too
+        _ask_again(dropped)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -111,11 +111,11 @@ def test_bytes_are_read_while_a_prompt_is_ranked(stream, service, held):
     """Those that nobody reads would end the request, as if its client were too slow."""
     before = service.engine.stats.ended["finished"]
     held(lambda: service.engine.stats.ended["finished"] > before or not service.engine.stats.running)
-    app = make_app(replace(service, limits=replace(LIMITS, unread_bytes=8)))
-    reply = completed(app, prompt="ab", logprobs=1, max_tokens=200, echo=True, stream=stream)
+    app = make_app(replace(service, limits=replace(LIMITS, unread_bytes=256)))
+    reply = completed(app, prompt="ab", logprobs=1, max_tokens=380, echo=True, stream=stream)
     choices = [part["choices"][0] for part in reply.events] if stream else reply.json["choices"]
     assert choices[-1]["finish_reason"] == "length"
-    assert sum(len(choice["logprobs"]["tokens"]) for choice in choices) == 202
+    assert sum(len(choice["logprobs"]["tokens"]) for choice in choices) == 382
 
 
 def test_a_choice_does_not_wait_for_the_prompt_of_another(service, held):
