@@ -99,8 +99,8 @@ def generate(
       prompts: may be empty; a BOS comes before each.
       max_new_bytes: bytes to draw at the most, for all prompts or for each.
       sampling: how a byte is drawn, for all prompts or for each.
-      seed: an integer from 0 to 2**32 - 1, with which equal prompts go on differently, or one for each prompt, with
-        which each goes on as it would alone.
+      seed: an integer from 0 to 2**32 - 1, with which equal prompts go on differently. With one for each prompt, each
+        goes on as it would alone.
       stream: yield bytes as they come: lists with the next bytes of each prompt, at most 32, and b"" behind its end.
         Put together they are the bytes that are returned otherwise. Iterate under the mesh of the call.
       adapters: of a routed model (`update.row_adapters`), for all prompts or for each: the number of an expert of
