@@ -117,7 +117,12 @@ def _text_field(data: RowsConfig) -> str:
 
 def _as_bytes(i: int, item: Any) -> bytes:
     if isinstance(item, str):
-        return item.encode()
+        try:
+            return item.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"sequence {i} holds a lone surrogate at character {error.start}, which has no bytes: make it bytes"
+            ) from error
     if not isinstance(item, bytes):
         raise ValueError(f"sequence {i} must be bytes or text, got {item!r:.40}: make it bytes")
     return item
