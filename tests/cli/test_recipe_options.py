@@ -141,6 +141,11 @@ def test_files_that_hold_no_recipe_are_told(tmp_path):
         (tmp_path / "bad.py").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=says):
             find_recipe(str(tmp_path / "bad.py"))
+    (tmp_path / "runs" / "own").mkdir(parents=True)
+    (tmp_path / "runs" / "own" / "config.json").touch()
+    for name in ("ow", "other"):
+        with pytest.raises(FileNotFoundError, match=rf"runs/{name} holds no run: .*runs/own'|'.*runs' are own"):
+            find_recipe(str(tmp_path / "runs" / name))
     with pytest.raises(ValueError, match=r"unknown recipe 'bookz' \(perhaps books\), .*; or name a built-in"):
         find_recipe("bookz")
 
