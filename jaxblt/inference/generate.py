@@ -103,7 +103,7 @@ def generate(
         goes on as it would alone.
       stream: yield bytes as they come: lists with the next bytes of each prompt, at most 32, and b"" behind its end.
         Put together they are the bytes that are returned otherwise. Iterate under the mesh of the call.
-      adapters: of a routed model (`update.row_adapters`), for all prompts or for each: the number of an expert of
+      adapters: of a routed model (`update.row_adapters`), for all prompts or for each. It is the number of an expert of
         its bank, "base", "static", or None for what the router says. Values to one program, unless it is one None.
       alphabet: bytes that may be drawn, such as b"ACGT", for all prompts or for each; EOS may besides. None for all.
       drafts: bytes to guess and to check in one call, so that bytes come in fewer calls. With any `Drafts` they are the
@@ -113,8 +113,8 @@ def generate(
 
     Raises:
       ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, an adapter that
-        there is not, a report without drafts, or logits that are not finite; the message names the prompt and the
-        position. Or it is called, or its iterator goes on, inside `given` or `guarded` of `jaxblt.adapters`.
+        there is not, or a report without drafts. Logits are not finite; the message names the prompt and the position.
+        Or it is called, or its iterator goes on, inside `given` or `guarded` of `jaxblt.adapters`.
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than the rows' patches ask for.
