@@ -144,7 +144,9 @@ def test_files_that_hold_no_recipe_are_told(tmp_path):
     (tmp_path / "runs" / "own").mkdir(parents=True)
     (tmp_path / "runs" / "own" / "config.json").touch()
     for name in ("ow", "other"):
-        with pytest.raises(FileNotFoundError, match=rf"runs/{name} holds no run: .*runs/own'|'.*runs' are own"):
+        with pytest.raises(
+            FileNotFoundError, match=rf"runs/{name} holds no run: .*runs/own'|'.*runs' are own"
+        ):
             find_recipe(str(tmp_path / "runs" / name))
     with pytest.raises(ValueError, match=r"unknown recipe 'bookz' \(perhaps books\), .*; or name a built-in"):
         find_recipe("bookz")

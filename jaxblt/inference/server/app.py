@@ -51,7 +51,7 @@ def make_app(service: Service) -> Any:
 
     known = ", ".join(
         f"{method} {path}" for method, calls in (("POST", posts), ("GET", gets)) for path in calls
-    )
+    ).replace("{name:path}", "NAME")
 
     async def refuse(request: Any, error: Any) -> Answer:
         headers = dict(error.headers or {})
