@@ -306,7 +306,7 @@ def test_a_path_that_does_not_exist_is_told_those_that_do(app):
     said, _, known = error["message"].partition("; the paths are ")
     assert said == "Not Found: POST /v1/chat/completions"
     assert known.startswith(
-        "POST /v1/completions, POST /v1/scores, POST /v1/embeddings, GET /, GET /v1/models, "
+        "POST /v1/completions, POST /v1/scores, POST /v1/embeddings, GET /, GET /v1/models, GET /v1/models/NAME, "
     )
 
 
