@@ -20,8 +20,8 @@ def load(run_dir: str | os.PathLike[str], **options: Any) -> "Run":
 
     Args:
       run_dir: the folder that was given to `fit`, or its URL.
-      options: those of `jaxblt.run.load`: `step`, a number or "best", for another checkpoint than the newest; `dtype`,
-        "bfloat16" or "float32", to compute in; `weights`, "ema" or "raw"; `mesh`, on which each device reads its part.
+      options: those of `jaxblt.run.load`. `step` is a number or "best", for another checkpoint than the newest. `dtype`
+        to compute in is "bfloat16" or "float32", `weights` "ema" or "raw". On a `mesh` each device reads its part.
 
     Raises:
       FileNotFoundError: the folder holds no run, or no checkpoint of that step.

@@ -192,9 +192,9 @@ class Run:
           trust_sources: fetch URLs that the run's config names.
 
         Raises:
-          ValueError: the mesh has not as many devices as there are, the batch or the rows do not divide among them,
-            packed documents cannot start where the patcher's blocks do, labels are others than the run learned, no byte
-            is scored, or the data are at a URL that is not trusted.
+          ValueError: the mesh has not as many devices as there are, or the batch or the rows do not divide among them.
+            Packed documents cannot start where the patcher's blocks do. Labels are others than the run learned, or no
+            byte is scored. The data are at a URL that is not trusted.
 
         Warns:
           PatchOverflowWarning: blocks have fewer slots than this data asks for; see `recalibrate`.
@@ -297,7 +297,7 @@ class Run:
           trust_sources: fetch URLs that the run's config names.
 
         Raises:
-          ValueError: the run has no patcher; its mode reads no threshold; the length is out of reach; or the data are
+          ValueError: the run has no patcher, its mode reads no threshold, or the length is out of reach. The data are
             at a URL that is not trusted.
         """
         if self.patcher is None:
@@ -357,7 +357,7 @@ def load(
 
     Raises:
       FileNotFoundError: the folder holds no run, or no checkpoint of that step.
-      ValueError: the run was made by another version of the configs, its config does not fit its checkpoints, its
+      ValueError: the run was made by another version of the configs, or its config does not fit its checkpoints. Its
         checkpoints lead to another run's, or it has no average.
       CheckpointCorrupt: no checkpoint can be read.
     """

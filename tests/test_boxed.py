@@ -46,12 +46,14 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ("runs/x", r"; runs in 'runs' are big, small$"),
         ("runs", r"; runs in 'runs' are big, small$"),
         ("none/x", r"config\.json does not exist$"),
+        ("runs/big/config.json", r"config\.json does not exist; it lies in a run: name 'runs/big'$"),
+        ("runs/big/checkpoints/20", r"config\.json does not exist; it lies in a run: name 'runs/big'$"),
     ],
 )
 def test_a_run_that_does_not_exist_is_answered_with_those_beside_it(name, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for run in ("small", "big"):
-        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "checkpoints" / "20").mkdir(parents=True)
         (tmp_path / "runs" / run / "config.json").touch()
     (tmp_path / "runs" / "smal.txt").touch()
     with pytest.raises(FileNotFoundError, match=said):

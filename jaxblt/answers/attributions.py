@@ -84,8 +84,8 @@ def attributions(
     F is log p(record) of a run that predicts bytes, the log-odds of a class against all others, or a scaled number. Let
     e_t be the embedding of byte t, its n-grams included, and m the mean of e over the record. A "gradient" is
     e_t · ∂F/∂e_t (Shrikumar et al. 2017, 1704.02685). An "integrated" one (Sundararajan et al. 2017, 1703.01365) is the
-    mean of (e_t - m) · ∂F/∂e_t on the way from m to e of all bytes at once, at the middles of `steps` equal pieces. The
-    way does not begin at 0, where norms make F jump.
+    mean of (e_t - m) · ∂F/∂e_t on the way from m to e of all bytes at once. The way has `steps` equal pieces, and the
+    gradient is taken at their middles. The way does not begin at 0, where norms make F jump.
 
     Patches stay as the record's bytes cut them. What a head's words say does not pass the embedding and is left out:
     `mutagenesis` counts it.

@@ -37,9 +37,10 @@ class Mutagenesis:
       names: of the records.
       sequences: their bytes, as the run read them.
       alphabet: the letters that stand in for others.
-      effects: for each record Float64[L, A], position by letter; 0 at a record's own letters. Of a run that predicts
-        bytes log p(mutant) - log p(record) in nats, NaN at bytes that do not count; of a run on classes the gain of the
-        label's log-odds against all other classes in nats; of a run on numbers the gain of the number.
+      effects: for each record Float64[L, A], position by letter; 0 at a record's own letters. For a run that predicts
+        bytes they are log p(mutant) - log p(record) in nats, NaN at bytes that do not count. For a run on classes they
+        are the gain of the label's log-odds against all other classes in nats. For a run on numbers they are the gain
+        of the number.
       labels: the class of each record whose log-odds are compared; None for other runs.
     """
 
@@ -82,9 +83,8 @@ def mutagenesis(
     """Return the effect of every single substitution of every record: L · (A - 1) mutants a record of L bytes.
 
     Each mutant is read as a record of its own, as `score` and `classify` read it. A model of bytes that predicts the
-    next one goes on from its state where mutants depart from the record, so that for long records half the bytes are
-    read. Records of at most 128 bytes, those longer than a window, models with patches and rows on a mesh are read
-    whole.
+    next one goes on from its state where mutants depart from the record. So half the bytes of long records are read.
+    Records of at most 128 bytes, those longer than a window, models with patches and rows on a mesh are read whole.
 
     Args:
       run: trained to predict the next byte, or fine-tuned on one class or number of each record.

@@ -46,8 +46,8 @@ def open_records(sequences: Sequences, data: RowsConfig, *, as_trained: bool = T
 
     Raises:
       FileNotFoundError: a path names no file.
-      ValueError: there is no record, one is empty, or is neither bytes nor text; or a run on sequences or labels gets
-        a table or another file of `MARKED`.
+      ValueError: there is no record, one is empty, or is neither bytes nor text. A run on sequences or labels gets a
+        table or another file of `MARKED`.
     """
     source = _opened(sequences, data)
     if as_trained:
@@ -117,7 +117,12 @@ def _text_field(data: RowsConfig) -> str:
 
 def _as_bytes(i: int, item: Any) -> bytes:
     if isinstance(item, str):
-        return item.encode()
+        try:
+            return item.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"sequence {i} holds a lone surrogate at character {error.start}, which has no bytes: make it bytes"
+            ) from error
     if not isinstance(item, bytes):
         raise ValueError(f"sequence {i} must be bytes or text, got {item!r:.40}: make it bytes")
     return item

@@ -88,8 +88,8 @@ def score(
 ) -> Scores:
     """Return each record's log-likelihood in nats: Σ_t log p(byte t | BOS, bytes before t).
 
-    Every byte is scored once. EOS is scored behind the last byte if the run's data ends documents with it, and if the
-    record ends where its source says that a text ends. `run.recipe.data.ends_with_eos` is True for text and False for
+    Every byte is scored once. EOS is scored behind the last byte on two conditions: the run's data ends documents with
+    it, and the source says that a text ends there. `run.recipe.data.ends_with_eos` is True for text and False for
     FASTA, unless `eos` says otherwise.
 
     Records are read as the run's data: `soft_mask="upper"` raises them, with `scored="ACGT"` only those bytes count.
@@ -104,7 +104,7 @@ def score(
       run: trained to predict the next byte.
       sequences: a list of bytes or text, a path, or a DocumentSource; see `open_records` for case and N.
       per_byte: keep the nats of every target.
-      both_strands: the mean over the record and its reverse complement, as sums and byte by byte: byte t's nats are the
+      both_strands: the mean over the record and its reverse complement, as sums and byte by byte. Byte t's nats are the
         mean of its own on the record and those of its complement on the other strand.
       window: most positions of a row; None for the length of the run's training rows.
       batch_size: rows that are read at once.
@@ -112,9 +112,9 @@ def score(
       mesh: how devices share rows and, along `seq`, the bytes of a row; None for the one in force, or one device.
 
     Raises:
-      ValueError: the run does not predict the next byte; there is no record, or an empty one; no target counts; a byte,
-        or with both strands a scored character, has no complement that counts; or a log-likelihood is not finite (names
-        record and byte).
+      ValueError: the run does not predict the next byte. There is no record, or an empty one, or no target counts. A
+        byte, or with both strands a scored character, has no complement that counts. A log-likelihood is not finite
+        (names record and byte).
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than these records ask for; see `Run.recalibrate`.

@@ -114,8 +114,8 @@ def variants(
 
     Bases of the windows have the case that `open_records` gives to FASTA bases; alternate alleles have the case of the
     reference allele's first base. With `scored` in the run's data only those targets count, as in
-    `jaxblt.answers.score`. VCF has no code but N: where the FASTA file holds another one and the reference allele a
-    base that it stands for, the windows hold that base.
+    `jaxblt.answers.score`. VCF has no code except N. Where the FASTA file holds another code, and the reference allele
+    a base that it stands for, the windows hold that base.
 
     Args:
       run: trained to predict the next byte.
@@ -130,8 +130,8 @@ def variants(
 
     Raises:
       FileNotFoundError: a path names no file.
-      ValueError: the reference allele is not what the FASTA file holds; an allele has no score, without `skip`, or none
-        has one; or a log-likelihood is not finite.
+      ValueError: the reference allele is not what the FASTA file holds. An allele has no score, without `skip`, or none
+        has one. A log-likelihood is not finite.
     """
     options = {"batch_size": batch_size, "skip": skip, "as_trained": as_trained, "mesh": mesh}
     groups = tuple(stream_variants(run, vcf, fasta, context=context, **options))

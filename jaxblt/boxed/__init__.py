@@ -38,14 +38,17 @@ def is_boxed(run_dir: str | os.PathLike[str]) -> bool:
 def suggestion(run_dir: str | os.PathLike[str], file: str) -> str:
     """Return the end of an error on a folder without a run: which run may have been meant. It may be empty.
 
-    It names the run in the box or beside the folder whose name is nearest. If no name is near, it lists the runs in the
-    folder, or those beside it.
+    It names the run that the path lies in, or the run in the box or beside the folder whose name is nearest. If no name
+    is near, it lists the runs in the folder, or those beside it.
 
     Args:
       run_dir: the folder.
       file: the name of a file that a run's folder holds.
     """
     folder = Path(run_dir)
+    for parent in (folder.parent, folder.parent.parent):
+        if folder.exists() and (parent / file).is_file():
+            return f"; it lies in a run: name {str(parent)!r}"
     beside, inside = _runs_in(folder.parent, file), _runs_in(folder, file)
     if near := difflib.get_close_matches(str(run_dir), boxed(), n=1):
         return f"; did you mean {near[0]!r}, which comes with jaxblt?"

@@ -169,8 +169,8 @@ def variants(
       out: file to write, with columns chrom, pos, id, ref, alt, score_forward, score_reverse, score, and the file's
         others: qual, filter, info, format and samples.
       context: bytes of a window; by default the length of the run's training rows, at most 8,192.
-      skip: leave out and count alleles that have no score (`*`, `.`, symbolic ones, breakends, those of contigs that
-        the reference lacks), instead of stopping at the first one.
+      skip: leave out and count alleles that have no score (`*`, `.`, symbolic ones, breakends, contigs that the
+        reference lacks). Otherwise the first one is an error.
       overwrite: replace OUT if it is there.
       reading: which parameters answer, and how records are read.
 

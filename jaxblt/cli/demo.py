@@ -1,9 +1,9 @@
 """The main job in small: `jaxblt demo` trains, measures and shows everything in runs/demo.
 
-A BLT-Hyena that comes with jaxblt and its entropy model, which cuts patches, read an embedded English book that neither
-has seen, and train on it. The run folder holds checkpoints, TensorBoard events and the same scalars as JSONL, the
-resolved recipe, a picture of byte entropies with patch boundaries, and generated text. A table compares bits per byte
-on the held-out end of the book.
+A BLT-Hyena comes with jaxblt, and so does the entropy model that cuts its patches. They read an embedded English book
+that neither has seen, and train on it. The run folder holds checkpoints, the resolved recipe, and scalars as
+TensorBoard events and as JSONL. It also has a picture of byte entropies with patch boundaries, and generated text. A
+table compares bits per byte on the held-out end of the book.
 """
 
 import dataclasses

@@ -46,8 +46,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Print bits per byte of a run's newest checkpoint: Σ log-loss / Σ bytes.
 
-    Every byte of the split is scored once. For a run on a task also its accuracy over answers, the exact match of whole
-    examples, both by subtask, and the accuracy of always giving the commonest answer.
+    Every byte of the split is scored once. For a run on a task also its accuracy over answers and the exact match of
+    whole examples, both by subtask. Beside them stands the accuracy of always giving the commonest answer.
 
     Args:
       run_dir: folder of the run.

@@ -2,9 +2,11 @@
 
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +18,7 @@ from jaxblt.training.stored.resolved import FILE, read_resolved
 from jaxblt.training.stored.safe_files import one_line
 from jaxblt.validation import perhaps
 
+UNKNOWN_FIELD = re.compile(r"(?P<name>\w+)\.__init__\(\) got an unexpected keyword argument '(?P<field>\w+)'")
 FORMS = "a built-in recipe, FILE.py:FUNCTION, or the folder of a run (or its config.json)"
 
 
@@ -35,6 +38,9 @@ def find_recipe(given: str) -> Recipe:
         return recipes.get(given)
     if given.endswith(".json") or url_of(given) or holds_run(given):
         return from_config(given)
+    if "/" in given or Path(given).exists():
+        # Tell of the runs that are near: no recipe is named like a path
+        return read_resolved(given).recipe
     hint, known = perhaps(given, recipes.RECIPES), ", ".join(recipes.RECIPES)
     raise ValueError(f"unknown recipe {given!r}{hint}, choose one of: {known}; or name {FORMS}")
 
@@ -71,7 +77,7 @@ def from_file(file: str, name: str | None) -> Recipe:
     try:
         recipe = function()
     except Exception as error:
-        raise ValueError(f"{_place(file, error)}: {one_line(error)}") from error
+        raise ValueError(f"{_place(file, error)}: {one_line(error)}{_fields(error)}") from error
     if not isinstance(recipe, Recipe):
         raise ValueError(
             f"{file}:{function.__name__} returned a {type(recipe).__name__}, expected a Recipe: return Recipe(...)"
@@ -130,6 +136,20 @@ def _choices(file: str, names: list[str]) -> str:
     if not names:
         return "it defines none; write one that returns a Recipe"
     return "choose " + " or ".join(f"{file}:{name}" for name in names)
+
+
+def _fields(error: Exception) -> str:
+    """Return "; NAME has the fields ..." for a config that was given a field that it lacks, or ""."""
+    found = UNKNOWN_FIELD.match(str(error))
+    if not isinstance(error, TypeError) or found is None:
+        return ""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    configs = [frame.f_globals.get(found["name"]) for frame in frames]
+    config = next(filter(is_dataclass, configs), None)
+    if config is None:
+        return ""
+    names = [field.name for field in fields(config) if field.init]
+    return f"{perhaps(found['field'], names)}; {found['name']} has the fields {', '.join(names)}"
 
 
 def _place(file: str, error: Exception) -> str:

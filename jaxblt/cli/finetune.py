@@ -36,8 +36,8 @@ class HeadOptions:
     """Options of the new head.
 
     Attributes:
-      pool: how states of bytes become one of the record: the one that has seen all of it (cls), their mean, their
-        maximum, or a learned weighted mean (attention).
+      pool: how states of bytes become one of the record: by the one that has seen all of it (cls), or by their mean,
+        maximum or learned weighted mean (attention).
       dropout: share of the pooled channels, and of the records of classes whose words do not answer, in training.
       crf: for classes of positions, learn which class comes behind which (a linear-chain CRF).
       words: letters of the longest words whose counts answer beside the states, or words of the longest phrases of
@@ -76,7 +76,7 @@ class TaskOptions:
       classes: columns whose labels are classes; cells may be empty.
       numbers: columns whose labels are numbers; cells may be empty.
       weighting: the loss is the sum of the tasks' losses with the weights of `weights` (fixed), or with weights that
-        are learned (uncertainty), that keep the gradients of tasks in balance (gradnorm), or that follow their losses
+        are learned (uncertainty). The others keep the gradients of tasks in balance (gradnorm) or follow their losses
         (dwa).
       weights: names of tasks and their weights, "family 1 stability 0.5"; 1 for the others.
     """

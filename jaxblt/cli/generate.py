@@ -59,7 +59,7 @@ def generate(
       stream: write bytes as they come, whole characters of UTF-8 at a time; the output is the same.
       beams: rows of a beam search, which finds the most probable continuation of each prompt; nothing is drawn then.
       length_exponent: of beams: the best has the most log-likelihood over bytes to this power, by default 0.
-      adapters: of a run with a router, for all prompts or for each: the number of an expert of its bank, "base",
+      adapters: of a run with a router, for all prompts or for each. It is the number of an expert of its bank, "base",
         "static", or "router" for its own code.
       drafts: bytes to guess and check in one call, 0 to 16; standard error says how many were right.
       drafter: how bytes are guessed from those of the row; by default "lookup".

@@ -4,8 +4,11 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 
+AGAIN_S = 0.1
+"""Seconds after which an interrupt that Python dropped is repeated."""
 IMPORTS = "<frozen importlib"
 """Beginning of the file names of Python's own import system."""
 
@@ -15,9 +18,23 @@ def end_quietly() -> None:
 
     Elsewhere it raises KeyboardInterrupt as ever. Inside an import, extensions turn that error into others.
     """
+    sys.unraisablehook = _ask_again
     # Leave it ignored where a shell has said so, as of a job in the background
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+
+
+def _ask_again(dropped: "sys.UnraisableHookArgs") -> None:
+    """Interrupt once more, in a moment, where Python drops the exception: in finalizers and in callbacks of C."""
+    if not isinstance(dropped.exc_value, KeyboardInterrupt):
+        return sys.__unraisablehook__(dropped)
+    again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    try:
+        again.start()
+    except KeyboardInterrupt:
+        # Python would drop what this function raises too
+        _ask_again(dropped)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

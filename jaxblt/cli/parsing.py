@@ -16,6 +16,19 @@ from typing import Any, NoReturn
 import tyro
 
 from jaxblt.cli.plugins import load_plugins, take_imports
+from jaxblt.cli.variables import tell_unknown
+
+FIXES = {
+    errno.EACCES: "change its permissions, or name another",
+    errno.EPERM: "change its permissions, or name another",
+    errno.EROFS: "its disk is read-only; name another",
+    errno.EEXIST: "it is there already; name another",
+    errno.EISDIR: "it is a folder; name a file",
+    errno.ENOTDIR: "a part of its path is a file; name another",
+    errno.ELOOP: "its links lead in a circle; name the file itself",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""What to do about errors of the file system that name a file."""
 
 
 def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
@@ -27,6 +40,7 @@ def run(main: Callable[[Sequence[str]], Any]) -> NoReturn:
     if sys.stdout is None:  # the caller closed it
         discard_output()
     replace_unknown_characters()
+    tell_unknown(os.environ)
     try:
         load_plugins()
         status = main(take_imports(sys.argv[1:]))
@@ -81,6 +95,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         name = os.fsdecode(error.filename)
         return _explain_missing_program(name) if _is_of_a_program(error) else _explain_missing(name)
+    if isinstance(error, OSError) and error.errno in FIXES and error.filename is not None:
+        return f"{os.fsdecode(error.filename)!r}: {error.strerror}: {FIXES[error.errno]}"
     if _is_without_device(error):
         return (
             f"JAX finds no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} here: unset it to take "
@@ -90,6 +106,9 @@ def explain(error: Exception) -> str:
 
 
 def _explain_missing(name: str) -> str:
+    if os.path.islink(name):
+        link = f"{name!r} is a link to {os.readlink(name)!r}"
+        return f"{link}, which leads to no file: mend the link, or name another file"
     folder, where = os.path.dirname(name), f"(looked from {os.getcwd()!r})"
     if folder and not os.path.isdir(folder):
         return f"there is no folder {folder!r} for {name!r} {where}: make it, or name another file"

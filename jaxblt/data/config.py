@@ -57,7 +57,7 @@ class DataConfig:
       stride: for windows, positions from the start of one to that of the next; None is seq_len.
       partial: for windows, "keep" or "drop" the last one of a document when it is not full.
       length_schedule: for windows, in training: rising pairs (step, length). Rows have `length` positions before `step`
-        and `seq_len` from the last step on; shorter rows are as many more in a batch, so that it has as many positions.
+        and `seq_len` from the last step on. A batch of shorter rows has more of them, so that it has as many positions.
       context: for windows, in evaluation: pairs that precede the scored ones wherever there are as many.
       alignment: packed documents start at multiples of it; a recipe raises it to a multiple of its patcher's block.
       buckets: row lengths of the buckets below `seq_len`, which takes the overflow.

@@ -81,8 +81,8 @@ class TaskSource(Protocol):
 
     Every answer follows from what the row shows up to its position, so that causal models can give it.
 
-    A task whose rows have one answer may say as `num_answers` how many different ones there are: then labels, of which
-    `TaskDataConfig.labels` tells, are 0..num_answers - 1.
+    A task whose rows have one answer may say as `num_answers` how many different ones there are. Labels (see
+    `TaskDataConfig.labels`) are then 0..num_answers - 1.
     """
 
     @property

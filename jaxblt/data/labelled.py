@@ -54,8 +54,8 @@ class LabelledDataConfig:
     """Labelled records, one a row; stands where a `DataConfig` does.
 
     A row is BOS and the record's bytes, as in training on whole documents. Files are known by their endings: tables
-    (.csv, .tsv), JSON lines (.jsonl), Parquet and Arrow (.parquet, .arrow, .feather, folders that `datasets` saved),
-    FASTA with a table of `labels`, and BED intervals over a `genome`, whose fourth column is the label. Text may be
+    (.csv, .tsv), JSON lines (.jsonl), Parquet and Arrow (.parquet, .arrow, .feather, folders that `datasets` saved).
+    FASTA needs a table of `labels`. BED intervals need a `genome`, and their fourth column is the label. Text may be
     compressed.
 
     Attributes:
@@ -74,8 +74,8 @@ class LabelledDataConfig:
       batch_size: rows in a batch, over all processes.
       buckets: lengths of shorter rows.
       max_tokens: the most positions of a batch; one of longer rows has fewer of them. None sets no limit.
-      split: "hash" deals records by a hash of their sequence, so that equal sequences lie in one part; "groups" deals
-        groups of near-copies (`jaxblt.data.deal`), so that none lies in two; "column" reads `split_column`; "files"
+      split: "hash" deals records by a hash of their sequence, so that equal sequences lie in one part. "groups" deals
+        groups of near-copies (`jaxblt.data.deal`), so that none lies in two. "column" reads `split_column`. "files"
         trains on `paths`, and holds out `validation_paths` and `test_paths`.
       split_column: of tables, JSON lines and tables of labels: "train", "validation" or "test".
       validation_paths, test_paths: files of the other parts, for "files".

@@ -55,10 +55,10 @@ def pack(
       pairs: Int64[N], pairs in each document (see `rows.pair_counts`).
       row_length: positions in a row (T).
       alignment: every document starts at a multiple of it; divides T.
-      method: "first_fit" in order of decreasing length (Johnson 1973: at most 11/9 of the best number of
-        rows, + 1), or "sequential": the documents' order, a new row where the next one does not fit.
-      long_documents: documents longer than a row are "split" into chunks that are documents of their own
-        (positions restart, the first input is the byte before), or an "error".
+      method: "first_fit" goes by decreasing length (Johnson 1973: at most 11/9 of the best number of rows, + 1).
+        "sequential" keeps the documents' order, and begins a row where the next one does not fit.
+      long_documents: documents longer than a row are an "error", or are "split" into chunks that are documents of their
+        own. There positions restart, and the first input is the byte before.
 
     Raises:
       ValueError: `alignment` does not divide T, or a document is longer than a row and was to be an error.

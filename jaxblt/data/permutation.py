@@ -26,9 +26,8 @@ def _mix(x: int) -> int:
 def permute(i: int, size: int, *key: int) -> int:
     """Return where a random permutation of 0..size-1, picked by `key`, sends i.
 
-    A Feistel network over the smallest even number of bits that holds `size`, walked along its cycle until it
-    lands inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"); on average fewer than 4
-    turns.
+    A Feistel network over the smallest even number of bits that holds `size`. It is walked along its cycle until it
+    lands inside, on average in fewer than 4 turns (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
 
     Raises:
       IndexError: i lies outside 0..size-1.

@@ -1,9 +1,8 @@
 """Rows: which bytes of which documents make up a row, and how they become arrays.
 
 A document of n bytes is the stream BOS, b_0, ..., b_{n-1} (and EOS where it ends). Pair p of a document is
-the input stream[p] and the target stream[p+1]: n pairs, and one more with EOS. Every index cuts documents
-into spans of pairs, so that each target is in one span and the first input of a span is the byte before it,
-or BOS.
+the input stream[p] and the target stream[p+1]: n pairs, and one more with EOS. Every index cuts documents into spans of
+pairs. Each target is in one span, and the first input of a span is the byte before it, or BOS.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable

@@ -153,7 +153,7 @@ class Mixed:
     """Endless rows of several sources, in shares that go by weights; each source is read epoch by epoch.
 
     Samples are dealt block by block. Of the first n blocks of M samples, source s gets floor(n·M·c_s) -
-    floor(n·M·c_{s-1}), where c_s is the cumulative share: its share of any block is exact up to one sample. Which
+    floor(n·M·c_{s-1}), where c_s is the cumulative share. Its share of any block is exact up to one sample. Which
     samples of a block these are is random. The k-th sample of a source with n rows is its row
     permutation_{k // n}(k mod n).
 

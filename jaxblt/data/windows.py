@@ -18,8 +18,8 @@ class WindowIndex:
       row_length: pairs in a window (T).
       stride: pairs from one window to the next, 1..T.
       partial: "keep" a document's last window when it is not full (nothing is lost), or "drop" it.
-      score: "all" targets of a window, or only the "new" ones, which no window before it held: with "keep",
-        each target is then scored exactly once, after T - stride pairs of context wherever there are as many.
+      score: "all" targets of a window, or only the "new" ones, which no window before it held. With "keep", each target
+        is then scored exactly once, after T - stride pairs of context wherever there are as many.
 
     Raises:
       ValueError: a stride outside 1..T.

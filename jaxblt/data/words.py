@@ -1,7 +1,7 @@
 """Words of records: all runs of k letters, by which near-copies are known.
 
-Letters are compared without their case. Of DNA and RNA, U is T, and words with a letter other than A, C, G, T do not
-count; a word and its reverse complement may count as one. A record without a word is one word: the whole of it.
+Letters are compared without their case. In DNA and RNA, U is T, and words with a letter other than A, C, G, T do not
+count. A word and its reverse complement may count as one. A record without a word is one word: the whole of it.
 """
 
 from collections.abc import Sequence

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 def bits_per_byte(nats: float, num_bytes: int) -> float:
     """Return nats / (ln 2 * num_bytes): a summed negative log-likelihood as bits per byte.
 
-    Count the bytes of the text itself: the loss of BOS and EOS belongs in `nats` if the model predicts them,
-    but they are no bytes.
+    Count the bytes of the text itself. The loss of BOS and EOS belongs in `nats` if the model predicts them, but they
+    are no bytes.
 
     Raises:
       ValueError: there are no bytes.

@@ -25,8 +25,8 @@ def compressor_bits_per_byte(data: bytes, compressor: Compressor, *, primer: byt
 
         8 * (size(primer + data) - size(primer)) / len(data),
 
-    what the held-out bytes cost after the compressor has read the primer. Only what its window still holds of
-    the primer helps: 32 KiB for gzip, the open block of at most 900 kB for bzip2, 64 MiB for xz.
+    what the held-out bytes cost after the compressor has read the primer. Only the part of the primer that its window
+    still holds helps. The window has 32 KiB for gzip, the open block of at most 900 kB for bzip2, 64 MiB for xz.
 
     Raises:
       ValueError: no data.

@@ -93,9 +93,9 @@ def score_nearest(parts: Parts, *, lengths: Sequence[int] = NEAREST) -> dict[str
     """Return figures of the rule that gives each record the class of the nearest training record.
 
     Records of n and m words that share s have the similarity s / √(n m), on both strands of DNA. The nearest record is
-    the most similar one. A record that shares no word gets the class that is most common among training records without
-    a neighbour, or among all if there are none. If long words do as well as other models, near-copies lie on both sides
-    of the split.
+    the most similar one. A record that shares no word gets the most common class of training records without a
+    neighbour, or of all if there are none. If long words do as well as other models, near-copies lie on both sides of
+    the split.
     """
     y, classes = parts["train"][1], _classes(parts)
 
@@ -117,8 +117,8 @@ def score_kmers(
 ) -> dict[str, float]:
     """Return figures of a logistic regression on counts of words of 1 to k letters.
 
-    It uses scikit-learn. Counts c enter as 1 + log c times the inverse frequency of the word in training; those of
-    words of one length are scaled to length 1 (TF-IDF).
+    It uses scikit-learn. Counts c enter as 1 + log c times the inverse frequency of the word in training (TF-IDF).
+    Those of words of one length are scaled to length 1.
 
     Args:
       parts: the split.

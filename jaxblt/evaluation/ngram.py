@@ -7,8 +7,8 @@ For a context c of j bytes and a next byte b, with counts a(c b),
 
 where a(c) = sum_b a(c b), D takes one of three values for counts 1, 2 and 3 or more, and G(c) is what the
 discounts of c's followers add up to, so that p_j sums to one. A context never seen passes to the shorter one.
-At the top order a(.) are counts in the training bytes; below it they are continuation counts, the number of
-different bytes seen before c b.
+At the top order a(.) are counts in the training bytes. Below it they are continuation counts, the number of different
+bytes seen before c b.
 Source: Chen and Goodman, An Empirical Study of Smoothing Techniques for Language Modeling (1999), section 3.
 """
 

@@ -91,8 +91,8 @@ def beam_search(
       max_new_bytes: bytes of a continuation at the most.
       beams: rows, 1 to 256.
       alphabet: bytes that may be written, such as b"ACGT"; EOS may besides. None for all.
-      length_exponent: results are ordered by log-likelihood over (bytes and EOS) to this power: 0 takes the most
-        probable, 1 the most probable byte for byte; at most 10.
+      length_exponent: results are ordered by log-likelihood over (bytes and EOS) to this power, at most 10. With 0 the
+        most probable is first, with 1 the most probable byte for byte.
       check: called before each 32 bytes; an error that it raises ends the search.
 
     Raises:

@@ -1,7 +1,7 @@
 """Generation with drafted bytes: the same bytes as without them, in fewer calls of the model.
 
-A row is read in windows of `WINDOW` bytes. The state stands at the edge of a window, and each call reads the whole
-window from there: the bytes that are known, and drafts behind them.
+A row is read in windows of `WINDOW` bytes. The state stands at the edge of a window. Each call reads the whole window
+from there: the bytes that are known, and drafts behind them.
 
     state |  known         drafts        rest          one call: logits behind each
           |  T h e _ c     a t _ m       . . . .

@@ -99,11 +99,11 @@ def generate(
       prompts: may be empty; a BOS comes before each.
       max_new_bytes: bytes to draw at the most, for all prompts or for each.
       sampling: how a byte is drawn, for all prompts or for each.
-      seed: an integer from 0 to 2**32 - 1, with which equal prompts go on differently, or one for each prompt, with
-        which each goes on as it would alone.
+      seed: an integer from 0 to 2**32 - 1, with which equal prompts go on differently. With one for each prompt, each
+        goes on as it would alone.
       stream: yield bytes as they come: lists with the next bytes of each prompt, at most 32, and b"" behind its end.
         Put together they are the bytes that are returned otherwise. Iterate under the mesh of the call.
-      adapters: of a routed model (`update.row_adapters`), for all prompts or for each: the number of an expert of
+      adapters: of a routed model (`update.row_adapters`), for all prompts or for each. It is the number of an expert of
         its bank, "base", "static", or None for what the router says. Values to one program, unless it is one None.
       alphabet: bytes that may be drawn, such as b"ACGT", for all prompts or for each; EOS may besides. None for all.
       drafts: bytes to guess and to check in one call, so that bytes come in fewer calls. With any `Drafts` they are the
@@ -112,9 +112,9 @@ def generate(
       report: called once, with what the drafts were good for, when all bytes are drawn.
 
     Raises:
-      ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, an adapter that
-        there is not, a report without drafts, or logits that are not finite; the message names the prompt and the
-        position. Or it is called, or its iterator goes on, inside `given` or `guarded` of `jaxblt.adapters`.
+      ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, an unknown adapter,
+        or a report without drafts. Logits are not finite; the message names the prompt and the position. Or it is
+        called, or its iterator goes on, inside `given` or `guarded` of `jaxblt.adapters`.
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than the rows' patches ask for.

@@ -1,7 +1,7 @@
 """Rows whose patch has closed wait for each other, so that the latent stack reads its weights once for many of them.
 
 A step reads a byte of each row up to the edge of its patch. Rows at an edge stand still until most rows are there, or
-one has waited for long; then one call of the latent stack serves them all. Other rows finish their byte and draw the
+one has waited for long. Then one call of the latent stack serves them all. Other rows finish their byte and draw the
 next one. What a row computes does not depend on when, so neither do its bytes.
 """
 

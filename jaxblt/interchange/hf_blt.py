@@ -64,7 +64,7 @@ def read_patcher(folder: str | os.PathLike[str], *, name: str = "patcher") -> Pa
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: the folder holds another kind of model; a setting has no counterpart; or tensors are missing,
+      ValueError: the folder holds another kind of model, or a setting has no counterpart. Tensors are missing,
         unexpected, of another shape or not finite (all are named).
     """
     config = _read_config(folder)

@@ -29,9 +29,9 @@ class BLTOptions(ABC):
       hash: n-gram tables added to the byte embedding, or None.
       positions: the sinusoids of a byte's place in patch and document.
       bridge_heads: heads of both cross-attentions.
-      bridge_pattern: the patches that a byte reads, by their distance from its latest one: "latest" are the look_back
-        nearest; "dilated" those at 0, 1, 2, 4, 8, ... below look_back; "local_global" the 64 nearest and every 64th
-        below look_back. In a bidirectional model the last two reach as far ahead.
+      bridge_pattern: the patches that a byte reads, by their distance from its latest one. "latest" are the look_back
+        nearest. "dilated" are those at 0, 1, 2, 4, 8, ... below look_back. "local_global" are the 64 nearest and every
+        64th below look_back. In a bidirectional model the last two reach as far ahead.
       bridge_chunk: patch blocks that both cross-attentions take at a time, which bounds their memory; of blocks that do
         not divide by it fewer. None takes all at once.
       look_back: closed patches that a byte sees, at least 2; those of a pattern that lie as near.

@@ -22,8 +22,9 @@ class LabelHeadConfig:
     Attributes:
       target: a "class" of the row, a "number", or a class of each byte ("positions").
       outputs: classes; 1 for a number.
-      pool: of a row's states: "mean" or "max" over its bytes, a learned weighted mean ("attention"), or "cls": the one
-        state that has seen the whole record, that of BOS in bidirectional models and of the last byte in causal ones.
+      pool: of a row's states: "mean" or "max" over its bytes, a learned weighted mean ("attention"), or "cls", the one
+        state that has seen the whole record. It is that of BOS in bidirectional models and of the last byte in causal
+        ones.
       dropout: in training, share of the pooled channels that are dropped; for classes, also of the records whose words
         do not answer.
       crf: for "positions", learn scores of a class behind another, which make a row a linear-chain CRF.

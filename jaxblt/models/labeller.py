@@ -32,8 +32,8 @@ class LabellerConfig:
     Attributes:
       base: config of a model with `hidden`, such as `ByteLMConfig` or `BLTConfig`.
       head: what is asked; `TaskHeadsConfig` asks for several labels at once.
-      strands: "both" reads DNA from both ends and answers with the mean, so that a record and its reverse complement
-        have one answer, and a base and its partner one class. It takes twice the time.
+      strands: "both" reads DNA from both ends and answers with the mean. A record and its reverse complement then have
+        one answer, and a base and its partner one class. It takes twice the time.
     """
 
     base: Any

@@ -74,8 +74,8 @@ def last_index(segment_ids: Int[Array, "B T"]) -> Int[Array, "B"]:
 def places(patches: Patches, positions: Int[Array, "B T"], *, causal: bool) -> Places:
     """Return each byte's place, from its patches.
 
-    The length of a byte's own patch is known only once the patch has closed, so the causal form has the previous
-    patch's instead; `left` is there when `causal` is False.
+    The length of a byte's own patch is known only once the patch has closed. So the causal form has the previous
+    patch's instead. `left` is there if `causal` is False.
     """
     index = jnp.arange(patches.block_size, dtype=jnp.int32)[None, None]
     slot = jnp.minimum(patches.patch_ids, patches.capacity - 1)

@@ -37,8 +37,8 @@ class ModelConfig(Protocol):
 class LanguageModel(Protocol):
     """A Linen module that predicts ids. It decides itself where patches close, if it has any.
 
-    A model that is to be fine-tuned on labels also has `hidden`: with the arguments of `__call__`, what its head reads
-    logits off [B, T, D], and the patches.
+    A model that is to be fine-tuned on labels also has `hidden`. It takes the arguments of `__call__`, and returns the
+    states [B, T, D] from which the head makes logits, and the patches.
 
     `__call__`, `prefill`, `stream` and `step` go through `apply` with the same parameters and agree within the
     tolerances.

@@ -39,9 +39,8 @@ def titan(
       num_layers: number of blocks; at least two if kinds of layers alternate.
       window: number of steps that attention sees, at least `chunk_size`.
       chunk_size: number of tokens between updates of a memory; None for 64, or 8 for a bank of slots.
-      num_heads: heads of memories and of attention, a divisor of `dim`; None for heads of 64 channels, or for one head
-        if 64 does not divide `dim`. Except for "mac" a head's width must be even, because rotary positions rotate
-        pairs.
+      num_heads: heads of memories and of attention, a divisor of `dim`. None takes heads of 64 channels, or one head if
+        64 does not divide `dim`. Except for "mac" a head's width must be even, because rotary positions rotate pairs.
       mlp_dim: as in `StackConfig`.
 
     Raises:

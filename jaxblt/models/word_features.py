@@ -48,10 +48,10 @@ class WordsConfig:
         before there were phrases.
       longest: letters of the longest words, or words of the longest phrases; all shorter ones count too.
       both_strands: of DNA, count the words of the other strand as well, so that both strands have one answer.
-      places: the first places of a record whose letters are features too, each letter at each place: for records that
-        are aligned, such as mutants of one sequence or windows around one kind of site.
-      box: places of a box; words of 1 to 4 letters count again in the box of their last letter, for motifs that lie
-        near a place. 0 for none.
+      places: the first places of a record whose letters are features too, each letter at each place. They serve records
+        that are aligned, such as mutants of one sequence or windows around one kind of site.
+      box: places of a box. Words of 1 to 4 letters count again in the box of their last letter, for motifs near a
+        place. 0 for none.
       gaps: letters between two letters up to which the pair counts too, for each number of letters between.
     """
 

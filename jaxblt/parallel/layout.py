@@ -108,8 +108,8 @@ def in_zigzag[T](run: Callable[..., T], *given: Any, axis: SeqAxis, swaps: bool)
 def _routes(devices: int) -> tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]:
     """Return where each device's first half (stretch 2i) and second half lie in zig-zag order.
 
-    The second half is stretch 2i + 1. Even stretches reach every device once, and so do odd ones: device m gets stretch
-    m by the route of m's parity and 2n - 1 - m, which is of the other parity, by the other.
+    The second half is stretch 2i + 1. Even stretches reach every device once, and so do odd ones. Device m gets stretch
+    m by the route of m's parity. It gets stretch 2n - 1 - m, of the other parity, by the other route.
     """
     home = [min(stretch, 2 * devices - 1 - stretch) for stretch in range(2 * devices)]
     return list(enumerate(home[0::2])), list(enumerate(home[1::2]))

@@ -127,7 +127,7 @@ def state_shardings(state: Any, boxed: Any, mesh: Mesh, rules: Rules = DEFAULT_R
     """Return shardings for all of `state`.
 
     What mirrors a parameter is placed with it, the rest is replicated. An array mirrors a parameter if its path ends in
-    the parameter's and the shapes are the same: moments and averages of any optimiser do, counters do not.
+    the parameter's and the shapes are the same. Moments and averages of any optimiser do, counters do not.
 
     Args:
       state: abstract (or real) pytree without boxes, such as an optimiser state or a whole train state.

@@ -79,8 +79,8 @@ def over_sequence[T](
       batched: pytree of arrays with a leading batch axis; every device of the sequence has whole rows of them.
       shared: pytree of arrays that every device has whole (filters, parameters).
       time_axis: 1 for [B, T, ...], 2 for [B, D, T].
-      outputs: pytree prefix of the result of `fn`: True for arrays that are split in time like `sequenced`, False for
-        arrays that are equal on all devices of the sequence, such as a final state that `fn` sums by `psum`.
+      outputs: pytree prefix of the result of `fn`. True is for arrays that are split in time like `sequenced`. False is
+        for arrays that are equal on all devices of the sequence, such as a final state that `fn` sums by `psum`.
       heads: pytree prefix of `sequenced`, as for `over_batch`.
 
     Raises:

@@ -26,7 +26,7 @@ class PatcherConfig:
       optimal             chosen so that the sum of C(patch) over the block is least (not causal)
       length_constrained  the same among segmentations in exactly num_patches patches (not causal)
 
-    where C([i, j)) = patch_cost + sum over i <= t <= j - 2 of max(0, H_t - threshold): a cost per patch plus
+    where C([i, j)) = patch_cost + sum over i <= t <= j - 2 of max(0, H_t - threshold). That is a cost per patch plus
     the surprise of each byte after the first. Patches never cross the edge of a block; offsets count from it.
 
     Attributes:

@@ -3,8 +3,8 @@
 With a context of C bytes a document is read in windows of C bytes that begin at its bytes 0, C/2, C, ... The entropy at
 byte t comes from the first window up to byte C - 1. From then on it comes from the second half of the window that t
 lies in. So the model sees between C/2 and C bytes, and never more than it was trained on. Which window that is depends
-only on t, so that one pass, a stream in chunks and byte-by-byte decoding agree. Windows of even and of odd number do
-not overlap among themselves: two rows of a model with a state, one for each kind, read every byte once.
+only on t, so that one pass, a stream in chunks and byte-by-byte decoding agree. Windows of even number do not overlap
+each other, nor do those of odd number. So two rows of a model with a state, one for each kind, read every byte once.
 """
 
 from collections.abc import Callable

@@ -65,8 +65,8 @@ def stream_entropies(
       init_state: before the first byte; of `init_contexts` where there is a context.
       segment_ids: documents, 0 for padding; None is one document a row.
       chunk: bytes in a call.
-      context: most bytes that the model sees, an even number (see `jaxblt.patching.contexts`); None sets no
-        bound, and entropies far into a document come from further back than the model was trained to look.
+      context: most bytes that the model sees, an even number (see `jaxblt.patching.contexts`). None sets no bound:
+        entropies far into a document then come from further back than the model was trained to look.
 
     Raises:
       ValueError: chunk is not positive; or (outside of jit) an id or segment id is out of range.

@@ -33,11 +33,11 @@ def segment(
     """Mark the last bytes of the cheapest patches of each block.
 
     Every length lies in min_length..max_length where the block's n bytes can be cut so; else the last patch
-    alone is shorter. In mode length_constrained a block of n < block_size bytes gets num_patches or, if those
-    would be too short, n // min_length patches, and never fewer than n / max_length.
+    alone is shorter. In mode length_constrained a block of n < block_size bytes gets num_patches, or n // min_length if
+    those would be too short. It never gets fewer than n / max_length.
 
-    Per block of S bytes, mode optimal takes O(S max_length) time and O(S) memory in S sequential steps; mode
-    length_constrained with K patches O(K S log max_length) time and 4 K S bytes in 2 K sequential steps.
+    Per block of S bytes, mode optimal takes O(S max_length) time and O(S) memory in S sequential steps. Mode
+    length_constrained with K patches takes O(K S log max_length) time and 4 K S bytes in 2 K sequential steps.
     """
     blocks, size = entropies.shape[:2], config.block_size
     saved = _savings(config, entropies, valid, threshold).reshape(-1, size)

@@ -1,7 +1,7 @@
 """Patches: how the bytes of a row are grouped, with static shapes.
 
-Bytes are cut into blocks of a fixed number of bytes; each block holds up to P patches of its own and a patch
-never crosses a block's edge. That keeps every shape static, and lets blocks (not bytes) be what is sharded.
+Bytes are cut into blocks of a fixed number of bytes. Each block holds up to P patches of its own, and a patch never
+crosses a block's edge. That keeps every shape static, and lets blocks (not bytes) be what is sharded.
 """
 
 import flax.struct
@@ -27,8 +27,8 @@ class Patches:
         document that is still open stays invisible to its own bytes.
       starts: offset of the patch's first byte in its block; `block_size` for holes.
       lengths: bytes in the patch; 0 for holes. They sum to the number of bytes that are not padding.
-      segment_ids: the patch's document s > 0; -s for a hole inside document s (a slot that counts as time and
-        holds nothing); 0 for a slot of a block of padding.
+      segment_ids: the patch's document s > 0. A hole inside document s, a slot that counts as time and holds nothing,
+        has -s. A slot of a block of padding has 0.
       overflow: boundaries refused in each block because its slots were used up.
       num_bytes: bytes in a row (N * block_size, less the tail that was padded).
     """

@@ -21,8 +21,8 @@ class PatcherState:
       offset: bytes read of the block; block_size after its last byte.
       length: bytes since the rule last ended a patch.
       spent: fixed-point sum of their entropies.
-      used: patches begun in the block, those refused for want of a slot included; the patch that will hold
-        the next byte is the block's number min(used, capacity), unless the block is over.
+      used: patches begun in the block, including those that got no slot. The patch that will hold the next byte is the
+        block's number min(used, capacity), unless the block is over.
       wanted: boundaries inside blocks that the rule asked for so far in the document.
       overflow: those of them that were refused.
       last_entropy: nats.

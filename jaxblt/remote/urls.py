@@ -11,9 +11,7 @@ URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 def url_of(path: str | os.PathLike[str]) -> str | None:
     """Return the URL that a path is; None for a local path.
 
-    Both slashes are put back (`file:
-
-    /` has three).
+    Both slashes are put back; `file:///` has three.
     """
     found = URL.fullmatch(os.fspath(path))
     if found is None:
@@ -24,10 +22,7 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def scheme_of(url: str) -> str:
-    """Return what stands before `:
-
-    `.
-    """
+    """Return what stands before `://`."""
     return url.partition("://")[0]
 
 

@@ -165,10 +165,10 @@ def evaluate(
       objective: of the step's task, which makes figures of its sums.
 
     Returns:
-      The objective's figures (loss in nats per byte, bits_per_byte, ...) and bytes, the sum of its weights; loss,
-      bits_per_byte and bytes of the targets with "target_" in front if the step has any;
-      bytes_per_patch, refused (boundaries) and overflow (their share) if it has patches. Of several sources also the
-      objective's headline figure and the bytes of each, with "NAME/" in front.
+      The objective's figures (loss in nats per byte, bits_per_byte, ...) and bytes, the sum of its weights. If the step
+      has targets, their loss, bits_per_byte and bytes, with "target_" in front. If it has patches, bytes_per_patch,
+      refused (boundaries) and overflow (their share). Of several sources also the objective's headline figure and the
+      bytes of each, with "NAME/" in front.
 
     Raises:
       ValueError: no byte was scored, no batch was asked for, or a batch's sums are not finite; the message names the

@@ -67,9 +67,9 @@ def finetune_recipe(
       name: of the run.
       pool, dropout, crf: of the head, see `LabelHeadConfig`.
       words: letters of the longest words whose counts answer beside the states, or words of the longest phrases of text
-        (`WordsConfig`); by default 6 for DNA, 3 for proteins and text. 0 for states alone, as for classes of positions.
-      places: the first places of a record that answer too, by letters and words of DNA there; by default all where
-        training records are of one length of at most 1,024 and are read from one strand, else 0.
+        (`WordsConfig`). By default 6 for DNA, 3 for proteins and text. 0 for states alone, as for classes of positions.
+      places: the first places of a record that answer too, by letters and words of DNA there. By default all if
+        training records have one length of at most 1,024 and are read from one strand, else 0.
       strands: "both" for DNA whose label is the same on both strands: the model then reads each record on both.
       weights: of the losses of several tasks by name; 1 for a task that is not named.
       weighting: "fixed", "uncertainty" to learn the weights, or "gradnorm" and "dwa" to move them, see `TaskScores`.

@@ -33,12 +33,12 @@ def fit(
 ) -> Fitted:
     """Train a recipe in a folder, from the start or from where an earlier process left off.
 
-    Leaves `config.json` (the resolved recipe), `metrics.jsonl`, TensorBoard events and `checkpoints/`; in `frozen/` the
-    frozen trees that the run has; and in `configs/` the configs that it had before it went on with another. A run that
-    is finished is left as it is. A start that fails leaves no folder that was not there, and changes none that was.
+    Leaves `config.json` (the resolved recipe), `metrics.jsonl`, TensorBoard events and `checkpoints/`. Frozen trees lie
+    in `frozen/`. `configs/` has the configs that the run had before it went on with another. A run that is finished is
+    left as it is. A start that fails leaves no folder that was not there, and changes none that was.
 
     SIGTERM, Ctrl-C or a terminal that closes (SIGHUP) saves and ends the run after two steps at most, or three where
-    several processes train; a second one changes nothing, a third ends the process.
+    several processes train. A second signal changes nothing, a third ends the process.
 
     Args:
       recipe: what to train.

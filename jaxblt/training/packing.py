@@ -2,8 +2,9 @@
 
 Rows of "windows" and "buckets" hold one document each. Mixers are promised as much, which lets their fastest kernels
 run. Rows of "first_fit" and "sequential" hold several documents, which start at multiples of `data.alignment`. A
-patcher raises that to a multiple of its block, so that no block holds two documents; a mixer of bytes with a
-`training_grid`, to a multiple of the grid. Where a mixer of patches has one, the calibrated capacity keeps to it.
+patcher raises that to a multiple of its block, so that no block holds two documents. A mixer of bytes with a
+`training_grid` raises it to a multiple of the grid. Where a mixer of patches has one, the calibrated capacity keeps to
+it.
 """
 
 import math

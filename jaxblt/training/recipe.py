@@ -24,9 +24,9 @@ class Recipe:
     """The definition of a training run.
 
     The data decides how documents lie in rows, and models are built accordingly. If a mixer's config makes promises
-    about rows (`packed`, `segment_alignment`), they are checked against the data and then reset to their defaults, so
-    that the recipe also works with other data. `data.alignment` of packed documents is raised to a multiple of the
-    patcher's block, or of MAC's chunk.
+    about rows (`packed`, `segment_alignment`), they are checked against the data. Then they are reset to their
+    defaults, so that the recipe also works with other data. `data.alignment` of packed documents is raised to a
+    multiple of the patcher's block, or of MAC's chunk.
 
     Attributes:
       name: name of the run, and of its folder in `runs`.

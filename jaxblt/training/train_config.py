@@ -29,8 +29,8 @@ class TrainConfig:
       loss_scale: of "float16". Steps that overflow are skipped; above a scale of 1 they do not count for `max_skips`.
       ema: decay of an exponential moving average of the parameters, such as 0.999, which evaluations then score and
         `jaxblt.load` reads; None for none. It takes the memory of the parameters once more.
-      trackers: where figures, pictures and texts go: "jsonl" is `metrics.jsonl`, which `jaxblt sweep` reads, and
-        "tensorboard" the events in the run folder; "wandb" and "trackio" are extras to install.
+      trackers: where figures, pictures and texts go. "jsonl" is `metrics.jsonl`, which `jaxblt sweep` reads, and
+        "tensorboard" the events in the run folder. "wandb" and "trackio" are extras to install.
       sample_bytes: bytes of text that the model generates at each evaluation, from the beginning of the validation
         split; 0 for none. The first one compiles the decoder.
       layer_norms: log the gradient's norm by block too, as `grad_norm/stack/periods/block_0/3` of the fourth period.
@@ -51,8 +51,8 @@ class TrainConfig:
       time_limit_s: seconds of training after which the run saves and ends, whatever the step; None for no limit. Those
         of all processes of the run count: raise it to go on in another piece.
       profile_steps: (first, last) steps to trace with the profiler; None for none.
-      compilation_cache: folder in which compiled programs, the step and calibrations outlive the process; "user" for
-        the one in the user's cache (not on CPUs), None for none. Its executables are trusted.
+      compilation_cache: folder in which compiled programs, the step and calibrations outlive the process. "user" is the
+        one in the user's cache (not on CPUs), None is none. Its executables are trusted.
     """
 
     steps: int = 1000

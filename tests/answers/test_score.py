@@ -191,6 +191,10 @@ def test_bad_input_is_named(tmp_path):
         ([b"A", b""], r"record '1' is empty \(0 bytes\)"),
         (b"ACGT", "sequences must be a list of bytes, a path or a DocumentSource, got b'ACGT'"),
         ([b"A", 3], "sequence 1 must be bytes or text, got 3"),
+        (
+            [b"A", "AC\ud800"],
+            "sequence 1 holds a lone surrogate at character 2, which has no bytes: make it bytes",
+        ),
         (whole(BytesSource([b"A"]), np.array([], np.int64)), "no sequences"),
         (empty, "empty.fa.gz' is empty"),
         (

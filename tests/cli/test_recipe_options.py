@@ -132,11 +132,22 @@ def test_files_that_hold_no_recipe_are_told(tmp_path):
     for text, says in (
         ("def f(:\n", r"bad.py, line 1: invalid syntax"),
         ("x = 1\ny = z\n", r"bad.py, line 2: NameError: name 'z' is not defined"),
+        (
+            "from jaxblt.training import Recipe, TrainConfig\ndef f() -> Recipe:\n    return TrainConfig(stesp=1)\n",
+            r"bad.py, line 3: TypeError: .*'stesp' \(perhaps steps\); TrainConfig has the fields steps, accumulate, ",
+        ),
         ("x = 1\n", r"say which function of .*bad.py: it defines none; write one that returns a Recipe"),
     ):
         (tmp_path / "bad.py").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=says):
             find_recipe(str(tmp_path / "bad.py"))
+    (tmp_path / "runs" / "own").mkdir(parents=True)
+    (tmp_path / "runs" / "own" / "config.json").touch()
+    for name in ("ow", "other"):
+        with pytest.raises(
+            FileNotFoundError, match=rf"runs/{name} holds no run: .*runs/own'|'.*runs' are own"
+        ):
+            find_recipe(str(tmp_path / "runs" / name))
     with pytest.raises(ValueError, match=r"unknown recipe 'bookz' \(perhaps books\), .*; or name a built-in"):
         find_recipe("bookz")
 

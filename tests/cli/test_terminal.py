@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from jaxblt.cli.main import main as jaxblt_main
-from jaxblt.cli.parsing import explain, run
+from jaxblt.cli.parsing import FIXES, explain, run
+from jaxblt.cli.variables import VARIABLES
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,34 @@ def test_a_missing_file_is_named_with_the_fix(name, said, tmp_path, monkeypatch,
     assert capsys.readouterr().err == f"error: {said.format(here=str(tmp_path))}\n"
 
 
+def test_a_link_that_leads_nowhere_is_no_missing_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.json").symlink_to("gone.json")
+    with pytest.raises(FileNotFoundError) as missing:
+        Path("x.json").read_text("utf-8")
+    said = "'x.json' is a link to 'gone.json', which leads to no file: mend the link, or name another file"
+    assert explain(missing.value) == said
+
+
+def test_errors_of_the_file_system_say_what_to_do(tmp_path):
+    """Python's own text has a number, and no fix."""
+    file, folder, circle = tmp_path / "file", tmp_path / "folder", tmp_path / "circle"
+    file.write_text("")
+    folder.mkdir()
+    circle.symlink_to(circle)
+    for path, read in (
+        (file, Path.mkdir),
+        (file / "x", Path.read_bytes),
+        (folder, Path.read_bytes),
+        (circle, Path.read_bytes),
+        (tmp_path / ("x" * 300), Path.read_bytes),
+    ):
+        with pytest.raises(OSError, match="Errno") as met:
+            read(path)
+        number = met.value.errno
+        assert explain(met.value) == f"{str(path)!r}: {os.strerror(number)}: {FIXES[number]}"
+
+
 def test_a_missing_program_is_no_missing_file(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["jaxblt"])
     with pytest.raises(SystemExit):
@@ -137,6 +167,50 @@ def test_ctrl_c_is_quiet_while_a_module_is_imported(text, status, said, tmp_path
     assert (done.returncode, done.stdout) == (status, b"begun\n")
     assert done.stderr.strip().endswith(said)
     assert bool(done.stderr) == bool(said)
+
+
+DROPPED = (
+    "import time, weakref\n"
+    "from jaxblt.cli.parsing import run\n"
+    "class Thing: pass\n"
+    "def main(argv):\n"
+    "    thing = Thing()\n"
+    "    weakref.finalize(thing, os.kill, os.getpid(), signal.SIGINT)\n"
+    "    del thing\n"
+    "    time.sleep(20)\n"
+    "    print('too far')\n"
+    "run(main)\n"
+)
+
+
+def test_ctrl_c_ends_a_command_within_a_finalizer():
+    """Python prints what finalizers raise, and goes on."""
+    text = START + "import os\n" + DROPPED
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"begun\n", b"")
+
+
+def test_a_misspelt_environment_variable_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["jaxblt"])
+    monkeypatch.setenv("JAXBLT_APIKEY", "secret")
+    monkeypatch.setenv("JAXBLT_EXPANSION", "9")
+    with pytest.raises(SystemExit):
+        run(lambda argv: None)
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "warning: nothing reads the environment variable JAXBLT_APIKEY (perhaps JAXBLT_API_KEY): known are "
+    )
+    assert said.count("\n") == 1
+    assert "secret" not in said
+
+
+def test_the_variables_are_those_that_files_name():
+    read = set()
+    for room in ("jaxblt", "pallas_kernels", "experiments", "tests"):
+        for file in Path(room).rglob("*.py"):
+            if file.name != "variables.py":
+                read |= set(re.findall(r"\bJAXBLT_[A-Z][A-Z_0-9]*", file.read_text("utf-8")))
+    assert read - {"JAXBLT_APIKEY"} == set(VARIABLES)
 
 
 def test_the_table_of_commands_needs_no_jax():

@@ -203,7 +203,7 @@ BAD_ROWS = {
     "an id twice": (
         "r.fa.gz",
         lambda: write_label("r3\tno"),
-        r"labels.tsv:41: id 'r3' has a label already, in labels",
+        r"labels.tsv:41: id 'r3' has a label already, in labels.tsv:4: keep one of the two rows, or rename one id",
     ),
     "an empty label": ("r.csv", lambda: append("r.csv", "x,,ACGT"), r"r.csv:42: record 'x' has no label"),
     "an empty sequence": (

@@ -29,8 +29,8 @@ class RouterConfig:
       hidden: width of the hidden layer, and of a memory.
       fallback: numbers of the code before the first one: 1 for the static adapter, 0 for the base.
       packed, segment_alignment: what the data's packing promises of rows, as for mixers; see `RowLayout`.
-      per: "stack" for one router, which reads the stack's input; "block" for one in each block, which reads that
-        block's input before its norm, and scales that block's sites.
+      per: "stack" for one router, which reads the stack's input. "block" for one in each block: it reads that block's
+        input before its norm, and scales that block's sites.
     """
 
     level: Level | Mixed = "chunk"

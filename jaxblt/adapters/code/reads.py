@@ -115,7 +115,8 @@ class Read(ABC):
         """Return what the call's tokens add, and the state behind them.
 
         Called inside the router's compact call, so `router.param` makes parameters. Features at a token may depend on
-        this token and on earlier ones of its document; those of level "chunk" only on tokens up to the chunk's first.
+        this token and on earlier ones of its document. Those of level "chunk" may depend only on tokens up to the
+        chunk's first.
 
         Args:
           router: the module.

@@ -35,16 +35,16 @@ class AdapterConfig:
     """Low-rank updates of products with a weight: y = x W + (alpha/r) ((x V) * c) U (Hu et al., 2106.09685).
 
     V is drawn and U starts at 0, so that a model with adapters starts as its base. Without a router c = 1. A router
-    makes c of what came before; see `RouterConfig`. Blocks of r/E ranks are the experts of a bank: they share a number
-    of the code, these numbers are a softmax, and the scale is alpha E/r, that of each expert.
+    makes c of what came before; see `RouterConfig`. Blocks of r/E ranks are the experts of a bank. The ranks of a block
+    share a number of the code, and these numbers are a softmax. The scale is alpha E/r, that of each expert.
 
-    A gate scales the outputs of a product: y_n = (1 + c_g s_n) (x W)_n, with s learned from 0 (Liu et al., 2205.05638),
-    and c = 1 without a router. Number g of the code is of the g-th group of heads, the first of the product's new axes.
-    So here, too, c = 0 is the base, and `TopK(k)` changes k groups.
+    A gate scales the outputs of a product: y_n = (1 + c_g s_n) (x W)_n. Scales s are learned from 0 (Liu et al.,
+    2205.05638), and c = 1 without a router. Number g of the code is of the g-th group of heads, the first of the
+    product's new axes. So here, too, c = 0 is the base, and `TopK(k)` changes k groups.
 
     Attributes:
-      sites: patterns of names of `Linear`s below a block, such as "mixer/q" or "mlp/*"; (pattern, rank) for a rank of
-        their own, and (pattern, (2, 4, 8)) for one in each layer of the stack. `jaxblt.adapters.find_sites` lists the
+      sites: patterns of names of `Linear`s below a block, such as "mixer/q" or "mlp/*". A pair (pattern, rank) has a
+        rank of its own, and (pattern, (2, 4, 8)) one in each layer of the stack. `jaxblt.adapters.find_sites` lists the
         names. It may be empty where there are gates or forms.
       gates: patterns of names of products that have a gate instead.
       forms: (pattern, form) for products with another update, alone or behind a low-rank one or a gate; see

@@ -1,6 +1,6 @@
 """The governor: a bound on the size of weight updates that follows how often it is reached.
 
-Norms of dW = s V diag(c) U come from the Gram matrices V^T V and U U^T [r, r]; no matrix of a weight's size is made.
+Norms of dW = s V diag(c) U come from the Gram matrices V^T V and U U^T [r, r]. No matrix of a weight's size is made.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ HIGHEST = jax.lax.Precision.HIGHEST
 class Governor:
     """Bound on updates: codes are scaled by min(1, tau / norm of dW), at each site and token.
 
-    tau is a number beside V and U. A train step moves it by the share of tokens over the bound: times `grow` where the
-    share is above `high`, times `shrink` where it is below `low`. The new tau holds from the next step on. No gradient
-    reaches it.
+    tau is a number beside V and U. A train step moves it by the share of tokens over the bound. It is multiplied by
+    `grow` if the share is above `high`, by `shrink` if below `low`. The new tau holds from the next step on. No
+    gradient reaches it.
 
     Attributes:
       norm: "frobenius", or "spectral" for the largest singular value.

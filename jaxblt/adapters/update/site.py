@@ -167,8 +167,8 @@ def adapted(
 ) -> AbstractContextManager[Any]:
     """Make a context in which the sites of `config` below the block of this path, a layer's, add their updates.
 
-    Flax calls the interceptor around every method. It makes what a site has of its own in a child of the `Linear` that
-    it is called for, so parameters of the base keep their names. `sparse` is as for `LowRank`.
+    Flax calls the interceptor around every method. A site's own parameters are made in a child of the `Linear` that it
+    is called for. So parameters of the base keep their names. `sparse` is as for `LowRank`.
     """
     codes = config.split(code)  # once: sites that share an array are one call of the op
 

@@ -13,8 +13,8 @@ from jaxblt.show import show
 class DocumentSource(Protocol):
     """Documents of bytes that can be read chunk by chunk, in any order and from any thread or process.
 
-    A source may also have an attribute `ends`, Bool[N]: whether the last byte of a document is the end of a
-    text (an EOS may follow) and not a place where it was cut. Without it every document ends.
+    A source may also have an attribute `ends`, Bool[N]. It is True if the last byte of a document ends a text (an EOS
+    may follow), and False if the text was cut there. Without it every document ends.
     """
 
     def __len__(self) -> int:

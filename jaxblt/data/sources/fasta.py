@@ -77,10 +77,9 @@ def _check_unique(records: list[_Record]) -> None:
     for record in records:
         if record.name in seen:
             first, second = name_of(seen[record.name]), name_of(record.path)
-            raise ValueError(
-                f"FASTA record {record.name!r} occurs twice, in '{first}' and '{second}': rename one, or leave one "
-                "file out of the paths"
-            )
+            where = f"in '{first}'" if first == second else f"in '{first}' and '{second}'"
+            fix = "rename one" if first == second else "rename one, or leave one file out of the paths"
+            raise ValueError(f"FASTA record {record.name!r} occurs twice, {where}: {fix}")
         seen[record.name] = record.path
 
 

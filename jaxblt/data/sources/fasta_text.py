@@ -45,7 +45,9 @@ def record_name(header: bytes, name: str) -> str:
     """Return the first word of a header, which follows its '>'."""
     words = header.decode("utf-8", "replace").split()
     if not words:
-        raise ValueError(f"{name!r} has a header without a name: {b'>' + header.strip()!r}")
+        raise ValueError(
+            f"{name!r} has a header without a name: {b'>' + header.strip()!r}; write one behind the '>'"
+        )
     return words[0]
 
 

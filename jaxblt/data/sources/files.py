@@ -37,11 +37,25 @@ def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]
     found: dict[str, Path] = {}
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         for file in _matches(os.path.expanduser(os.fspath(path))):
-            found.setdefault(os.path.abspath(file), file)
+            found.setdefault(_place(os.fspath(file)), file)
     if not found:
         raise ValueError("no path was given: name at least one file or glob")
     _check_copies(found.values())
     return list(found.values())
+
+
+def _place(file: str) -> str:
+    """Return where a file stands: links to its folder are followed."""
+    folder, name = os.path.split(file)
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def _once(files: Iterable[str]) -> list[str]:
+    """Return each file once, by its shortest path, sorted: links may lead a glob in a circle."""
+    found: dict[str, str] = {}
+    for file in sorted(files, key=len):
+        found.setdefault(_place(file), file)
+    return sorted(found.values())
 
 
 def expand_one(path: str | os.PathLike) -> Path:
@@ -79,9 +93,9 @@ def _matches(pattern: str) -> Sequence[Path]:
         raise IsADirectoryError(
             f"{pattern!r} is a folder: name its files, such as {pattern.rstrip('/') + '/*.txt'!r}"
         )
-    if os.path.exists(pattern):
+    if os.path.lexists(pattern):
         return [_file(pattern)]
-    hits = [_file(p) for p in sorted(_glob(pattern)) if not os.path.isdir(p)]
+    hits = [_file(p) for p in _once(_glob(pattern)) if not os.path.isdir(p)]
     if not hits:
         what = "glob matches no file" if glob.has_magic(pattern) else "file does not exist"
         raise FileNotFoundError(f"{what}: {pattern!r} (looked from {os.getcwd()!r})")
@@ -89,6 +103,10 @@ def _matches(pattern: str) -> Sequence[Path]:
 
 
 def _file(path: str) -> Path:
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"{path!r} is a link to {os.readlink(path)!r}, which leads to no file: mend the link, or remove it"
+        )
     return spooled(path) if is_pipe(path) else Path(path)
 
 

@@ -1,5 +1,6 @@
 """Binary formats, known by the bytes that their files begin with, and what to do with each."""
 
+import contextlib
 import re
 from typing import NamedTuple
 
@@ -48,6 +49,13 @@ FORMATS = (
         rb"PK(\x03\x04|\x05\x06)",
         _UNPACK,
     ),
+    Format(
+        "an lzma file",
+        rb"\x5d\x00\x00[\x00-\xff]{2}([\x00-\xff]{3}\x00{5}|\xff{8})",
+        "decompress it with xz -d",
+    ),
+    Format("an lzip file", rb"LZIP\x01", "decompress it with lzip -d"),
+    Format("a file of compress (.Z)", rb"\x1f\x9d", "decompress it with gzip -d"),
     Format("a 7z archive", rb"7z\xbc\xaf\x27\x1c", _UNPACK),
     Format("a rar archive", rb"Rar!\x1a\x07", _UNPACK),
     Format("a tar archive", rb".{257}ustar", _UNPACK),
@@ -113,8 +121,19 @@ def mark_of(head: bytes) -> tuple[bytes, str]:
     return next(((mark, encoding) for mark, encoding in MARKS if head.startswith(mark)), (b"", "utf-8"))
 
 
-def has_wide_letters(head: bytes) -> bool:
-    """Return whether exactly every second byte is 0, as in UTF-16 without a mark."""
-    pairs = head[: len(head) // 2 * 2]
-    even, odd = pairs[::2], pairs[1::2]
-    return len(pairs) >= 4 and any(all(a) and not any(b) for a, b in ((even, odd), (odd, even)))
+def wide_encoding_of(head: bytes) -> str | None:
+    """Return the encoding of a text without a mark whose letters take two or four bytes each, or None.
+
+    In UTF-16, zeros are only at every second byte, and at half of these or more if most letters are Latin. Text in
+    UTF-8 is no UTF-32: its numbers are too large.
+    """
+    whole = head[: len(head) // 4 * 4]
+    for encoding in ("UTF-32LE", "UTF-32BE"):
+        with contextlib.suppress(UnicodeError):
+            if len(whole) >= 8 and "\0" not in whole.decode(encoding):
+                return encoding
+    low, high = head[: len(head) // 2 * 2 : 2], head[1::2]
+    for encoding, letters, zeros in (("UTF-16LE", low, high), ("UTF-16BE", high, low)):
+        if len(head) >= 4 and all(letters) and 2 * zeros.count(0) >= len(zeros):
+            return encoding
+    return None

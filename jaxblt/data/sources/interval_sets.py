@@ -23,7 +23,7 @@ def read_interval_set(folder: str | os.PathLike[str], known: list[str]) -> list[
     """Return the part of each interval, and the interval with its class as its name.
 
     The folder holds `train/CLASS.csv` and `test/CLASS.csv`, plain or compressed, with columns region, start, end and
-    strand; start is 0-based, end behind the last base (Gresova et al. 2023, BMC Genomic Data 24:25).
+    strand. Column start is 0-based, end is behind the last base (Gresova et al. 2023, BMC Genomic Data 24:25).
 
     Args:
       folder: of the set.

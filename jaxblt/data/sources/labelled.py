@@ -276,7 +276,8 @@ def read_label_table(path: str, columns: Columns) -> dict[str, LabelledRecord]:
         record = _record(_cells(header, cells, place), b"", columns, place)
         if record.name in found:
             raise ValueError(
-                f"{place}: id {record.name!r} has a label already, in {found[record.name].place}"
+                f"{place}: id {record.name!r} has a label already, in {found[record.name].place}: keep one of the two "
+                "rows, or rename one id and its record"
             )
         found[record.name] = record
     return found

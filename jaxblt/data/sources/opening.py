@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxblt.data.sources.formats import HEAD, compression_of, format_of, has_wide_letters, mark_of
+from jaxblt.data.sources.formats import HEAD, compression_of, format_of, mark_of, wide_encoding_of
 
 COMPRESSED = (".gz", ".bgz", ".xz", ".bz2")
 """Names of compressed files end so, in any case of letters."""
@@ -183,9 +183,9 @@ def _checked_mark(path: Path, head: bytes, verb: str) -> tuple[bytes, str]:
     _refuse(path, head, verb)
     if compression := compression_of(head):
         raise ValueError(f"{name_of(path)!r} is compressed twice ({compression}): decompress it once")
-    if not mark and has_wide_letters(head):
+    if not mark and (wide := wide_encoding_of(head)):
         raise ValueError(
-            f"{name_of(path)!r} {verb} UTF-16 without a byte-order mark: re-encode it with iconv -f UTF-16LE -t UTF-8"
+            f"{name_of(path)!r} {verb} {wide[:6]} without a byte-order mark: re-encode it with iconv -f {wide} -t UTF-8"
         )
     return mark, encoding
 

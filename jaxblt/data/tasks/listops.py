@@ -135,7 +135,7 @@ class ListOps(GeneratedTask):
     """Expressions drawn as Long Range Arena draws them.
 
     A node at a depth below `max_depth` is a digit with probability 3/4, else one of four operators with 2 to `max_args`
-    arguments; at `max_depth` it is a digit. Expressions of other lengths are drawn again. The defaults are those of the
+    arguments. At `max_depth` it is a digit. Expressions of other lengths are drawn again. The defaults are those of the
     arena, which keeps lengths between 500 and 2,000 and trains on 96,000 expressions.
 
     Attributes:

@@ -1,9 +1,9 @@
 """States behind prompts that were read, so that a prompt that begins alike is read from there on only.
 
-States are kept at a prompt's end, at the last piece's edge before it, and at every edge up to which an earlier prompt
-had the same bytes. They stay under a budget of bytes, and the one that was not used for longest leaves first. A state
-is used only where the prompt's own pieces end, and by requests of the same adapter: the cache changes no bit of what
-is drawn.
+States are kept at a prompt's end and at the last piece's edge before it. They are also kept at every edge up to which
+an earlier prompt had the same bytes. They stay under a budget of bytes, and the one that was not used for longest
+leaves first. A state is used only where the prompt's own pieces end, and by requests of the same adapter. So the cache
+changes no bit of what is drawn.
 """
 
 from collections import OrderedDict

@@ -1,9 +1,9 @@
 """The device's part of a lane: rows that decode together, and prompts that are read and put into rows.
 
-A lane has one program that decodes. Each size of short pieces has one program that reads the ends of all waiting
-prompts straight into their rows, some prompts in each turn of a loop. Their number in a turn depends on the lane and
-the size only, and missing ones are padding. So a prompt is rounded alike whatever the load. All that requests ask for
-is an array to these programs. Longer pieces, and prompts whose states are kept, are read beside the rows.
+A lane has one program that decodes. Each size of short pieces has one program, which reads the ends of all waiting
+prompts straight into their rows. It reads some prompts in each turn of a loop. Their number in a turn depends on the
+lane and the size only, and missing ones are padding. So a prompt is rounded alike whatever the load. All that requests
+ask for is an array to these programs. Longer pieces, and prompts whose states are kept, are read beside the rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence

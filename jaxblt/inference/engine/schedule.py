@@ -2,7 +2,7 @@
 
 A request waits in the queue of its lane, takes the lane's first free slot, has its prompt read in pieces, and decodes.
 It ends in exactly one of the states of `ENDS`, and gives its slot back at once. If a round surely draws its last byte,
-the next round has the slot for another, before the results are known: meanwhile the request is leaving. If the rounds
+the next round has the slot for another, before the results are known. Meanwhile the request is leaving. If the rounds
 whose results are not known may have drawn the last bytes of a lane's requests, the lane waits for the results.
 """
 

@@ -49,10 +49,15 @@ def make_app(service: Service) -> Any:
         "/metrics": routes.tell_metrics,
     }
 
+    known = ", ".join(
+        f"{method} {path}" for method, calls in (("POST", posts), ("GET", gets)) for path in calls
+    ).replace("{name:path}", "NAME")
+
     async def refuse(request: Any, error: Any) -> Answer:
-        return answer_error(
-            ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
-        )
+        headers = dict(error.headers or {})
+        fix = f"use {headers['Allow']}" if "Allow" in headers else f"the paths are {known}"
+        said = f"{error.detail}: {request.method} {request.url.path:.80}; {fix}"
+        return answer_error(ApiError(error.status_code, said, headers=headers))
 
     async def tell_failure(request: Any, error: Any) -> Answer:
         return answer_error(ApiError(500, f"{type(error).__name__}; the server's log says more"))
@@ -116,7 +121,9 @@ class _Routes:
             )
 
     async def read_body(self, request: Any) -> bytes:
-        """Return the body of a request, unless it is too large."""
+        """Return the body of a request, unless it is too large or compressed."""
+        if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+            raise ApiError(415, f"Content-Encoding {coding!r:.80} is not read: send the body as it is")
         most, data = self.service.limits.body_bytes, bytearray()
         length = request.headers.get("content-length", "0")
         told = int(length) if length.isdecimal() else 0

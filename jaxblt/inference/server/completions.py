@@ -1,11 +1,12 @@
 """The bodies of /v1/completions: from JSON to requests of the engine, and from its pieces to JSON."""
 
+import asyncio
 import base64
 import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,14 @@ from jaxblt.inference.engine.stream import empty_piece
 from jaxblt.inference.sampling import LARGEST, SMALLEST
 from jaxblt.inference.server.errors import ApiError, told
 from jaxblt.inference.server.fields import Fields, encode_text
-from jaxblt.inference.server.prompts import check_prompts, rank_prompts, tell_end, tell_prompt
+from jaxblt.inference.server.prompts import (
+    check_prompts,
+    hold_until,
+    rank_prompt,
+    read_prompts,
+    tell_end,
+    tell_prompt,
+)
 from jaxblt.inference.server.searches import Search, read_search, search, tell
 from jaxblt.inference.server.service import ROUTED, Service, follow
 from jaxblt.inference.server.text import Text, logprobs_of
@@ -77,8 +85,14 @@ def read_completion(data: bytes, service: Service) -> Completion | Search:
     if "length_penalty" in fields:
         raise ApiError(400, "length_penalty needs use_beam_search: set it to true", param="length_penalty")
     count = fields.whole("n", 1, least=1, most=service.limits.choices)
-    fields.whole("best_of", count, least=count, most=count)
-    prompts, coded = fields.documents("prompt", most=service.limits.choices // count)
+    if (best := fields.whole("best_of", count, least=1, most=MOST)) != count:
+        raise ApiError(
+            400,
+            f"best_of = {best} differs from n = {count}, and every choice that is drawn is told: leave best_of out, "
+            "or set use_beam_search",
+            param="best_of",
+        )
+    prompts, coded = read_prompts(fields, count, service)
     top = fields.whole("logprobs", 0, least=0, most=TOP) if "logprobs" in fields else None
     echo = fields.flag("echo")
     # Let nothing be drawn only behind an echo: scores of a prompt are asked for like this
@@ -175,7 +189,7 @@ class Choice:
     """One continuation, as it is told.
 
     Attributes:
-      ranks: of its prompt (`jaxblt.answers.Ranks`), if it is told with log-probabilities.
+      ranks: a task for those of its prompt (`jaxblt.answers.Ranks`), if it is told with log-probabilities.
     """
 
     index: int
@@ -208,36 +222,49 @@ class Choice:
         """Return the log-probabilities of an echoed prompt, if this is its piece, and of the piece behind it."""
         parts = [logprobs_of(piece, offsets[len(echoed) :], top)]
         if echoed:
-            parts.insert(0, tell_prompt(self.ranks, echoed, offsets[: len(echoed)], top))
+            parts.insert(0, tell_prompt(self.ranks.result(), echoed, offsets[: len(echoed)], top))
         stops = self.asked.requests[self.index].sampling.stop
-        if self.ranks is not None and piece.finish == "stop" and not self.drawn and not stops:
-            parts.append(tell_end(self.ranks, self.text.characters, top))
+        ranks = None if self.ranks is None else self.ranks.result()
+        if ranks is not None and piece.finish == "stop" and not self.drawn and not stops:
+            parts.append(tell_end(ranks, self.text.characters, top))
         return {name: [x for part in parts for x in part[name]] for name in parts[0]}
 
 
-async def start_choices(service: Service, asked: Completion, streams: list[Stream]) -> list[Choice]:
-    """Return a choice for each request, with the log-probabilities of its prompt if they are told.
+@asynccontextmanager
+async def follow_choices(
+    service: Service, asked: Completion, streams: list[Stream]
+) -> AsyncGenerator[tuple[list[Choice], AsyncGenerator[tuple[int, Piece], None]], None]:
+    """Give a choice for each request, and their pieces as they come; whoever leaves cancels the requests.
 
-    Requests that were queued are cancelled if it ends with an error, or if the client leaves.
+    Log-probabilities of prompts are computed meanwhile. Only the pieces behind them wait for them.
     """
-    ranks: list[Any] = [None] * len(asked.prompts)
+    choices = [Choice(i, asked, Text()) for i in range(len(asked.requests))]
+    pieces = follow(streams) if asked.draws else _draw_nothing(len(choices))
     if asked.echo and asked.top is not None:
-        try:
-            ranks = await rank_prompts(service, asked.prompts)
-        except BaseException:
-            for stream in streams:
-                stream.cancel()
-            raise
-    return [Choice(i, asked, Text(), ranks[i // asked.count]) for i in range(len(asked.requests))]
+        ranks = [asyncio.ensure_future(rank_prompt(service, prompt)) for prompt in asked.prompts]
+        for choice in choices:
+            choice.ranks = ranks[choice.index // asked.count]
+        pieces = hold_until([choice.ranks for choice in choices], pieces)
+    try:
+        async with aclosing(pieces):
+            yield choices, pieces
+    finally:
+        for stream in streams:
+            stream.cancel()
+
+
+async def _draw_nothing(count: int) -> AsyncGenerator[tuple[int, Piece], None]:
+    for i in range(count):
+        yield i, empty_piece("length")
 
 
 async def complete(service: Service, asked: Completion, streams: list[Stream]) -> dict[str, Any]:
     """Wait for all choices and return the response."""
-    choices = await start_choices(service, asked, streams)
-    pieces: list[list[Piece]] = [[] if asked.draws else [empty_piece("length")] for _ in choices]
-    async for i, piece in follow(streams):
-        pieces[i].append(piece)
-    found = [choice.tell(join_pieces(parts)) for choice, parts in zip(choices, pieces, strict=True)]
+    parts: list[list[Piece]] = [[] for _ in asked.requests]
+    async with follow_choices(service, asked, streams) as (choices, pieces):
+        async for i, piece in pieces:
+            parts[i].append(piece)
+    found = [choice.tell(join_pieces(mine)) for choice, mine in zip(choices, parts, strict=True)]
     return _head(service) | {"choices": found, "usage": _usage(asked, choices)}
 
 
@@ -254,11 +281,8 @@ async def parts(
     service: Service, asked: Completion, streams: list[Stream]
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the parts of a streamed response, of all choices as they come."""
-    choices, head = await start_choices(service, asked, streams), _head(service)
-    if not asked.draws:
-        for choice in choices:
-            yield head | {"choices": [choice.tell(empty_piece("length"))]}
-    async with aclosing(follow(streams)) as pieces:
+    head = _head(service)
+    async with follow_choices(service, asked, streams) as (choices, pieces):
         async for i, piece in pieces:
             yield head | {"choices": [choices[i].tell(piece)]}
     if asked.counted:

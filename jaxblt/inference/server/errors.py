@@ -7,16 +7,13 @@ from typing import Any
 from jaxblt.inference.engine import Refused
 
 TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
     429: "rate_limit_error",
     503: "unavailable_error",
     504: "timeout_error",
 }
-"""The type of an error by its status; "server_error" for others."""
+"""The type of an error by its status; "invalid_request_error" for others below 500, "server_error" above."""
 
 
 class ApiError(Exception):
@@ -37,7 +34,7 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The body of the response."""
-        kind = TYPES.get(self.status, "server_error")
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": None}}
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxblt.inference.server.errors import ApiError, told
-from jaxblt.validation import number, whole
+from jaxblt.validation import number, perhaps, whole
 
 
 class Fields:
-    """The fields of a JSON object; None counts as left out."""
+    """The fields of a JSON object; None counts as left out, and so does an unknown field that holds nothing."""
 
     def __init__(self, data: bytes, known: Sequence[str]) -> None:
         """Read a body.
@@ -22,18 +22,24 @@ class Fields:
         Raises:
           ApiError: it is no JSON object, or has another field.
         """
+        if not data.strip():
+            raise ApiError(400, "the body is empty: send a JSON object")
         try:
             fields = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is not JSON: {error}") from error
         if not isinstance(fields, dict):
             raise ApiError(400, f"the body must be a JSON object, got {_shown(fields)}")
-        fields = {name: value for name, value in fields.items() if value is not None}
+        # Take OpenAI's fields that ask for nothing: clients send suffix "" and logit_bias {}
+        fields = {
+            name: value
+            for name, value in fields.items()
+            if not (value is None or (name not in known and value in ("", [], {})))
+        }
         for name in fields:
             if name not in known:
-                raise ApiError(
-                    400, f"unknown field {name!r:.80}; known are {', '.join(known)}", param=str(name)[:80]
-                )
+                said = f"unknown field {name!r:.80}{perhaps(name[:80], known)}; known are {', '.join(known)}"
+                raise ApiError(400, said, param=name[:80])
         self._fields = fields
 
     def __contains__(self, name: str) -> bool:

@@ -1,17 +1,43 @@
-"""Log-probabilities of the bytes of prompts: `echo` with `logprobs` in /v1/completions."""
+"""Prompts of /v1/completions: how many there may be, and log-probabilities of their bytes (`echo` with `logprobs`)."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from jaxblt.data.vocab import EOS, OFFSET
+from jaxblt.inference.engine import Piece
 from jaxblt.inference.engine.config import TOP
 from jaxblt.inference.server.errors import ApiError, told
+from jaxblt.inference.server.fields import Fields
 from jaxblt.inference.server.service import Service
 from jaxblt.inference.server.text import tell_tokens
 
 
-async def rank_prompts(service: Service, prompts: Sequence[bytes]) -> list[Any]:
-    """Return `jaxblt.answers.Ranks` of each prompt, as from `run.rank_bytes`; None for an empty one.
+def read_prompts(fields: Fields, count: int, service: Service) -> tuple[list[bytes], bool]:
+    """Return the prompts of a request, and whether they came as base64.
+
+    Args:
+      fields: of the request.
+      count: choices of each prompt.
+      service: whose limit of choices holds.
+
+    Raises:
+      ApiError: there is none, or there are too many.
+    """
+    most = service.limits.choices
+    prompts, coded = fields.documents("prompt", most=most)
+    if (choices := count * len(prompts)) > most:
+        raise ApiError(
+            400,
+            f"{len(prompts)} prompts with n = {count} have {choices} choices, and a request at most {most}: send fewer "
+            "prompts, or a smaller n",
+            param="n",
+        )
+    return prompts, coded
+
+
+async def rank_prompt(service: Service, prompt: bytes) -> Any:
+    """Return `jaxblt.answers.Ranks` of a prompt, as from `run.rank_bytes`; None for an empty one.
 
     Raises:
       ApiError: the model has no likelihoods, or one is not finite.
@@ -21,8 +47,41 @@ async def rank_prompts(service: Service, prompts: Sequence[bytes]) -> list[Any]:
         return service.run.rank_bytes(records, top=TOP, as_trained=service.engine.as_trained)
 
     with told("prompt"):
-        found = iter(await service.answers.answer("rank", ask, [prompt for prompt in prompts if prompt]))
-    return [next(found) if prompt else None for prompt in prompts]
+        return (await service.answers.answer("rank", ask, [prompt]))[0] if prompt else None
+
+
+async def hold_until(
+    ready: Sequence["asyncio.Task[Any]"], pieces: AsyncGenerator[tuple[int, Piece], None]
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    """Yield pieces of choices, those of choice i once `ready[i]` is done, and close both when whoever reads leaves.
+
+    Pieces are taken as they come: the engine cancels a request whose bytes wait for too long.
+
+    Raises:
+      ApiError: a task or the pieces ended with it.
+    """
+    held: dict[int, list[Piece]] = {}
+    coming = asyncio.ensure_future(anext(pieces, None))
+    open_still = True
+    try:
+        while open_still or held:
+            if coming.done() and open_still:
+                piece = coming.result()
+                if open_still := piece is not None:
+                    held.setdefault(piece[0], []).append(piece[1])
+                    coming = asyncio.ensure_future(anext(pieces, None))
+            else:
+                waiting = {task for task in (*ready, coming) if not task.done()}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for i in [i for i in held if ready[i].done()]:
+                ready[i].result()
+                for piece in held.pop(i):
+                    yield i, piece
+    finally:
+        for task in (*ready, coming):
+            task.cancel()
+        await asyncio.gather(*ready, coming, return_exceptions=True)
+        await pieces.aclose()
 
 
 def check_prompts(service: Service, prompts: Sequence[bytes]) -> None:

@@ -12,6 +12,7 @@ from jaxblt.inference.beams import MOST_BEAMS, MOST_EXPONENT, Beam
 from jaxblt.inference.sampling import LARGEST
 from jaxblt.inference.server.errors import ApiError, told
 from jaxblt.inference.server.fields import Fields, encode_text
+from jaxblt.inference.server.prompts import read_prompts
 from jaxblt.inference.server.service import ROUTED, Service
 
 UNREAD: dict[str, Any] = {
@@ -71,7 +72,7 @@ def read_search(fields: Fields, service: Service) -> Search:
     most = min(MOST_BEAMS, service.limits.choices)
     count = fields.whole("n", 1, least=1, most=most)
     beams = fields.whole("best_of", count, least=count, most=most)
-    prompts, coded = fields.documents("prompt", most=service.limits.choices // count)
+    prompts, coded = read_prompts(fields, count, service)
     limit = fields.whole("max_tokens", min(16, service.capacity), least=1, most=service.capacity)
     for prompt in prompts:
         if len(prompt) + limit > service.capacity:

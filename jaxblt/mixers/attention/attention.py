@@ -166,8 +166,8 @@ class AttentionConfig:
 class Attention(nn.Module):
     """Attention o = softmax(q k^T / sqrt(K) + mask) v, per head; see `AttentionConfig`.
 
-    In training the cost is that of the op; a row with holes is sorted to put them last unless the mask goes
-    by time (window, ALiBi). With a state the call's tokens see the cache and each other, and on a GPU there may be no
+    In training the cost is that of the op. A row with holes is sorted to put them last, unless the mask goes by time
+    (window, ALiBi). With a state the call's tokens see the cache and each other, and on a GPU there may be no
     derivative.
     """
 

@@ -28,8 +28,8 @@ class AttentionState:
       k: keys, position encoding applied.
       v: values.
       times: time of the token in each slot, `EMPTY` if none.
-      capacity: the most tokens of a document; None with a window. A cache so bounded lies in equal runs of slots on
-        the devices of a mesh axis `seq`; a ring is whole on all of them.
+      capacity: the most tokens of a document; None with a window. A cache so bounded lies in equal runs of slots on the
+        devices of a mesh axis `seq`. A ring is whole on all of them.
     """
 
     clock: Clock

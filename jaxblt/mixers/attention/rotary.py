@@ -29,8 +29,8 @@ def rotary_angles(
 ) -> Float[Array, "B T P"]:
     """Return the angle in radians, in [-pi, pi), of each pair at each position.
 
-    The phase position * frequency is a product of integers modulo 2^32, so whole turns drop out exactly and
-    the angle is as precise at position 10^9 as at 0; a float32 product errs by .015 radians at 10^6 already.
+    The phase position * frequency is a product of integers modulo 2^32. So whole turns drop out exactly, and the angle
+    is as precise at position 10^9 as at 0. A float32 product errs by .015 radians at 10^6 already.
     """
     phase = positions[..., None].astype(jnp.uint32) * jnp.asarray(frequencies)[None, None]
     return jax.lax.bitcast_convert_type(phase, jnp.int32).astype(jnp.float32) * jnp.float32(2 * np.pi / TURN)

@@ -152,10 +152,10 @@ class SparseState:
 class SparseAttention(nn.Module):
     """Output y = W (g_1 o_pooled + g_2 o_chosen + g_3 o_window), with gates g = sigmoid(x W_g) per head.
 
-    o_pooled attends to the means of complete blocks, o_chosen to the tokens of the `top_k` blocks that the first
-    branch gives the largest shares, o_window to the last `window` tokens. Scores of pooled blocks cost T^2 / block.
-    A predictor's shares take their place if there is one; its loss is `imitate`'s, the mean over sampled queries.
-    The metric "kept" is the share of dense attention that falls on chosen blocks and window, for a sample of queries.
+    o_pooled attends to the means of complete blocks. o_chosen attends to the tokens of the `top_k` blocks to which
+    o_pooled gives the largest shares, o_window to the last `window` tokens. Scores of pooled blocks cost T^2 / block. A
+    predictor's shares take their place if there is one; its loss is `imitate`'s, the mean over sampled queries. The
+    metric "kept" is the share of dense attention that falls on chosen blocks and window, for a sample of queries.
     """
 
     config: SparseAttentionConfig

@@ -2,8 +2,8 @@
 
 A mixer is a Linen module `(x, *, segment_ids, positions, state) -> (y, state)` built from a frozen config.
 
-The segment id of a position says what it holds. s > 0 is a token of document s. -s is a hole inside document s, which
-counts as a time step but holds no token. 0 is no token and changes no bit of the state.
+The segment id of a position says what it holds. An id s > 0 is a token of document s. The id -s is a hole inside
+document s, which counts as a time step but holds no token. The id 0 is no token and changes no bit of the state.
 
 Time counts the tokens and holes of a document. Windows, convolutions and caches measure distance in time. `positions`
 are only for position encodings; by default they equal the time.

@@ -14,7 +14,7 @@ MOST_INNER_LAYERS = 64
 class ModalFilter:
     """h[t] = sum_m r_m exp(-t / tau_m): a sum of exponentials (StripedHyena 2; Massaroli et al., 2310.18780).
 
-    The filter for long contexts: the cost per token does not depend on the length, and decoding has a state of constant
+    The filter for long contexts. Its cost per token does not depend on the length, and decoding has a state of constant
     size, [D, modes] in fp32. If not causal, h[-t] has modes of its own.
 
     Attributes:

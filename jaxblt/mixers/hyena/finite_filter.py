@@ -82,8 +82,9 @@ class FiniteConv(nn.Module):
 
     A filter without a skip has no b.
 
-    Up to `MAX_BLOCKED` taps a stretch is joined to the next by its last inputs; more are convolved over whole rows, and
-    in calls of one token by blocks of doubling sizes. Calls with a state make implicit taps once if they are prepared.
+    Up to `MAX_BLOCKED` taps a stretch is joined to the next by its last inputs. More taps are convolved over whole
+    rows, and in calls of one token by blocks of doubling sizes. Calls with a state make implicit taps once if they are
+    prepared.
     """
 
     filter: FiniteFilter

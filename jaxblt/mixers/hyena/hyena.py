@@ -142,8 +142,8 @@ class HyenaState:
     Attributes:
       clock: where each row stands.
       short: the last short_taps - 1 projected inputs of the row's document, oldest first; zero before its start.
-      filters: one for each long convolution: modal states [B, D, M] in fp32, or past inputs [B, D, taps - 1], of
-        more than 512 taps with the outputs to come.
+      filters: one for each long convolution: modal states [B, D, M] in fp32, or past inputs [B, D, taps - 1]. Filters
+        of more than 512 taps have the outputs to come besides.
       capacity: the most tokens of a document if an implicit filter was cut to fewer taps than it has; else None.
       filter: the kind of filter that they are of.
     """

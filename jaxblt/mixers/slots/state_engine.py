@@ -66,9 +66,9 @@ class StateEngineConfig:
         before. () for one level.
       head_dim: width of a query, key and value; None for D / H.
       top_k_states: number of slots that a token writes to, the likeliest; None for all. All slots are still computed.
-      gathered: compute only the slots to which the tokens of a chunk write, and read the other slots unchanged
-        (`slots.chosen_slots`), for rows of at least a chunk. This saves products if there are far more slots than
-        `chunk_size` times `top_k_states`. Chunks then run one after another.
+      gathered: compute only the slots to which the tokens of a chunk write (`slots.chosen_slots`), for rows of at least
+        a chunk. The other slots are read unchanged. This saves products if there are far more slots than `chunk_size`
+        times `top_k_states`. Chunks then run one after another.
       cell: how slots move at an edge, from what they were at the edge before; None for not at all.
       interval: tokens from edge to edge.
       full: the gate of token n of a document is S / n times as large, where that is above 1. Slots are running means at

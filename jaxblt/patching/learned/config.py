@@ -49,7 +49,7 @@ class BoundaryConfig:
     d_k in 0..8 says how clearly score k parts bytes in two (`mixture`), a running mean over steps without a gradient. A
     score that does not part them would be noise in the sum, and predictions tell the gate too little of it.
 
-    Leave dropout out of the encoder where content is compared: other units are dropped at each byte, so that neighbours
+    Leave dropout out of the encoder where content is compared. Other units are dropped at each byte, so that neighbours
     differ more in training than in use.
 
     A full match of a given motif has response 1, and a byte that fits no place of it adds 0. Given motifs stay as they

@@ -198,8 +198,8 @@ class Router(nn.Module):
     def _ratio(self, cut: Float[Array, ""], soft: Float[Array, ""], target: float) -> Float[Array, ""]:
         """Return the ratio loss of these bytes.
 
-        A micro-batch takes F from the whole batch and weighs its own G, so that the mean over micro-batches is the
-        loss of the batch, which is linear in G.
+        A micro-batch takes F from the whole batch and weighs its own G. The loss is linear in G, so that the mean over
+        micro-batches is the loss of the batch.
         """
         if self.has_variable(COUNTED, "cut_rate"):
             cut = self.get_variable(COUNTED, "cut_rate")

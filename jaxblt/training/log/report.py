@@ -26,9 +26,9 @@ from jaxblt.training.step import Task
 def model_cost(task: Task, params: Any, length: int) -> Cost:
     """Count matmul FLOPs of training on a byte and on a patch: three times the forward pass of its program.
 
-    With patches the program is counted at two numbers of slots: what grows with the slots is the patches' cost, so
-    slots that hold no patch are free. The frozen entropy model, FFTs and recomputation are not counted. Of attention,
-    the pairs of blocks are counted that its mask leaves something of.
+    With patches the program is counted at two numbers of slots. The part that grows with the slots is the patches'
+    cost, so slots that hold no patch are free. The frozen entropy model, FFTs and recomputation are not counted. Of
+    attention, the pairs of blocks are counted that its mask leaves something of.
 
     Args:
       task: the model and its patcher.

@@ -117,8 +117,8 @@ class Span(IdScores):
 class OrderAgnostic(IdScores):
     """Predict the bytes in any order: order-agnostic autoregressive diffusion (2110.02037, eq. 5 and algorithm 1).
 
-    Of a row's D bytes, n drawn uniformly from 1..D are hidden, each set of n as likely as another, and each hidden
-    byte weighs D/n. The loss is then an unbiased estimate of a bound on the negative log-likelihood per byte.
+    Of a row's D bytes n are hidden, with n drawn uniformly from 1..D and each set of n as likely as another. Each
+    hidden byte weighs D/n. The loss is then an unbiased estimate of a bound on the negative log-likelihood per byte.
     """
 
     causal = False

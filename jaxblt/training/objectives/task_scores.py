@@ -33,10 +33,10 @@ class Weighted(Protocol):
 class TaskScores(Scores):
     """Scores of tasks i, each with an objective of its own for the labels of its name.
 
-    L_i is the mean loss over the rows that have a label of task i: cross-entropy in nats, or the square error in units
-    of the scale. "fixed" weights give loss = Σ w_i L_i. "uncertainty" learns s_i = log σ_i² with the parameters
-    (Kendall, Gal and Cipolla, 1705.07115, sec. 3.2): loss = Σ (a_i exp(-s_i) L_i + s_i / 2), with a_i = 1 for classes
-    and 1/2 for numbers. A task without a label in the batch adds nothing, its s_i / 2 included.
+    L_i is the mean loss over the rows that have a label of task i. It is the cross-entropy in nats, or the square error
+    in units of the scale. "fixed" weights give loss = Σ w_i L_i. "uncertainty" learns s_i = log σ_i² with the
+    parameters (Kendall, Gal and Cipolla, 1705.07115, sec. 3.2): loss = Σ (a_i exp(-s_i) L_i + s_i / 2), with a_i = 1
+    for classes and 1/2 for numbers. A task without a label in the batch adds nothing, its s_i / 2 included.
 
     "gradnorm" and "dwa" give loss = Σ w_i L_i with weights that `jaxblt.training.objectives.balance` moves.
 

@@ -37,8 +37,8 @@ class OptimizerConfig(ScheduleConfig, ABC):
       clip_norm: the gradient's global norm is cut to this; None for no clipping.
       layer_decay: factor of the learning rate from a block to the one below, see `depth_scales`; 1 for one rate.
       rates: (pattern, factor) pairs: factors of the learning rate of parameters whose paths match, such as
-        ("*/router/*", 2.0) for those of an adapter's router; 0 keeps what is new in a run as it begins (`Recipe.freeze`
-        spares the gradients of what is not). Of several that match, their product.
+        ("*/router/*", 2.0) for those of an adapter's router. A factor of 0 keeps new parameters as they begin;
+        `Recipe.freeze` spares the gradients of others. Of several that match, their product.
     """
 
     weight_decay: float = 0.1

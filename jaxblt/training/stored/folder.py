@@ -67,13 +67,17 @@ def claimed(run_dir: str | os.PathLike[str], *, is_main: bool) -> Iterator[None]
 
 
 def _explained(error: Exception, run_dir: str | os.PathLike[str]) -> Exception:
-    """Return the error, or one that says what to do if the folder is read-only."""
-    if not isinstance(error, OSError) or error.errno not in READ_ONLY:
+    """Return the error, or one that says what to do if the folder is read-only or cannot be a folder."""
+    if not isinstance(error, OSError) or error.errno in (None, *FULL) or error.filename is None:
         return error
-    said = PermissionError(
-        f"run folder {str(run_dir)!r} cannot be written ({os.strerror(error.errno or 0)}: {error.filename!r}): make it "
-        "writable, or choose another (--run-dir); a copy of this one goes on where it stopped"
-    )
+    where = f"({os.strerror(error.errno)}: {error.filename!r})"
+    if error.errno in READ_ONLY:
+        said: OSError = PermissionError(
+            f"run folder {str(run_dir)!r} cannot be written {where}: make it writable, or choose another (--run-dir); "
+            "a copy of this one goes on where it stopped"
+        )
+    else:
+        said = OSError(f"run folder {str(run_dir)!r} cannot be made {where}: choose another (--run-dir)")
     said.__cause__ = error
     return said
 

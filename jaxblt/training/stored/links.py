@@ -20,8 +20,8 @@ MOST_ID = 100
 def check_stored(run_dir: str | os.PathLike[str]) -> list[Path]:
     """Return the folders that `checkpoints` and `frozen` are linked to, once both may be opened.
 
-    A link is followed if the user owns it and the folder that it leads to, or if that folder is empty, or says that it
-    is this run's. What both hold has to be regular files of theirs.
+    A link is followed if the user owns it and the folder that it leads to. It is also followed if that folder is empty,
+    or says that it is this run's. What both hold has to be regular files of theirs.
 
     Raises:
       UnsafeFile: a link is not followed; or a file is no regular one, or leads elsewhere.

@@ -182,8 +182,8 @@ def adopt(
 ) -> Recipe:
     """Give `recipe` what the run in progress has settled already: entropy model, threshold and capacity.
 
-    Fields of `FREE` may differ from the run's; those of `FIXED` may not. All others decide what is learned (data,
-    optimiser, seed, length, batch, precision, what the run began from) and differ only if `resume_with` says that they
+    Fields of `FREE` may differ from the run's; those of `FIXED` may not. All others decide what is learned: data,
+    optimiser, seed, length, batch, precision, the start of the run. They differ only if `resume_with` says that they
     are meant to. An error names `run_dir`, where `stored` was read.
 
     Raises:
@@ -238,8 +238,8 @@ def _is_in(change: str, paths: tuple[str, ...]) -> bool:
 def inherit(recipe: Recipe, run_dir: str | os.PathLike[str]) -> Recipe:
     """Give `recipe` threshold and capacity of the run whose parameters it starts from, where it leaves them open.
 
-    Only if both cut by the same rule and the same entropy model: the parameters then go on reading the patches that
-    they learned to read, where another sample of the data would calibrate a slightly different threshold.
+    Both must cut by the same rule and the same entropy model. The parameters then go on reading the patches that they
+    learned to read. Another sample of the data would calibrate a slightly different threshold.
 
     Raises:
       FileNotFoundError: the folder holds no run.

@@ -106,3 +106,22 @@ def test_folders_of_a_glob_that_exist_are_taken_by_their_names(tmp_path: Path) -
     assert [f.read_bytes() for f in expand(tmp_path / "[ab]/deep/*")] == [b"a"]
     with pytest.raises(FileNotFoundError, match="glob matches no file"):
         expand(tmp_path / "lr=[1]" / "*.csv")
+
+
+def test_a_folder_that_links_lead_back_to_is_read_once(tmp_path: Path) -> None:
+    """`**` follows links, and would read each file forty times."""
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "again").symlink_to(tmp_path)
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    assert expand(str(tmp_path / "**/*.txt")) == [tmp_path / "a.txt", tmp_path / "b.txt"]
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    for name in ("gone.txt", "self.txt"):
+        (tmp_path / "self.txt").unlink(missing_ok=True)
+        (tmp_path / "self.txt").symlink_to(name)
+        for path in ("self.txt", "*.txt"):
+            with pytest.raises(
+                FileNotFoundError, match=rf"self.txt' is a link to '{name}', which leads to no file"
+            ):
+                expand(str(tmp_path / path))

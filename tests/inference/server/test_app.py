@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import inspect
 import json
 import math
@@ -67,8 +68,9 @@ def test_equal_prompts_without_a_seed_get_texts_of_their_own(app):
 
 
 def test_a_null_is_a_field_that_is_left_out(app):
-    """Clients send OpenAI's fields that they do not set as null."""
+    """Clients send OpenAI's fields that they do not set as null, or holding nothing."""
     assert completed(app, suffix=None, logit_bias=None).status == 200
+    assert completed(app, suffix="", logit_bias={}).status == 200
 
 
 @pytest.mark.parametrize("alphabet", [None, "é日x"])
@@ -211,7 +213,7 @@ WRONG = [
     (b"[" * 100_000, 413, None, "the body must have at most 20000 bytes, got 100000"),
     (b"\xff", 400, None, "the body is not JSON"),
     ([], 400, None, "the body must be a JSON object, got []"),
-    ({"promt": "a"}, 400, "promt", "unknown field 'promt'; known are model, prompt"),
+    ({"promt": "a"}, 400, "promt", "unknown field 'promt' (perhaps prompt); known are model, prompt"),
     ({"prompt": 5}, 400, "prompt", "prompt must be text or a list, got 5"),
     (
         {"prompt": ["a", 5]},
@@ -242,7 +244,14 @@ WRONG = [
     ({"temperature": "hot"}, 400, "temperature", "temperature must be a finite number, got 'hot'"),
     ({"top_p": 0}, 400, "top_p", "top_p must lie in 1e-06..1, got 0"),
     ({"n": 7}, 400, "n", "n must lie in 1..6, got 7"),
-    ({"best_of": 2}, 400, "best_of", "best_of must"),
+    (
+        {"best_of": 2},
+        400,
+        "best_of",
+        "best_of = 2 differs from n = 1, and every choice that is drawn is told",
+    ),
+    ({"prompt": ["a"] * 4, "n": 2}, 400, "n", "4 prompts with n = 2 have 8 choices, and a request at most 6"),
+    (b" ", 400, None, "the body is empty: send a JSON object"),
     ({"logprobs": 6}, 400, "logprobs", "logprobs must lie in 0..5, got 6"),
     ({"max_tokens": 0}, 400, "max_tokens", "max_tokens must lie in 1..399, got 0"),
     (
@@ -285,9 +294,28 @@ def test_what_is_wrong_is_named_with_its_limit(app, service):
     too_long = post(app, "/v1/embeddings", {"input": ["a", ""]})
     assert (too_long.status, too_long.json["error"]["param"]) == (400, "input")
     assert "document 1 of input must have 1..399 bytes, got 0" in too_long.json["error"]["message"]
-    assert call(app, "GET", "/v1/completions").status == 405
-    assert call(app, "GET", "/nothing").json["error"]["message"] == "Not Found: GET /nothing"
+    wrong_method = call(app, "GET", "/v1/completions")
+    assert (wrong_method.status, wrong_method.headers["Allow".lower()]) == (405, "POST")
+    assert wrong_method.json["error"]["message"] == "Method Not Allowed: GET /v1/completions; use POST"
     assert service.engine.stats.running == service.engine.stats.waiting == 0
+
+
+def test_a_path_that_does_not_exist_is_told_those_that_do(app):
+    error = post(app, "/v1/chat/completions", {}).json["error"]
+    assert (error["type"], error["param"]) == ("not_found_error", None)
+    said, _, known = error["message"].partition("; the paths are ")
+    assert said == "Not Found: POST /v1/chat/completions"
+    assert known.startswith(
+        "POST /v1/completions, POST /v1/scores, POST /v1/embeddings, GET /, GET /v1/models, GET /v1/models/NAME, "
+    )
+
+
+def test_a_compressed_body_is_refused_by_its_name(app):
+    reply = Reply(app, "POST", "/v1/completions", gzip.compress(b"{}"))
+    reply.scope["headers"].append((b"content-encoding", b"gzip"))
+    asyncio.run(reply.run())
+    said = "Content-Encoding 'gzip' is not read: send the body as it is"
+    assert (reply.status, reply.json["error"]["message"]) == (415, said)
 
 
 def test_what_is_wrong_is_refused_without_the_engine(app, service, monkeypatch):

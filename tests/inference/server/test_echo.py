@@ -1,5 +1,7 @@
 """Prompts that are told with log-probabilities, as clients ask for that rate texts."""
 
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -84,3 +86,56 @@ def test_an_end_right_behind_an_echoed_prompt_is_a_token(run, service, monkeypat
         assert found["text_offset"][-1] == len(choice["text"])
     [stopped] = completed(app, **asked | {"prompt": "ab", "stop": "x"}).json["choices"]
     assert stopped["logprobs"]["tokens"] == ["a", "b"]
+
+
+@pytest.fixture
+def held(run, service, monkeypatch):
+    """A function that holds back the log-probabilities of prompts until what it is given returns true."""
+
+    def hold(until):
+        original = type(run).rank_bytes
+
+        def rank_bytes(*given, **options):
+            stop = time.monotonic() + 20
+            while not until() and time.monotonic() < stop:
+                time.sleep(0.01)
+            return original(*given, **options)
+
+        monkeypatch.setattr(type(run), "rank_bytes", rank_bytes)
+
+    return hold
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_bytes_are_read_while_a_prompt_is_ranked(stream, service, held):
+    """Those that nobody reads would end the request, as if its client were too slow."""
+    before = service.engine.stats.ended["finished"]
+    held(lambda: service.engine.stats.ended["finished"] > before or not service.engine.stats.running)
+    app = make_app(replace(service, limits=replace(LIMITS, unread_bytes=256)))
+    reply = completed(app, prompt="ab", logprobs=1, max_tokens=380, echo=True, stream=stream)
+    choices = [part["choices"][0] for part in reply.events] if stream else reply.json["choices"]
+    assert choices[-1]["finish_reason"] == "length"
+    assert sum(len(choice["logprobs"]["tokens"]) for choice in choices) == 382
+
+
+def test_a_choice_does_not_wait_for_the_prompt_of_another(service, held):
+    """An empty prompt has nothing to rank: its bytes come while that of the other choice is ranked."""
+    come, parts = threading.Event(), []
+    held(come.is_set)
+    app = make_app(replace(service, limits=LIMITS))
+
+    async def noticed(scope, receive, send):
+        async def notice(message):
+            parts.append((message.get("body", b""), come.is_set()))
+            if b'"index": 0' in parts[-1][0]:
+                come.set()
+            await send(message)
+
+        await app(scope, receive, notice)
+
+    began = time.monotonic()
+    reply = completed(noticed, prompt=["", "ab"], logprobs=1, max_tokens=5, echo=True, stream=True)
+    assert {part["choices"][0]["index"] for part in reply.events} == {0, 1}
+    assert come.is_set()
+    assert next(ready for body, ready in parts if b'"index": 1' in body)
+    assert time.monotonic() - began < 20

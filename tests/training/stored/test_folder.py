@@ -81,6 +81,15 @@ def test_a_folder_that_nobody_may_write_is_named_with_the_fix(
         claim(tmp_path)
 
 
+def test_a_file_in_place_of_a_folder_is_named_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/run"):
+        with pytest.raises(
+            OSError, match=rf"^run folder '{tmp_path}/{name}' cannot be made \(.*\): choose another"
+        ):
+            claim(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("options", "source", "said"),
     [
