@@ -35,6 +35,7 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+from hypothesis.internal.conjecture import providers  # noqa: E402
 
 from tests import annotations  # noqa: E402
 
@@ -53,6 +54,8 @@ jax.config.update("jax_enable_compilation_cache", False)
 # an example's time depends on who else is on the machine
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
+# Keep each process from parsing a thousand modules for constants that Hypothesis might draw
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
