@@ -49,6 +49,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Keep the compiler from merging Python's stack of every operation, a tenth of its time
 jax.config.update("jax_traceback_in_locations_limit", 0)
+# Keep JAX from comparing the path of each frame of each error with its own folders
+jax.config.update("jax_traceback_filtering", "off")
 # Keep JAX from hashing every program for a cache without a folder; tests/compiled.py gives some tests one
 jax.config.update("jax_enable_compilation_cache", False)
 # an example's time depends on who else is on the machine
