@@ -30,13 +30,23 @@ gc.set_threshold(100_000, 20, 100)
 import functools  # noqa: E402
 import inspect  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
+from typing import Any  # noqa: E402
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
+from hypothesis.internal.conjecture import providers  # noqa: E402
 
 from tests import annotations  # noqa: E402
+
+
+def _profile_options(make: Callable[[], Any]) -> Any:
+    """Return a trace's options: without programs, which only TensorBoard reads."""
+    options = make()
+    options.enable_hlo_proto = False
+    return options
+
 
 # before anything imports the library
 annotations.install("jaxblt", "pallas_kernels")
@@ -48,11 +58,17 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Keep the compiler from merging Python's stack of every operation, a tenth of its time
 jax.config.update("jax_traceback_in_locations_limit", 0)
+# Keep JAX from comparing the path of each frame of each error with its own folders
+jax.config.update("jax_traceback_filtering", "off")
 # Keep JAX from hashing every program for a cache without a folder; tests/compiled.py gives some tests one
 jax.config.update("jax_enable_compilation_cache", False)
+# Keep traces from storing every program that earlier tests of the process compiled, which takes seconds
+jax.profiler.ProfileOptions = functools.partial(_profile_options, jax.profiler.ProfileOptions)
 # an example's time depends on who else is on the machine
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
+# Keep each process from parsing a thousand modules for constants that Hypothesis might draw
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

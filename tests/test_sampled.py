@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests.sampled import VARIABLE, chosen_day, in_turns, thinned
 from tests.selection import longest_first, of_other_days
@@ -51,6 +52,10 @@ def test_a_thinned_matrix_keeps_pairs_of_values() -> None:
     assert len(set(chosen)) == 12
     assert len({(i, j, case[i], case[j]) for case in chosen for i, j in ((0, 1), (0, 2), (1, 2))}) == 27
     assert sorted(thinned(matrix[:2], 12, tuple)) == matrix[:2]
+
+
+def test_hypothesis_reads_no_module_for_constants() -> None:
+    assert not providers._get_local_constants()
 
 
 MATRIX = """

@@ -52,8 +52,15 @@ def _where(path: Path, node: ast.AST) -> str:
     return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', '')}".rstrip()
 
 
-def _functions(path: Path) -> Iterator[Function]:
-    return (node for node in ast.walk(_tree(path)) if isinstance(node, Function))
+@cache
+def _found(path: Path) -> tuple[list[Function], list[ast.Call]]:
+    """Return a file's functions and calls, by one walk for all tests."""
+    nodes = list(ast.walk(_tree(path)))
+    return [n for n in nodes if isinstance(n, Function)], [n for n in nodes if isinstance(n, ast.Call)]
+
+
+def _functions(path: Path) -> list[Function]:
+    return _found(path)[0]
 
 
 def _public(body: list[ast.stmt], *, methods: bool) -> Iterator[Function | ast.ClassDef]:
@@ -86,7 +93,8 @@ def test_files_are_short() -> None:
 
 def test_gradients_by_hand_are_of_one_kind() -> None:
     """`jax.custom_vjp` alone says nothing of `reference_ops`, and is wrong to the second order in a scan."""
-    nodes = [(path.name, node) for path in _files(*LIBRARY) for node in ast.walk(_tree(path))]
+    naming = [path for path in _files(*LIBRARY) if "custom_vjp" in path.read_text(encoding="utf-8")]
+    nodes = [(path.name, node) for path in naming for node in ast.walk(_tree(path))]
     named = {name for name, node in nodes if isinstance(node, ast.Attribute) and node.attr == "custom_vjp"}
     assert named == {"_own_gradient.py"}, "use pallas_kernels.runtime.OwnGradient"
 
@@ -166,8 +174,8 @@ def test_the_library_does_not_print() -> None:
         _where(path, node)
         for path in _files(*LIBRARY)
         if not PROGRAMS.fullmatch(path.name) and path.parent.name != "cli"
-        for node in ast.walk(_tree(path))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        for node in _found(path)[1]
+        if isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not prints, f"print in library code: {prints}"
 

@@ -1,6 +1,7 @@
 """Adapted stacks pass `check_adapter`, whatever the mixers below and the level of the code."""
 
 import dataclasses
+from itertools import combinations
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from jaxblt.mixers import AttentionConfig, GatedDeltaNetConfig, GatedRecurrenceC
 from jaxblt.models import StackConfig
 from jaxblt.testing import check_adapter
 from jaxblt.testing.adapters import ADAPTER_PROPERTIES, AdaptedStack
+from tests.sampled import thinned
 
 MIXERS = {
     "A": AttentionConfig(dim=8, num_heads=2),
@@ -166,6 +168,16 @@ CASES = [
     ("chunk", {"pattern": "D", "num_layers": 1}),
 ]
 
+
+def _values(case):
+    """Return a case's adapter, mixers, layers and part, of which any two that can meet do so in some case."""
+    name, changes, part = case
+    return name, changes.get("pattern", STACK.pattern), changes.get("num_layers", 1), part
+
+
+MATRIX = [(name, changes, part) for name, changes in CASES for part in PARTS]
+PAIRS = thinned(MATRIX, 42, _values)
+
 SEEDS = {("chunk", "A"): 2, ("chunk", "D"): 2, ("mixed", "R"): 3}
 """At seed 0 half an epsilon on each parameter of ("chunk", "A") moves a gradient by 1.3 tolerances, at seed 2 by .3.
 
@@ -179,8 +191,15 @@ def test_every_property_stands_in_one_part():
     assert sorted(sum(PARTS.values(), ())) == sorted(prop.name for prop in ADAPTER_PROPERTIES)
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_no_pair_is_left_out():
+    pairs = [
+        {pair for case in cases for pair in combinations(enumerate(_values(case)), 2)}
+        for cases in (MATRIX, PAIRS)
+    ]
+    assert pairs[0] == pairs[1]
+
+
+@pytest.mark.parametrize(("name", "changes", "part"), PAIRS)
 @TURNS
 def test_every_property(name, changes, part):
     stack = stack_of(name, **changes)

@@ -23,6 +23,7 @@ from jaxblt.training.start.setup import (
     Setup,
     init_params,
     make_setup,
+    make_task,
     open_data,
     recipe_step,
 )
@@ -118,7 +119,7 @@ def program(name: str, *, packed: bool) -> Program:
     recipe = packed_as(name, PACKED[0] if packed else ALONE[0])
     frozen = {}
     if recipe.entropy_model is not None:
-        task = make_setup(recipe, MESH, None).task
+        task = make_task(recipe)
         entropy = replace(task, model=task.entropy_model)
         shapes = nn.meta.unbox(jax.eval_shape(partial(init_params, entropy, recipe.data, 0)))
         rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), draw(shapes, 1))
