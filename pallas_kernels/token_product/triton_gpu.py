@@ -5,7 +5,7 @@ ones. It reads whole lines of memory, and the next tile is on its way while one 
 itself what stands before the product: the sum of the parts of the product before, the norm or the gate.
 """
 
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
-from pallas_kernels._pallas_triton import launch, product, span
+from pallas_kernels._pallas_triton import FLOOR, LOWEST, launch, product, span
 from pallas_kernels.token_product.split import Split, Tile, choose_tile, split_rows
 
 EQUAL_ROWS = 16
@@ -25,9 +25,9 @@ EQUAL_ROWS = 16
 
 
 class _Call(NamedTuple):
-    """What a program does besides multiplying."""
+    """What a program does besides multiplying; which of x, parts, scale and lse there are."""
 
-    normed: bool
+    has: tuple[bool, ...]
     epsilon: float
     split: Split
     tile: Tile
@@ -38,6 +38,7 @@ def token_product(
     kernels: tuple[Float[Array, "D _"], ...],
     parts: Float[Array, "S _"] | None = None,
     scale: Float[Array, "D"] | None = None,
+    lse: Float[Array, "S H"] | None = None,
     *,
     epsilon: float = 1e-6,
     chosen: tuple[Tile, Split] | None = None,
@@ -51,27 +52,28 @@ def token_product(
     """
     dim, widths = kernels[0].shape[0], tuple(kernel.shape[1] for kernel in kernels)
     tile, split = chosen or (choose_tile(dim, widths), split_rows(dim, widths))
-    given = vary_alike(*(z for z in (x, parts, scale, *kernels) if z is not None))
-    call = _Call(scale is not None, epsilon, split, tile)
+    given = vary_alike(*(z for z in (x, parts, scale, lse, *kernels) if z is not None))
+    has = tuple(z is not None for z in (x, parts, scale, lse))
+    call = _Call(has, epsilon, split, tile)
     programs = split.parts * sum(-(-width // tile.columns) for width in widths)
     like, sums = kernels[0], x is not None and parts is not None
     out = [varying_like(like, (split.parts, sum(widths)), jnp.float32)]
     if sums:
         out.append(varying_like(like, (dim,), like.dtype))
-    run = partial(_multiply, call=call, count=len(kernels), has=(x is not None, parts is not None))
+    run = partial(_multiply, call=call, count=len(kernels))
     options = {"warps": tile.warps, "stages": tile.stages, "interpret": interpret}
     y, *token = launch(run, "token_product", programs, out, given, **options)
     return token[0] if sums else x, y
 
 
-def _multiply(*refs: Any, call: _Call, count: int, has: tuple[bool, bool]) -> None:
+def _multiply(*refs: Any, call: _Call, count: int) -> None:
     """Write one part of some columns; the first program writes the token where it is a sum."""
     left = list(refs)
-    x, parts, scale = (left.pop(0) if given else None for given in (*has, call.normed))
+    x, parts, scale, lse = (left.pop(0) if given else None for given in call.has)
     kernels, out, token = left[:count], left[count], left[count + 1 :]
     program, parted = pl.program_id(0), call.split.parts
     block, part, columns = lax.div(program, parted), lax.rem(program, parted), call.tile.columns
-    read = partial(_read_token, x, parts)
+    read = partial(_read_token, x, parts) if lse is None else partial(_merge, parts, lse)
 
     for ref in token:
 
@@ -114,6 +116,21 @@ def _read_token(x: Any, parts: Any, here: Any, inside: Any, like: Any) -> Float[
         return _round(_round(gate / (1 + jnp.exp(-gate)), like) * up, like)
     y = pltriton.load(x.at[here], mask=inside, other=0).astype(jnp.float32)
     return y if parts is None else _round(y + _round(add(0), like), like)
+
+
+def _merge(parts: Any, lse: Any, here: Any, inside: Any, like: Any) -> Float[Array, "T"]:
+    """Return channels of attention's output in fp32, from its parts."""
+    width, count = parts.shape[1] // lse.shape[1], range(parts.shape[0])
+    head = lax.div(span(here.start, here.size), width)
+    sums = [pltriton.load(lse.at[part, head], mask=inside, other=LOWEST) for part in count]
+    top = reduce(jnp.maximum, sums, jnp.full(here.size, FLOOR, jnp.float32))
+    weights = [jnp.exp(one - top) for one in sums]
+    total = reduce(jnp.add, weights)
+    y = jnp.zeros(here.size, jnp.float32)
+    for part, weight in zip(count, weights, strict=True):
+        row = parts.at[pl.ds(part, 1), here]
+        y += weight * pltriton.load(row, mask=inside[None], other=0).reshape(here.size)
+    return _round(y / jnp.where(total > 0, total, 1), like)
 
 
 def _round(y: Array, like: Any) -> Array:
