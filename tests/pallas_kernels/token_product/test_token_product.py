@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels._bench import check
+from pallas_kernels.attention import EMPTY_LSE
 from pallas_kernels.token_product import api, reference, token_product, triton_gpu
 from pallas_kernels.token_product.bench import plan
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
@@ -21,6 +22,9 @@ SMALL = {
     "gated": TokenShape("gated", 200, (72,), parts=2, gated=True),
     "plain": TokenShape("plain", 40, (24,)),
 }
+
+
+INTERPRETED = partial(triton_gpu.token_product, interpret=True)
 
 
 def arrays(shape: TokenShape) -> tuple[Any, ...]:
@@ -44,7 +48,7 @@ def in_f64(x: Any, kernels: Any, parts: Any, scale: Any) -> Any:
 def test_implementations_compute_the_definition(shape: TokenShape) -> None:
     given = arrays(shape)
     exact = in_f64(*given)
-    for run in (partial(triton_gpu.token_product, interpret=True), reference.token_product):
+    for run in (INTERPRETED, reference.token_product):
         token, parts = run(*given)
         assert parts.shape == (split_rows(shape.dim, shape.widths).parts, sum(shape.widths))
         # Steps are rounded: the product before, the gate, the token, the norm
@@ -53,6 +57,32 @@ def test_implementations_compute_the_definition(shape: TokenShape) -> None:
         assert (token is None) == shape.gated
         if token is not None:
             assert_close(token, exact[0].astype(np.float32), **limits)
+
+
+def check_attended(run: Any) -> None:
+    """Merge attention's parts, of which one saw nothing in a head, and none in another."""
+    keys = jax.random.split(jax.random.key(2), 3)
+    lse = 3 * jax.random.normal(keys[0], (5, 4)).at[2, 1].set(-np.inf).at[:, 3].set(-np.inf)
+    lse = jnp.maximum(lse, EMPTY_LSE)
+    kernel, parts = jax.random.normal(keys[1], (128, 72), jnp.bfloat16), jax.random.normal(keys[2], (5, 128))
+    wide = np.asarray(lse, np.float64)
+    weights = np.exp(wide - wide.max(0)) * (wide > EMPTY_LSE)
+    weights /= np.maximum(weights.sum(0), 1e-30)
+    token = (np.asarray(parts, np.float64).reshape(5, 4, 32) * weights[..., None]).sum(0).reshape(-1)
+    found = run(None, (kernel,), parts, None, lse)[1]
+    exact = token @ np.asarray(kernel, np.float64)
+    assert_close(np.asarray(found.sum(0)), exact.astype(np.float32), n=4 * 128, dtype=jnp.bfloat16)
+
+
+@pytest.mark.parametrize("run", [INTERPRETED, reference.token_product], ids=["triton", "reference"])
+def test_parts_of_attention_are_merged(run: Any) -> None:
+    check_attended(run)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_parts_of_attention_are_merged_on_a_gpu() -> None:
+    check_attended(jax.jit(triton_gpu.token_product))
 
 
 @pytest.mark.gpu
@@ -85,8 +115,7 @@ def test_rows_are_split_into_whole_tiles_that_cover_them() -> None:
 
 
 def test_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = partial(triton_gpu.token_product, interpret=True)
-    monkeypatch.setattr(triton_gpu, "token_product", run)
+    monkeypatch.setattr(triton_gpu, "token_product", INTERPRETED)
     x, kernels, parts, scale = arrays(SMALL["summed"])
 
     def of(call: Any) -> Any:
@@ -111,6 +140,7 @@ def test_the_benchmark_passes_its_gate(name: str) -> None:
         ({"x": None, "parts": jnp.zeros((1, 4))}, r"expected parts \[S, 8\], got \[1, 4\]"),
         ({"parts": jnp.zeros((1, 3))}, r"expected parts \[S, 4\], got \[1, 3\]"),
         ({"scale": jnp.zeros(3)}, r"expected scale \[4\], got \[3\]"),
+        ({"lse": jnp.zeros((1, 2)), "parts": jnp.zeros((1, 4))}, r"expected lse \[S, H\] with parts \[S, 4\] and no x"),
         ({"x": jnp.zeros(3)}, r"expected x \[4\] for kernels"),
         ({"kernels": [jnp.zeros((4, 2)), jnp.zeros((5, 2))]}, r"expected kernels \[D, N\] of one D"),
     ],
