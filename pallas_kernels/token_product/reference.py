@@ -23,7 +23,7 @@ def token_product(
 ) -> tuple[Float[Array, "D"] | None, Float[Array, "P N"]]:
     """Compute `token_product`, with each step rounded."""
     dim, dtype = kernels[0].shape[0], kernels[0].dtype
-    token = make_token(x, parts, dtype) if lse is None else _merge(parts, lse, dtype)
+    token = make_token(x, parts, dtype) if lse is None else merge(parts, lse, dtype)
     wide, inverse = token.astype(jnp.float32), 1.0
     if scale is not None:
         inverse = jax.lax.rsqrt(jnp.mean(wide * wide) + epsilon)
@@ -46,7 +46,7 @@ def make_token(
     return x if before is None else x + before
 
 
-def _merge(parts: Any, lse: Float[Array, "S H"], dtype: Any) -> Float[Array, "D"]:
+def merge(parts: Any, lse: Float[Array, "S H"], dtype: Any) -> Float[Array, "D"]:
     """Return attention's output from its parts."""
     top = jnp.maximum(jnp.max(lse, 0), FLOOR)
     weights = jnp.exp(lse - top[None])

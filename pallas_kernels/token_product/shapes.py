@@ -2,10 +2,22 @@
 
 from dataclasses import dataclass
 
+from pallas_kernels.token_product.split import split_rows
+
+PARTS_OF_ATTENTION = 8
+"""Parts of one row's attention (`pallas_kernels.attention.token`)."""
+
 
 @dataclass(frozen=True)
 class TokenShape:
-    """Matrices of a token of D channels, and what stands before them: parts of the product before, a norm, a gate."""
+    """Matrices of a token of D channels, and what stands before them.
+
+    Attributes:
+      name, dim, widths: of the matrices.
+      parts: of the product before, or of attention.
+      normed, gated: whether a norm or a gate stands before them.
+      heads: of attention, whose parts are merged; 0 without it.
+    """
 
     name: str
     dim: int
@@ -13,22 +25,29 @@ class TokenShape:
     parts: int = 0
     normed: bool = False
     gated: bool = False
+    heads: int = 0
+
+    @property
+    def channels(self) -> int:
+        """Channels of a part."""
+        return self.dim * (1 + self.gated)
 
 
-def block(dim: int, hidden: int, parts: tuple[int, int]) -> tuple[TokenShape, ...]:
-    """Return the products of a layer of attention."""
+def block(dim: int, hidden: int) -> tuple[TokenShape, ...]:
+    """Return the products of a layer of attention, whose heads have 128 channels."""
+    out, gate = split_rows(dim, (dim,)).parts, split_rows(dim, (hidden, hidden)).parts
     return (
         TokenShape(f"heads_{dim}", dim, (dim,) * 3, normed=True),
-        TokenShape(f"out_{dim}", dim, (dim,)),
-        TokenShape(f"gate_{dim}", dim, (hidden,) * 2, parts[0], normed=True),
-        TokenShape(f"down_{dim}", hidden, (dim,), parts[1], gated=True),
+        TokenShape(f"out_{dim}", dim, (dim,), PARTS_OF_ATTENTION, heads=dim // 128),
+        TokenShape(f"gate_{dim}", dim, (hidden,) * 2, out, normed=True),
+        TokenShape(f"down_{dim}", hidden, (dim,), gate, gated=True),
     )
 
 
 SHAPES = (
     # Layers of the entropy model, the local and the latent stacks of `books_1b`, and what Hyena multiplies there.
-    *block(768, 2048, (6, 3)),
-    *block(1024, 2752, (8, 2)),
-    *block(2048, 5504, (6, 1)),
+    *block(768, 2048),
+    *block(1024, 2752),
+    *block(2048, 5504),
     TokenShape("hyena_2048", 2048, (6144,), normed=True),
 )

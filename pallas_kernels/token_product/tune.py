@@ -58,9 +58,9 @@ def _compiled(shape: TokenShape, args: Any) -> Iterator[tuple[tuple[Tile, Split]
         yield from ((each, program.result()) for each, program in zip(candidates, programs, strict=True))
 
 
-def _launch(chosen: tuple[Tile, Split], x: Any, kernels: Any, parts: Any, scale: Any) -> Any:
+def _launch(chosen: tuple[Tile, Split], x: Any, kernels: Any, parts: Any, *rest: Any) -> Any:
     """Return what the kernel writes."""
-    token, y = triton_gpu.token_product(x, kernels, parts, scale, chosen=chosen)
+    token, y = triton_gpu.token_product(x, kernels, parts, *rest, chosen=chosen)
     return (y,) if x is None or parts is None else (y, token)
 
 
@@ -86,9 +86,9 @@ def tune(shape: TokenShape) -> list[dict[str, Any]]:
     Raises:
       ArithmeticError: a candidate's result is not that of the definition.
     """
-    x, kernels, parts, scale = plan(shape).truth.args
+    x, kernels, *rest = plan(shape).truth.args
     count = -(-CACHE // sum(kernel.nbytes for kernel in kernels))
-    sets = [(x, tuple(jnp.array(kernel) for kernel in kernels), parts, scale) for _ in range(count)]
+    sets = [(x, tuple(jnp.array(kernel) for kernel in kernels), *rest) for _ in range(count)]
     exact = np.asarray(reference.token_product(*sets[0])[1]).sum(0)
     tried = list(_compiled(shape, sets[0]))
     for each, program in tried:
