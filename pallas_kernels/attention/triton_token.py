@@ -127,7 +127,14 @@ def _read_marks(marks: Any, slots: int, shape: _Shape) -> _Token:
 
 
 def _read_head(
-    heads: Any, turns: Any, token: _Token, shape: _Shape, head: Any, chan: Any, mask: Any = None, turned: bool = True
+    heads: Any,
+    turns: Any,
+    token: _Token,
+    shape: _Shape,
+    head: Any,
+    chan: Any,
+    mask: Any = None,
+    turned: bool = True,
 ) -> Array:
     """Return heads in fp32, each step rounded to `dtype`, turned by the token's position."""
     width = chan.size

@@ -115,7 +115,9 @@ def _check(x: Any, kernels: tuple[Any, ...], parts: Any, scale: Any, lse: Any) -
     if x is not None and x.shape != (dim,):
         raise ValueError(f"token_product: expected x [{dim}] for kernels {shapes}, got {list(x.shape)}")
     if lse is not None and (x is not None or parts is None or len(lse) != len(parts) or dim % lse.shape[1]):
-        raise ValueError(f"token_product: expected lse [S, H] with parts [S, {dim}] and no x, got {list(lse.shape)}")
+        raise ValueError(
+            f"token_product: expected lse [S, H] with parts [S, {dim}] and no x, got {list(lse.shape)}"
+        )
     width = 2 * dim if x is None and lse is None else dim
     if parts is not None and (len(parts.shape) != 2 or parts.shape[1] != width):
         raise ValueError(f"token_product: expected parts [S, {width}], got {list(parts.shape)}")

@@ -23,7 +23,6 @@ EQUAL_ROWS = 16
 """Rows of the smallest matrix product, all of them the token."""
 
 
-
 class _Call(NamedTuple):
     """What a program does besides multiplying; which of x, parts, scale and lse there are."""
 

@@ -46,7 +46,9 @@ TRIALS = 20
 
 
 def _candidates(shape: TokenShape) -> list[tuple[Tile, Split]]:
-    pairs = [(tile, cut_rows(shape.dim, shape.widths, tile, least)) for tile, least in product(TILES, PROGRAMS)]
+    pairs = [
+        (tile, cut_rows(shape.dim, shape.widths, tile, least)) for tile, least in product(TILES, PROGRAMS)
+    ]
     return list(dict.fromkeys(pairs))
 
 

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.attention import Chosen, masks, mosaic_gpu_partial, presets, triton_gpu, triton_prefix, triton_token
+from pallas_kernels.attention import (
+    Chosen,
+    masks,
+    mosaic_gpu_partial,
+    presets,
+    triton_gpu,
+    triton_prefix,
+    triton_token,
+)
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.attention.chosen import select_triton
 from pallas_kernels.attention.chosen.places import Places

@@ -243,7 +243,9 @@ class Attention(nn.Module):
         marks = jnp.concatenate([tokens.positions, tokens.time, tokens.content, fresh], 1, dtype=jnp.int32)
         turns = None
         if config.position == "rope":
-            turns = jnp.asarray(rotary_frequencies(config.width, theta=config.rope_theta, scale=config.rope_scale))
+            turns = jnp.asarray(
+                rotary_frequencies(config.width, theta=config.rope_theta, scale=config.rope_scale)
+            )
         window = config.window if state.capacity is None else None
         cache, options = (state.k, state.v, state.times), {"dtype": self.dtype, "window": window}
         found = token_attention(heads, *cache, marks, turns, **options)

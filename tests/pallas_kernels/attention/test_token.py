@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels._dispatch import Device, compiling_for
-from pallas_kernels.attention import EMPTY_LSE, prefix_attention, token_attention
+from pallas_kernels.attention import EMPTY_LSE, prefix_attention, token_attention, triton_token
 from pallas_kernels.attention import token as api
-from pallas_kernels.attention import triton_token
 from tests.tolerances import assert_close
 
 HOPPER = Device("gpu", (9, 0), "NVIDIA H200")
@@ -45,7 +44,9 @@ def drawn(case: Case, dtype: Any = jnp.bfloat16, parts: int = 2) -> tuple[Any, .
     """Return arguments; one slot in five holds nothing."""
     rng, rows = np.random.default_rng(0), len(case.now)
     heads = rng.standard_normal((parts, rows, (case.heads + 2 * case.groups) * case.width))
-    k, v = (jnp.asarray(rng.standard_normal((rows, case.slots, case.groups, case.width)), dtype) for _ in "kv")
+    k, v = (
+        jnp.asarray(rng.standard_normal((rows, case.slots, case.groups, case.width)), dtype) for _ in "kv"
+    )
     now, slot = np.array(case.now)[:, None], np.arange(case.slots)[None]
     # The last token before now that went to each slot
     times = now - 1 - (now - 1 - slot) % case.slots
@@ -54,7 +55,13 @@ def drawn(case: Case, dtype: Any = jnp.bfloat16, parts: int = 2) -> tuple[Any, .
     kept[list(case.idle)], fresh[list(case.fresh)] = 0, 1
     marks = np.stack([np.array(case.now) + 1_000_000, case.now, kept, fresh], 1)
     turns = 10_000 ** (-np.arange(0, case.width, 2) / case.width) / (2 * np.pi) * 2.0**32
-    arrays = jnp.asarray(heads, jnp.float32), k, v, jnp.asarray(times, jnp.int32), jnp.asarray(marks, jnp.int32)
+    arrays = (
+        jnp.asarray(heads, jnp.float32),
+        k,
+        v,
+        jnp.asarray(times, jnp.int32),
+        jnp.asarray(marks, jnp.int32),
+    )
     return *arrays, jnp.asarray(turns.astype(np.uint32)) if case.turned else None
 
 
@@ -77,7 +84,9 @@ def check(case: Case, run: Any, dtype: Any = jnp.bfloat16) -> None:
         untouched = np.ones(new.shape[:2], bool)
         rows = [row for row in range(len(case.now)) if row not in case.idle]
         untouched[rows, np.array(case.now)[rows] % case.slots] = False
-        np.testing.assert_array_equal(np.asarray(new, np.float32)[untouched], np.asarray(old, np.float32)[untouched])
+        np.testing.assert_array_equal(
+            np.asarray(new, np.float32)[untouched], np.asarray(old, np.float32)[untouched]
+        )
 
 
 INTERPRETED = partial(triton_token.token_attention, interpret=True)
@@ -112,7 +121,9 @@ def test_the_definition_is_attention_to_the_written_cache(name: str) -> None:
     if case.window is not None:
         times = jnp.where(times > now[:, None] - case.window, times, -1)
     counts = jnp.where(kept > 0, now + 1, 0)[:, None]
-    known = prefix_attention(joined[:, :, : -2 * groups], found.k, found.v, counts, times, implementation="reference")
+    known = prefix_attention(
+        joined[:, :, : -2 * groups], found.k, found.v, counts, times, implementation="reference"
+    )
     assert_close(merged(found).astype(np.float32), np.asarray(known.o)[:, 0], jnp.bfloat16, n=case.slots)
     written = np.asarray(found.k)[np.arange(rows), np.asarray(now) % case.slots]
     own = np.asarray(joined[:, 0, -2 * groups : -groups])

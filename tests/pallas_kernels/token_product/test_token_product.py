@@ -128,7 +128,10 @@ def test_the_benchmark_passes_its_gate(name: str) -> None:
         ({"x": None, "parts": jnp.zeros((1, 4))}, r"expected parts \[S, 8\], got \[1, 4\]"),
         ({"parts": jnp.zeros((1, 3))}, r"expected parts \[S, 4\], got \[1, 3\]"),
         ({"scale": jnp.zeros(3)}, r"expected scale \[4\], got \[3\]"),
-        ({"lse": jnp.zeros((1, 2)), "parts": jnp.zeros((1, 4))}, r"expected lse \[S, H\] with parts \[S, 4\] and no x"),
+        (
+            {"lse": jnp.zeros((1, 2)), "parts": jnp.zeros((1, 4))},
+            r"expected lse \[S, H\] with parts \[S, 4\] and no x",
+        ),
         ({"x": jnp.zeros(3)}, r"expected x \[4\] for kernels"),
         ({"kernels": [jnp.zeros((4, 2)), jnp.zeros((5, 2))]}, r"expected kernels \[D, N\] of one D"),
     ],
