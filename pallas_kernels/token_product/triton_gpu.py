@@ -5,7 +5,7 @@ ones. It reads whole lines of memory, and the next tile is on its way while one 
 itself what stands before the product: the sum of the parts of the product before, the norm or the gate.
 """
 
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -119,17 +119,17 @@ def _read_token(x: Any, parts: Any, here: Any, inside: Any, like: Any) -> Float[
 
 def _merge(parts: Any, lse: Any, here: Any, inside: Any, like: Any) -> Float[Array, "T"]:
     """Return channels of attention's output in fp32, from its parts."""
-    width, count = parts.shape[1] // lse.shape[1], range(parts.shape[0])
-    head = lax.div(span(here.start, here.size), width)
-    sums = [pltriton.load(lse.at[part, head], mask=inside, other=LOWEST) for part in count]
-    top = reduce(jnp.maximum, sums, jnp.full(here.size, FLOOR, jnp.float32))
-    weights = [jnp.exp(one - top) for one in sums]
-    total = reduce(jnp.add, weights)
-    y = jnp.zeros(here.size, jnp.float32)
-    for part, weight in zip(count, weights, strict=True):
-        row = parts.at[pl.ds(part, 1), here]
-        y += weight * pltriton.load(row, mask=inside[None], other=0).reshape(here.size)
-    return _round(y / jnp.where(total > 0, total, 1), like)
+    count, width = parts.shape[0], parts.shape[1] // lse.shape[1]
+    padded = pl.next_power_of_2(count)
+    # Spread the shares over all threads: in the layout of a product each would compute them for many channels.
+    part = jnp.broadcast_to(span(0, padded)[:, None], (padded, here.size))
+    head = jnp.broadcast_to(lax.div(span(here.start, here.size), width)[None], part.shape)
+    mask = (part < count) & inside[None]
+    sums = pltriton.load(lse.at[part, head], mask=mask, other=LOWEST)
+    values = pltriton.load(parts.at[pl.ds(0, padded), here], mask=mask, other=0)
+    weights = jnp.exp(sums - jnp.maximum(jnp.max(sums, 0), FLOOR)[None])
+    total = jnp.sum(weights, 0)
+    return _round(jnp.sum(weights * values, 0) / jnp.where(total > 0, total, 1), like)
 
 
 def _round(y: Array, like: Any) -> Array:
@@ -150,20 +150,25 @@ def _sum(read: Any, scale: Any, kernel: Any, block: Any, part: Any, call: _Call)
             mask = {"mask": (span(first, tile.rows) < end)[:, None] & own[None], "other": 0}
         return pltriton.load(kernel.at[pl.ds(first, tile.rows), columns], **mask)
 
-    def advance(i: Any, y: Array) -> Array:
+    def advance(i: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        y, squares = carry
         first = begin + i * tile.rows
         inside = span(first, tile.rows) < end
         token = read(pl.ds(first, tile.rows), inside, kernel)
         if scale is not None:
+            squares = squares + token * token
             token = token * pltriton.load(scale.at[pl.ds(first, tile.rows)], mask=inside, other=0)
         token = jnp.broadcast_to(token.astype(kernel.dtype)[None], (EQUAL_ROWS, tile.rows))
-        return y + product(token, weights(first))
+        return y + product(token, weights(first)), squares
 
-    y = jnp.zeros((EQUAL_ROWS, tile.columns), jnp.float32)
-    y = jnp.sum(lax.fori_loop(0, rows // tile.rows, advance, y), axis=0) * (1 / EQUAL_ROWS)
+    carry = jnp.zeros((EQUAL_ROWS, tile.columns), jnp.float32), jnp.zeros(tile.rows, jnp.float32)
+    y, squares = lax.fori_loop(0, rows // tile.rows, advance, carry)
+    y = jnp.sum(y, axis=0) * (1 / EQUAL_ROWS)
     if scale is None:
         return y
-    # Read the norm behind the products, so that their matrix is on its way at once.
-    here = pl.ds(0, pl.next_power_of_2(dim))
-    token = read(here, span(0, pl.next_power_of_2(dim)) < dim, kernel)
-    return y * lax.rsqrt(jnp.sum(token * token) / dim + call.epsilon)
+    if parts > 1:
+        # Read other parts' channels behind the products, so that the matrix is on its way at once.
+        here = pl.ds(0, pl.next_power_of_2(dim))
+        token = read(here, span(0, pl.next_power_of_2(dim)) < dim, kernel)
+        squares = token * token
+    return y * lax.rsqrt(jnp.sum(squares) / dim + call.epsilon)

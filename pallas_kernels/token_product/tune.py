@@ -28,6 +28,7 @@ from pallas_kernels.token_product.split import Split, Tile, cut_rows
 
 TILES = (
     Tile(128, 64, 4, 4),
+    Tile(128, 64, 6, 4),
     Tile(64, 64, 4, 4),
     Tile(64, 64, 8, 4),
     Tile(32, 64, 8, 4),
@@ -36,7 +37,7 @@ TILES = (
     Tile(128, 128, 4, 4),
     Tile(128, 64, 4, 2),
 )
-PROGRAMS = (132, 264, 528, 800)
+PROGRAMS = (64, 132, 264, 528)
 """The least programs of a launch."""
 
 CACHE = 120 * 2**20

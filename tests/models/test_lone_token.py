@@ -104,6 +104,28 @@ def test_a_token_that_is_written_where_it_attends_computes_the_same(
         assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_a_gpu_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring and a whole cache, by the kernels that a decoded token takes and without them."""
+    mixers = {
+        "ring": AttentionConfig(256, num_heads=4, num_kv_heads=2, window=4),
+        "whole": AttentionConfig(256, num_heads=4),
+    }
+    config = StackConfig(256, 2, pattern=("ring", "whole"), mixers=mixers, scan=False)
+    x, ids = jax.random.normal(jax.random.key(0), (1, 6, 256), jnp.bfloat16), jnp.array([SEGMENTS[name]])
+    params = nn.meta.unbox(Stack(config).init(jax.random.key(1), x))
+    joined, written = decoded(params, x, ids, config), []
+    monkeypatch.setattr(attention, "token_attention", lambda *_, **__: written.append(1))
+    monkeypatch.setattr(stack, "is_lone_token", lambda x: False)
+    apart = decoded(params, x, ids, config)
+    assert not written
+    for found, known in zip(jax.tree.leaves(joined), jax.tree.leaves(apart), strict=True):
+        found, known = np.asarray(found, np.float32), np.asarray(known, np.float32)
+        assert_close(found, known, n=1024, dtype=jnp.bfloat16)
+
+
 def test_a_mixer_that_is_derived_from_one_with_joined_products_takes_no_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
