@@ -212,7 +212,8 @@ def _check(heads: Any, k: Any, v: Any, times: Any, marks: Any, frequencies: Any)
         )
     if (times.shape, marks.shape) != ((rows, slots), (rows, 4)):
         raise ValueError(
-            f"token_attention: expected times {(rows, slots)} and marks {(rows, 4)}, got {times.shape} and {marks.shape}"
+            f"token_attention: expected times {(rows, slots)} and marks {(rows, 4)}, got {times.shape} and "
+            f"{marks.shape}"
         )
     if frequencies is not None and frequencies.shape != (width // 2,):
         raise ValueError(f"token_attention: expected {width // 2} frequencies, got {frequencies.shape}")

@@ -1,9 +1,9 @@
 """Triton: one new token a row is rotated, written to the cache in place, and attends to a prefix that is cut in parts.
 
-A program takes one part of a row's filled slots and one key head, with all queries that share it. It rotates the queries
-itself. The first part's program also attends to the token's own key, which it has in registers, and writes key and value.
-No program reads the slot that is written, so none waits for another. Parts are as long as the row's own prefix asks: a row
-gets the same bits whatever other rows hold.
+A program takes one part of a row's filled slots and one key head, with all queries that share it. It rotates the
+queries itself. The first part's program also attends to the token's own key, which it has in registers, and writes key
+and value. No program reads the slot that is written, so none waits for another. Parts are as long as the row's own
+prefix asks: a row gets the same bits whatever other rows hold.
 
 Source: Dao et al., Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html.
 """

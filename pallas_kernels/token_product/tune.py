@@ -1,11 +1,12 @@
 """Time tiles and splits of the kernel: `python -m pallas_kernels.token_product.tune --out tiles.json`.
 
-Weights lie in more sets than a cache holds, so that each launch reads them from memory. `split.py` makes the choice: put
-what is ahead there.
+Weights lie in more sets than a cache holds, so that each launch reads them from memory. `split.py` makes the choice:
+put what is ahead there.
 """
 
 import argparse
 import json
+import logging
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -108,6 +109,7 @@ def tune(shape: TokenShape) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Time the shapes that are named, print the fastest, and write all to a JSON file."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(prog="python -m pallas_kernels.token_product.tune")
     parser.add_argument("--out", default="runs/benchmark/token_product_tiles.json")
     parser.add_argument("--shapes", nargs="*", default=[shape.name for shape in SHAPES])
@@ -117,7 +119,7 @@ def main() -> None:
     for shape in SHAPES:
         if shape.name in given.shapes:
             found["tiles"][shape.name] = lines = tune(shape)
-            print(shape.name, *lines[:6], lines[-1], sep="\n  ", flush=True)
+            logging.info("\n  ".join(map(str, (shape.name, *lines[:6], lines[-1]))))
             Path(given.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -9,18 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.attention import (
-    Chosen,
-    masks,
-    mosaic_gpu_partial,
-    presets,
-    triton_gpu,
-    triton_prefix,
-    triton_token,
-)
+from pallas_kernels.attention import Chosen, masks, mosaic_gpu_partial, presets, triton_gpu, triton_prefix
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.attention.chosen import select_triton
 from pallas_kernels.attention.chosen.places import Places
+from pallas_kernels.attention.triton_token import token_attention
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.gated_delta_rule.mosaic_gpu_step import gated_delta_rule_step
@@ -170,18 +163,20 @@ def _prefixes() -> Iterator[Program]:
 
 def _written_tokens() -> Iterator[Program]:
     """The ring of a local layer, a latent layer, and rows whose heads share keys of fp32."""
+    like = jax.ShapeDtypeStruct
     for name, rows, heads, groups, width, slots, dtype, window in (
         ("ring", 1, 8, 8, 128, 512, jnp.bfloat16, 512),
         ("latent", 1, 16, 16, 128, 2048, jnp.bfloat16, None),
         ("shared", 64, 32, 8, 64, 8192, jnp.float32, None),
     ):
-        kv = jax.ShapeDtypeStruct((rows, slots, groups, width), dtype)
-        parts = jax.ShapeDtypeStruct((2, rows, (heads + 2 * groups) * width), jnp.float32)
-        marks = [jax.ShapeDtypeStruct((rows, length), jnp.int32) for length in (slots, 4)]
-        turns = jax.ShapeDtypeStruct((width // 2,), jnp.uint32)
-        options = {"dtype": jnp.bfloat16, "window": window, "scale": width**-0.5}
-        run = partial(triton_token.token_attention, **options)
-        yield Program(f"attention/token_{name}", run, (parts, kv, kv, *marks, turns))
+        kv = like((rows, slots, groups, width), dtype)
+        heads_of, turns = (
+            like((2, rows, (heads + 2 * groups) * width), jnp.float32),
+            like((width // 2,), jnp.uint32),
+        )
+        arrays = heads_of, kv, kv, like((rows, slots), jnp.int32), like((rows, 4), jnp.int32), turns
+        run = partial(token_attention, dtype=jnp.bfloat16, window=window, scale=width**-0.5)
+        yield Program(f"attention/token_{name}", run, arrays)
 
 
 def _blocked_conv() -> Iterator[Program]:

@@ -207,7 +207,8 @@ class Attention(nn.Module):
             cache=None if state is None else state.shape,
         )
         plan = plan_call(call)
-        if norm is not None and plan.cache == "prefix" and writes_token(self._query_like, state.k):
+        in_place = plan.cache == "prefix" and state is not None and writes_token(self._query_like, state.k)
+        if in_place and norm is not None:
             return self._decode(token, norm, rows, state)
         if state is not None:
             positions = rows.arranged.positions

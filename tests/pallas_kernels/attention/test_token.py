@@ -1,4 +1,4 @@
-"""One new token a row: the kernel, interpreted and on a GPU, against the definition, and the definition against fp64."""
+"""One new token a row: the kernel, interpreted and on a GPU, and the definition as attention to the written cache."""
 
 from functools import partial
 from typing import Any, NamedTuple
