@@ -18,7 +18,7 @@ from jaxblt.mixers.driver.recording import keep_tables
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
 from jaxblt.parallel.attention.by_time import rule_times
 from jaxblt.parallel.attention.context import attend_rows
-from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, plan_call
+from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, Plan, plan_call
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.validation import check_bounds, check_fields, check_read
@@ -207,8 +207,7 @@ class Attention(nn.Module):
             cache=None if state is None else state.shape,
         )
         plan = plan_call(call)
-        in_place = plan.cache == "prefix" and state is not None and writes_token(self._query_like, state.k)
-        if in_place and norm is not None:
+        if norm is not None and state is not None and self._writes_in_place(plan, state):
             return self._decode(token, norm, rows, state)
         if state is not None:
             positions = rows.arranged.positions
@@ -233,6 +232,11 @@ class Attention(nn.Module):
         if norm is not None:
             return token_products(o, [self._projection()])[1], state
         return rows.restore(self._out(o)), state
+
+    def _writes_in_place(self, plan: Plan, state: AttentionState) -> bool:
+        """Return whether one kernel writes a token to the cache and attends."""
+        q = jax.ShapeDtypeStruct((1, 1, self.config.num_heads, self.config.width), self.dtype)
+        return plan.cache == "prefix" and writes_token(q, state.k)
 
     def _decode(
         self, x: Float[Array, "1 1 D"], norm: RMSNorm, rows: Rows, state: AttentionState
@@ -286,11 +290,6 @@ class Attention(nn.Module):
     def _projection(self) -> Linear:
         names, bias = ("heads", "head_dim", "embed"), nn.initializers.zeros if self.config.out_bias else None
         return Linear("bthk,hkd->btd", {"d": self.config.dim}, names, self.dtype, bias=bias, name="out")
-
-    @property
-    def _query_like(self) -> Any:
-        """The shape of a token's query."""
-        return jax.ShapeDtypeStruct((1, 1, self.config.num_heads, self.config.width), self.dtype)
 
     @property
     def _slopes(self) -> Float[Array, "H"] | None:
