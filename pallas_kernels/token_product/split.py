@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-PROGRAMS = 264
-"""Programs that a launch should have: two on each of the 132 multiprocessors of an H200."""
+PROGRAMS = 160
+"""Programs that a launch should have: an H200 has 132 multiprocessors."""
 
 MOST_PARTS = 8
 """Most parts, as the next product reads them all."""
