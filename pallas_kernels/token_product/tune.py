@@ -55,11 +55,15 @@ def _candidates(shape: TokenShape) -> list[tuple[Tile, Split]]:
 
 
 def _compiled(shape: TokenShape, args: Any) -> Iterator[tuple[tuple[Tile, Split], Any]]:
-    """Yield candidates with their programs, compiled side by side."""
+    """Yield candidates with their programs, compiled side by side; one that needs too much memory is left out."""
     candidates = _candidates(shape)
     with ThreadPoolExecutor() as pool:
         programs = [pool.submit(jax.jit(partial(_launch, each)).lower(*args).compile) for each in candidates]
-        yield from ((each, program.result()) for each, program in zip(candidates, programs, strict=True))
+        for each, program in zip(candidates, programs, strict=True):
+            try:
+                yield each, program.result()
+            except jax.errors.JaxRuntimeError as error:
+                logging.info(f"{shape.name} {each}: {error}")
 
 
 def _launch(chosen: tuple[Tile, Split], x: Any, kernels: Any, parts: Any, *rest: Any) -> Any:
