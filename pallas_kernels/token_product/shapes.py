@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from pallas_kernels.token_product.split import split_rows
-
 PARTS_OF_ATTENTION = 8
 """Parts of one row's attention (`pallas_kernels.attention.token`)."""
 
@@ -33,21 +31,21 @@ class TokenShape:
         return self.dim * (1 + self.gated)
 
 
-def block(dim: int, hidden: int) -> tuple[TokenShape, ...]:
-    """Return the products of a layer of attention, whose heads have 128 channels."""
-    out, gate = split_rows(dim, (dim,)).parts, split_rows(dim, (hidden, hidden)).parts
+def block(dim: int, hidden: int, parts: tuple[int, int]) -> tuple[TokenShape, ...]:
+    """Return the products of a layer of attention, whose heads have 128 channels; "out" is of a token in one piece."""
     return (
         TokenShape(f"heads_{dim}", dim, (dim,) * 3, normed=True),
-        TokenShape(f"out_{dim}", dim, (dim,), PARTS_OF_ATTENTION, heads=dim // 128),
-        TokenShape(f"gate_{dim}", dim, (hidden,) * 2, out, normed=True),
-        TokenShape(f"down_{dim}", hidden, (dim,), gate, gated=True),
+        TokenShape(f"out_{dim}", dim, (dim,)),
+        TokenShape(f"merged_{dim}", dim, (dim,), PARTS_OF_ATTENTION, heads=dim // 128),
+        TokenShape(f"gate_{dim}", dim, (hidden,) * 2, parts[0], normed=True),
+        TokenShape(f"down_{dim}", hidden, (dim,), parts[1], gated=True),
     )
 
 
 SHAPES = (
     # Layers of the entropy model, the local and the latent stacks of `books_1b`, and what Hyena multiplies there.
-    *block(768, 2048),
-    *block(1024, 2752),
-    *block(2048, 5504),
+    *block(768, 2048, (6, 3)),
+    *block(1024, 2752, (8, 2)),
+    *block(2048, 5504, (6, 1)),
     TokenShape("hyena_2048", 2048, (6144,), normed=True),
 )
