@@ -220,18 +220,21 @@ def token_products(
     layers: Sequence[Linear],
     norm: "RMSNorm | None" = None,
     parts: Float[Array, "S _"] | None = None,
+    lse: Float[Array, "S H"] | None = None,
 ) -> tuple[Any, Float[Array, "P N"]]:
     """Return one token, and its products with layers in parts whose sum they are, by one launch.
 
-    Kernels of the layers are plain, without bias. `norm` acts before the products. See `pallas_kernels.token_product`.
+    Kernels of the layers are plain, without bias. `norm` acts before the products. `lse` are of attention whose parts
+    are the token. See `pallas_kernels.token_product`.
     """
-    like: Any = (
-        x if x is not None or parts is None else jnp.zeros((1, 1, parts.shape[1] // 2), layers[0].dtype)
-    )
+    like: Any = x
+    if x is None and parts is not None:
+        sizes = (parts.shape[1] // 2,) if lse is None else (lse.shape[1], parts.shape[1] // lse.shape[1])
+        like = jnp.zeros((1, 1, *sizes), layers[0].dtype)
     kernels = [jnp.asarray(layer.weights(like).kernel).reshape(like.size, -1) for layer in layers]
     options: dict[str, Any] = {} if norm is None else {"scale": norm.scale(like), "epsilon": norm.epsilon}
     token = None if x is None else x.reshape(-1).astype(layers[0].dtype)
-    return token_product(token, kernels, parts=parts, **options)
+    return token_product(token, kernels, parts=parts, lse=lse, **options)
 
 
 def add_parts(x: Float[Array, "1 1 D"], parts: Float[Array, "S D"]) -> Float[Array, "1 1 D"]:

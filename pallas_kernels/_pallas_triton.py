@@ -33,8 +33,12 @@ def launch(
     warps: int,
     stages: int,
     interpret: bool,
+    aliases: dict[int, int] | None = None,
 ) -> Any:
-    """Run `kernel(*refs of arrays, *refs of out)` in each of `programs` programs."""
+    """Run `kernel(*refs of arrays, *refs of out)` in each of `programs` programs.
+
+    `aliases` are results, by number of an array whose memory they take.
+    """
     with warnings.catch_warnings():
         # Expect this backend to go: JAX 0.11 announces it, and `why_not_triton_on` looks for it.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -44,6 +48,7 @@ def launch(
             out_shape=out,
             compiler_params=pltriton.CompilerParams(num_warps=warps, num_stages=stages),
             interpret=interpret,
+            input_output_aliases=aliases or {},
             name=name,
         )(*arrays)
 

@@ -14,6 +14,9 @@ from jaxblt.show import show
 SMALL = 16_384
 """Bytes of the largest arrays that are put together: counts of rows, and not what rows hold."""
 
+SMALL_COUNTS = 1_024
+"""Bytes of the largest arrays of integers. Longer ones are times of a cache's slots: a token writes them in place."""
+
 
 @flax.struct.dataclass
 class Packed:
@@ -44,7 +47,8 @@ def pack_small(tree: Any) -> Packed:
     leaves, structure = jax.tree.flatten(tree)
     places: dict[Any, list[int]] = {}
     for i, leaf in enumerate(leaves):
-        is_small = leaf.size * leaf.dtype.itemsize <= SMALL
+        most = SMALL_COUNTS if jnp.issubdtype(leaf.dtype, jnp.integer) else SMALL
+        is_small = leaf.size * leaf.dtype.itemsize <= most
         places.setdefault((leaf.shape, leaf.dtype) if is_small else i, []).append(i)
     chosen = [[leaves[i] for i in group] for group in places.values()]
     arrays = [jnp.stack(group) if len(group) > 1 else group[0] for group in chosen]

@@ -18,12 +18,14 @@ from pallas_kernels.attention.partial import (
 )
 from pallas_kernels.attention.prefix import prefix_attention, skips_empty_slots
 from pallas_kernels.attention.scores import SoftCap
+from pallas_kernels.attention.token import TokenAttention, token_attention, writes_token
 
 __all__ = [
     "EMPTY_LSE",
     "Chosen",
     "Partial",
     "SoftCap",
+    "TokenAttention",
     "attention",
     "attention_with_lse",
     "explain",
@@ -37,4 +39,6 @@ __all__ = [
     "rules",
     "skips_empty_slots",
     "split_attention",
+    "token_attention",
+    "writes_token",
 ]

@@ -69,20 +69,22 @@ def token_product(
     *,
     parts: Float[Array, "S _"] | None = None,
     scale: Float[Array, "D"] | None = None,
+    lse: Float[Array, "S H"] | None = None,
     epsilon: float = 1e-6,
     implementation: Literal["triton", "reference"] | None = None,
 ) -> tuple[Float[Array, "D"] | None, Float[Array, "P N"]]:
     """Return a token and the parts of its products with matrices: n(token) W is the sum of the parts.
 
-    The token t is x, or x + sum(parts). Without x it is silu(g) u, where g and u are the halves of sum(parts). n(t)_i =
-    t_i / sqrt(mean_j t_j^2 + epsilon) scale_i, or t_i without a scale. So one launch does a product, what stands before
-    it, and the sum of the product before that.
+    The token t is x, or x + sum(parts). Without x it is silu(g) u, where g and u are the halves of sum(parts). With
+    `lse` it is sum_s softmax_s(lse) parts_s, per head. n(t)_i = t_i / sqrt(mean_j t_j^2 + epsilon) scale_i, or t_i
+    without a scale. So one launch does a product, what stands before it, and the sum of the product before that.
 
     Args:
       x: channels of one token, or None.
       kernels: the matrices W; their columns are joined in the result.
-      parts: of the product before, in fp32: [S, D], or [S, 2 D] without x.
+      parts: of the product before, in fp32: [S, D], or [S, 2 D] without x. With `lse`, of attention: [S, D].
       scale: of the norm.
+      lse: log-sum-exps of attention's parts, without x. A head all of whose parts are at -1e30 or below is 0.
       epsilon: of the norm, above 0.
       implementation: a name of the table; None takes the first that runs here.
 
@@ -96,14 +98,14 @@ def token_product(
     rows (split-K; Osama et al. 2023, 2301.03598, section 2).
     """
     kernels = tuple(kernels)
-    _check(x, kernels, parts, scale)
-    args, options = (x, kernels, parts, scale), {"epsilon": float(epsilon)}
+    _check(x, kernels, parts, scale, lse)
+    args, options = (x, kernels, parts, scale, lse), {"epsilon": float(epsilon)}
     return choose("token_product", TABLE, implementation, current_device(), *args, **options).run(
         *args, **options
     )
 
 
-def _check(x: Any, kernels: tuple[Any, ...], parts: Any, scale: Any) -> None:
+def _check(x: Any, kernels: tuple[Any, ...], parts: Any, scale: Any, lse: Any) -> None:
     shapes = [kernel.shape for kernel in kernels]
     if not shapes or any(len(shape) != 2 or shape[0] != shapes[0][0] for shape in shapes):
         raise ValueError(f"token_product: expected kernels [D, N] of one D, got {shapes}")
@@ -112,7 +114,11 @@ def _check(x: Any, kernels: tuple[Any, ...], parts: Any, scale: Any) -> None:
         raise ValueError("token_product: pass x, parts, or both")
     if x is not None and x.shape != (dim,):
         raise ValueError(f"token_product: expected x [{dim}] for kernels {shapes}, got {list(x.shape)}")
-    width = 2 * dim if x is None else dim
+    if lse is not None and (x is not None or parts is None or len(lse) != len(parts) or dim % lse.shape[1]):
+        raise ValueError(
+            f"token_product: expected lse [S, H] with parts [S, {dim}] and no x, got {list(lse.shape)}"
+        )
+    width = 2 * dim if x is None and lse is None else dim
     if parts is not None and (len(parts.shape) != 2 or parts.shape[1] != width):
         raise ValueError(f"token_product: expected parts [S, {width}], got {list(parts.shape)}")
     if scale is not None and scale.shape != (dim,):

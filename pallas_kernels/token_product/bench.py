@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from pallas_kernels._bench import Plan, Work, benchmark
 from pallas_kernels._measure import Case
 from pallas_kernels.token_product.api import is_one_launch, token_product
-from pallas_kernels.token_product.reference import make_token
+from pallas_kernels.token_product.reference import make_token, merge
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
 
 PARTS = 8
@@ -18,17 +18,17 @@ PARTS = 8
 
 
 def run(
-    x: Any, kernels: Any, parts: Any, scale: Any, *, implementation: Any
+    x: Any, kernels: Any, parts: Any, scale: Any, lse: Any, *, implementation: Any
 ) -> tuple[Any, Float[Array, "N"]]:
     """Run the operation, and add its parts up, as the next one does while it reads them."""
-    token, y = token_product(x, kernels, parts=parts, scale=scale, implementation=implementation)
+    token, y = token_product(x, kernels, parts=parts, scale=scale, lse=lse, implementation=implementation)
     return token, jnp.sum(y, 0)
 
 
-def plain(x: Any, kernels: Any, parts: Any, scale: Any) -> tuple[Any, Float[Array, "N"]]:
+def plain(x: Any, kernels: Any, parts: Any, scale: Any, lse: Any) -> tuple[Any, Float[Array, "N"]]:
     """Compute the op a step at a time, as a decoded token without the kernel is computed."""
     dim, dtype = len(kernels[0]), kernels[0].dtype
-    token = make_token(x, parts, dtype)
+    token = make_token(x, parts, dtype) if lse is None else merge(parts, lse, dtype)
     wide = token.astype(jnp.float32)
     if scale is not None:
         wide = (wide * jax.lax.rsqrt(jnp.mean(wide * wide) + 1e-6) * scale).astype(dtype).astype(jnp.float32)
@@ -40,15 +40,15 @@ def plain(x: Any, kernels: Any, parts: Any, scale: Any) -> tuple[Any, Float[Arra
 
 def plan(shape: TokenShape, dtype: Any = jnp.bfloat16) -> Plan:
     """Plan the kernel, where it runs, against XLA's form of the same steps."""
-    keys = iter(jax.random.split(jax.random.key(1), 3 + len(shape.widths)))
-    x = None if shape.gated else jax.random.normal(next(keys), (shape.dim,), dtype)
+    keys = iter(jax.random.split(jax.random.key(1), 4 + len(shape.widths)))
+    x = None if shape.gated or shape.heads else jax.random.normal(next(keys), (shape.dim,), dtype)
     scale = 1 + 0.1 * jax.random.normal(next(keys), (shape.dim,)) if shape.normed else None
-    wide = (shape.parts, shape.dim * (1 + shape.gated))
-    parts = jax.random.normal(next(keys), wide) if shape.parts else None
+    parts = jax.random.normal(next(keys), (shape.parts, shape.channels)) if shape.parts else None
+    lse = jax.random.normal(next(keys), (shape.parts, shape.heads)) if shape.heads else None
     kernels = tuple(
         shape.dim**-0.5 * jax.random.normal(next(keys), (shape.dim, n), dtype) for n in shape.widths
     )
-    args, names = (x, kernels, parts, scale), ["triton"] if is_one_launch(dtype) else []
+    args, names = (x, kernels, parts, scale, lse), ["triton"] if is_one_launch(dtype) else []
     moved = float(sum(kernel.nbytes for kernel in kernels))
     return Plan(
         truth=Case("truth", partial(run, implementation="reference"), args),

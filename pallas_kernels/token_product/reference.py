@@ -8,18 +8,22 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.token_product.split import split_rows
 
+FLOOR = -0.5e30
+"""Log-sum-exp below which a part saw nothing."""
+
 
 def token_product(
     x: Float[Array, "D"] | None,
     kernels: tuple[Float[Array, "D _"], ...],
     parts: Float[Array, "S _"] | None = None,
     scale: Float[Array, "D"] | None = None,
+    lse: Float[Array, "S H"] | None = None,
     *,
     epsilon: float = 1e-6,
 ) -> tuple[Float[Array, "D"] | None, Float[Array, "P N"]]:
     """Compute `token_product`, with each step rounded."""
     dim, dtype = kernels[0].shape[0], kernels[0].dtype
-    token = make_token(x, parts, dtype)
+    token = make_token(x, parts, dtype) if lse is None else merge(parts, lse, dtype)
     wide, inverse = token.astype(jnp.float32), 1.0
     if scale is not None:
         inverse = jax.lax.rsqrt(jnp.mean(wide * wide) + epsilon)
@@ -40,3 +44,12 @@ def make_token(
         gate, up = jnp.split(before, 2)
         return jax.nn.silu(gate) * up
     return x if before is None else x + before
+
+
+def merge(parts: Any, lse: Float[Array, "S H"], dtype: Any) -> Float[Array, "D"]:
+    """Return attention's output from its parts."""
+    top = jnp.maximum(jnp.max(lse, 0), FLOOR)
+    weights = jnp.exp(lse - top[None])
+    total = jnp.sum(weights, 0)
+    shares = weights / jnp.where(total > 0, total, 1)[None]
+    return jnp.sum(parts.reshape(*lse.shape, -1) * shares[..., None], 0).reshape(-1).astype(dtype)

@@ -1,16 +1,25 @@
-"""Into how many parts the rows of one token's matrices are split."""
+"""Into how many parts the rows of one token's matrices are split, and the tiles of a program."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-COLUMNS, ROWS = 64, 128
-"""Columns and rows of a tile."""
-
-PROGRAMS = 160
+PROGRAMS = 192
 """Programs that a launch should have: an H200 has 132 multiprocessors."""
+
+WIDE = 2048
+"""Columns of a single matrix from which a program takes 128 of them."""
 
 MOST_PARTS = 8
 """Most parts, as the next product reads them all."""
+
+
+class Tile(NamedTuple):
+    """What a program reads at a time: rows and columns of a matrix, in how many stages, and its warps."""
+
+    rows: int = 128
+    columns: int = 64
+    stages: int = 4
+    warps: int = 4
 
 
 class Split(NamedTuple):
@@ -20,9 +29,27 @@ class Split(NamedTuple):
     rows: int
 
 
+def choose_tile(dim: int, widths: Sequence[int]) -> Tile:
+    """Return the tile of matrices of `dim` rows and these columns: the fastest on an H200 (`tune.py`).
+
+    A matrix that narrows has a gate before it, which every program reads along its rows. A square one has attention.
+    """
+    columns = sum(widths)
+    if columns > dim:
+        return Tile()
+    if columns < dim:
+        return Tile(64, 64, stages=8) if columns < WIDE else Tile(64, 128)
+    return Tile(warps=2) if columns < WIDE else Tile(columns=128)
+
+
 def split_rows(dim: int, widths: Sequence[int]) -> Split:
     """Return the split of matrices of `dim` rows and these columns."""
-    blocks, tiles = sum(-(-width // COLUMNS) for width in widths), -(-dim // ROWS)
-    wanted = min(MOST_PARTS, -(-PROGRAMS // blocks))
+    return cut_rows(dim, widths, choose_tile(dim, widths), PROGRAMS)
+
+
+def cut_rows(dim: int, widths: Sequence[int], tile: Tile, programs: int) -> Split:
+    """Return the least parts, of whole tiles, that make so many programs, or the most parts."""
+    blocks, tiles = sum(-(-width // tile.columns) for width in widths), -(-dim // tile.rows)
+    wanted = min(MOST_PARTS, -(-programs // blocks))
     each = -(-tiles // wanted)
-    return Split(-(-tiles // each), each * ROWS)
+    return Split(-(-tiles // each), each * tile.rows)

@@ -13,6 +13,7 @@ from pallas_kernels.attention import Chosen, masks, mosaic_gpu_partial, presets,
 from pallas_kernels.attention import shapes as attention_shapes
 from pallas_kernels.attention.chosen import select_triton
 from pallas_kernels.attention.chosen.places import Places
+from pallas_kernels.attention.triton_token import token_attention
 from pallas_kernels.blocked_conv import shapes as blocked_shapes
 from pallas_kernels.blocked_conv.mosaic_gpu import blocked_conv_mosaic_gpu
 from pallas_kernels.gated_delta_rule.mosaic_gpu_step import gated_delta_rule_step
@@ -158,6 +159,24 @@ def _prefixes() -> Iterator[Program]:
     specs = dict.fromkeys(arrays, P(AXIS))
     split = jax.shard_map(lambda arrays: run(**arrays), in_specs=(specs,), out_specs=P(AXIS))
     yield Program("attention/prefix_shard_map", split, (arrays,), devices=4)
+
+
+def _written_tokens() -> Iterator[Program]:
+    """The ring of a local layer, a latent layer, and rows whose heads share keys of fp32."""
+    like = jax.ShapeDtypeStruct
+    for name, rows, heads, groups, width, slots, dtype, window in (
+        ("ring", 1, 8, 8, 128, 512, jnp.bfloat16, 512),
+        ("latent", 1, 16, 16, 128, 2048, jnp.bfloat16, None),
+        ("shared", 64, 32, 8, 64, 8192, jnp.float32, None),
+    ):
+        kv = like((rows, slots, groups, width), dtype)
+        heads_of, turns = (
+            like((2, rows, (heads + 2 * groups) * width), jnp.float32),
+            like((width // 2,), jnp.uint32),
+        )
+        arrays = heads_of, kv, kv, like((rows, slots), jnp.int32), like((rows, 4), jnp.int32), turns
+        run = partial(token_attention, dtype=jnp.bfloat16, window=window, scale=width**-0.5)
+        yield Program(f"attention/token_{name}", run, arrays)
 
 
 def _blocked_conv() -> Iterator[Program]:
@@ -400,10 +419,12 @@ def _token_products() -> Iterator[Program]:
 
 def _token_arrays(shape: token_shapes.TokenShape) -> dict[str, Any]:
     of = lambda *sizes, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(sizes, dtype)  # noqa: E731
-    arrays: dict[str, Any] = {"x": None if shape.gated else of(shape.dim)}
+    arrays: dict[str, Any] = {"x": None if shape.gated or shape.heads else of(shape.dim)}
     arrays["kernels"] = tuple(of(shape.dim, width) for width in shape.widths)
     if shape.parts:
-        arrays["parts"] = of(shape.parts, shape.dim * (1 + shape.gated), dtype=jnp.float32)
+        arrays["parts"] = of(shape.parts, shape.channels, dtype=jnp.float32)
+    if shape.heads:
+        arrays["lse"] = of(shape.parts, shape.heads, dtype=jnp.float32)
     return arrays | ({"scale": of(shape.dim, dtype=jnp.float32)} if shape.normed else {})
 
 
@@ -563,6 +584,7 @@ def _gradients(run: Callable[..., Any]) -> Callable[..., Any]:
 PROGRAMS: tuple[Program, ...] = (
     *_attention(),
     *_prefixes(),
+    *_written_tokens(),
     *_blocked_conv(),
     *_gated_linear_attention(),
     *_linear_steps(),

@@ -11,8 +11,11 @@ import pytest
 
 from jaxblt import layers
 from jaxblt.mixers import AttentionConfig
+from jaxblt.mixers.attention import attention
 from jaxblt.mixers.attention.attention import Attention
 from jaxblt.models import Stack, StackConfig, init_stack_state, stack
+from jaxblt.parallel.attention import plan
+from pallas_kernels.attention import token_attention
 from pallas_kernels.token_product import token_product
 from tests.tolerances import assert_close
 
@@ -71,6 +74,56 @@ def test_blocks_with_joined_products_compute_the_same(monkeypatch: pytest.Monkey
         assert sum("scale" in options for options in launches) == 5
         for found, known in zip(jax.tree.leaves(joined), jax.tree.leaves(apart[name]), strict=True):
             assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)
+
+
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_a_token_that_is_written_where_it_attends_computes_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring of four slots, shared key heads, and a layer without positions."""
+    mixers = {
+        "ring": AttentionConfig(32, num_heads=4, num_kv_heads=2, window=4),
+        "whole": AttentionConfig(32, num_heads=2, position="none"),
+    }
+    config = StackConfig(32, 2, pattern=("ring", "whole"), mixers=mixers, scan=False)
+    x, ids, launches = jax.random.normal(jax.random.key(0), (1, 6, 32)), jnp.array([SEGMENTS[name]]), []
+    params = nn.meta.unbox(Stack(config).init(jax.random.key(1), x))
+    apart = decoded(params, x, ids, config)
+
+    def count(*given: Any, **options: Any) -> Any:
+        launches.append(options)
+        return token_attention(*given, **options)
+
+    monkeypatch.setattr(stack, "is_lone_token", lambda x: x.shape[:2] == (1, 1))
+    monkeypatch.setattr(plan, "skips_empty_slots", lambda q, k: True)
+    monkeypatch.setattr(attention, "writes_token", lambda q, k: True)
+    monkeypatch.setattr(attention, "token_attention", count)
+    joined = decoded(params, x, ids, config)
+    assert [options["window"] for options in launches] == [4, None]
+    for found, known in zip(jax.tree.leaves(joined), jax.tree.leaves(apart), strict=True):
+        assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_a_gpu_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring and a whole cache, by the kernels that a decoded token takes and without them."""
+    mixers = {
+        "ring": AttentionConfig(256, num_heads=4, num_kv_heads=2, window=4),
+        "whole": AttentionConfig(256, num_heads=4),
+    }
+    config = StackConfig(256, 2, pattern=("ring", "whole"), mixers=mixers, scan=False)
+    x, ids = jax.random.normal(jax.random.key(0), (1, 6, 256), jnp.bfloat16), jnp.array([SEGMENTS[name]])
+    params = nn.meta.unbox(Stack(config).init(jax.random.key(1), x))
+    joined, written = decoded(params, x, ids, config), []
+    monkeypatch.setattr(attention, "token_attention", lambda *_, **__: written.append(1))
+    monkeypatch.setattr(stack, "is_lone_token", lambda x: False)
+    apart = decoded(params, x, ids, config)
+    assert not written
+    for found, known in zip(jax.tree.leaves(joined), jax.tree.leaves(apart), strict=True):
+        found, known = np.asarray(found, np.float32), np.asarray(known, np.float32)
+        assert_close(found, known, n=1024, dtype=jnp.bfloat16)
 
 
 def test_a_mixer_that_is_derived_from_one_with_joined_products_takes_no_norm(

@@ -145,10 +145,11 @@ def decode() -> Iterator[Call]:
     """Yield products of a decoded token."""
     for dtype in (BF16, FP32):
         for shape in token_shapes.SHAPES:
-            x = None if shape.gated else like(shape.dim, dtype=dtype)
+            x = None if shape.gated or shape.heads else like(shape.dim, dtype=dtype)
             kernels = tuple(like(shape.dim, width, dtype=dtype) for width in shape.widths)
-            parts = like(shape.parts, shape.dim * (1 + shape.gated), dtype=FP32) if shape.parts else None
+            parts = like(shape.parts, shape.channels, dtype=FP32) if shape.parts else None
             options = {"scale": like(shape.dim, dtype=FP32) if shape.normed else None, "parts": parts}
+            options["lse"] = like(shape.parts, shape.heads, dtype=FP32) if shape.heads else None
             yield Call(f"{shape.name} {jnp.dtype(dtype).name}", token_product, (x, kernels), options)
 
 
@@ -206,11 +207,21 @@ def read_cache(shape: Any, dtype: Any, ids: Any) -> Made:
     return attention.prefix_attention, (q, k, k, *marks), {}
 
 
+def write_token(shape: Any, dtype: Any, ids: Any) -> Made:
+    """Return a token's call that writes a cache as long as the row."""
+    del ids
+    k = like(shape.batch, shape.tokens, shape.groups, shape.head_dim, dtype=dtype)
+    heads = like(1, shape.batch, (shape.heads + 2 * shape.groups) * shape.head_dim, dtype=FP32)
+    marks = (like(shape.batch, length, dtype=INT32) for length in (shape.tokens, 4))
+    return attention.token_attention, (heads, k, k, *marks), {"dtype": dtype}
+
+
 CALLS: dict[str, Callable[[], Iterator[Call]]] = {
     "attention.api.TABLE": partial(of_attention, attention.attention),
     "attention.partial.FORWARD": partial(of_attention, attention.partial_attention),
     "attention.partial.BACKWARD": partial(of_attention, attention.partial_attention_backward),
     "attention.prefix.TABLE": partial(calls, attention_shapes.SHAPES, read_cache, "tokens"),
+    "attention.token.TABLE": partial(calls, attention_shapes.SHAPES, write_token, "tokens"),
     "blocked_conv.api.TABLE": partial(calls, blocked_shapes.SHAPES, partial(convolve, blocked_conv)),
     "byte_head.api.CROSS_ENTROPY_TABLE": partial(
         calls, head_shapes.SHAPES, partial(predict, byte_head.cross_entropy)

@@ -71,7 +71,7 @@ SHAPES = {
         *("hyena_d768_8k", "hyena_d768_8k_packed", "hyena_d768_8191"),
     ),
     "token_product": (
-        *("heads_1024", "out_1024", "gate_1024", "down_1024"),
+        *("heads_1024", "merged_1024", "gate_1024", "down_1024"),
         *("gate_768", "down_768", "gate_2048", "hyena_2048"),
     ),
 }

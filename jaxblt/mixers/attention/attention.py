@@ -4,22 +4,25 @@ import dataclasses
 from typing import Any, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.layers import Linear, RMSNorm, linears, token_products
 from jaxblt.mixers.attention.cached import attend_cached
 from jaxblt.mixers.attention.kv_cache import AttentionState, check_ring, init_attention_state, meet
-from jaxblt.mixers.attention.rotary import alibi_slopes, turn
+from jaxblt.mixers.attention.rotary import alibi_slopes, rotary_frequencies, turn
 from jaxblt.mixers.attention.weights import weights_of_keys
+from jaxblt.mixers.driver.base import last_run
 from jaxblt.mixers.driver.recording import keep_tables
-from jaxblt.mixers.driver.sequence import check_kind, read
+from jaxblt.mixers.driver.sequence import Rows, check_kind, read
 from jaxblt.parallel.attention.by_time import rule_times
 from jaxblt.parallel.attention.context import attend_rows
-from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, plan_call
+from jaxblt.parallel.attention.plan import Asked, Call, ContextParallel, Implementation, Plan, plan_call
 from jaxblt.parallel.content import content_first
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.validation import check_bounds, check_fields, check_read
+from pallas_kernels.attention import token_attention, writes_token
 from pallas_kernels.attention.rules import Rule, is_static
 
 
@@ -204,6 +207,8 @@ class Attention(nn.Module):
             cache=None if state is None else state.shape,
         )
         plan = plan_call(call)
+        if norm is not None and state is not None and self._writes_in_place(plan, state):
+            return self._decode(token, norm, rows, state)
         if state is not None:
             positions = rows.arranged.positions
         elif positions is None:
@@ -228,13 +233,37 @@ class Attention(nn.Module):
             return token_products(o, [self._projection()])[1], state
         return rows.restore(self._out(o)), state
 
+    def _writes_in_place(self, plan: Plan, state: AttentionState) -> bool:
+        """Return whether one kernel writes a token to the cache and attends."""
+        q = jax.ShapeDtypeStruct((1, 1, self.config.num_heads, self.config.width), self.dtype)
+        return plan.cache == "prefix" and writes_token(q, state.k)
+
+    def _decode(
+        self, x: Float[Array, "1 1 D"], norm: RMSNorm, rows: Rows, state: AttentionState
+    ) -> tuple[Float[Array, "S D"], AttentionState]:
+        """Return one token's output in parts, and the state: the token is written and read in one launch."""
+        config, tokens = self.config, rows.arranged
+        heads = token_products(x, self._projections(), norm)[1][:, None]
+        fresh = jnp.broadcast_to(last_run(tokens)[:, None] > 0, tokens.content.shape)
+        marks = jnp.concatenate([tokens.positions, tokens.time, tokens.content, fresh], 1, dtype=jnp.int32)
+        turns = None
+        if config.position == "rope":
+            turns = jnp.asarray(
+                rotary_frequencies(config.width, theta=config.rope_theta, scale=config.rope_scale)
+            )
+        window = config.window if state.capacity is None else None
+        cache, options = (state.k, state.v, state.times), {"dtype": self.dtype, "window": window}
+        found = token_attention(heads, *cache, marks, turns, **options)
+        parts, lse = found.o.reshape(len(found.o), -1), found.lse[:, 0]
+        y = token_products(None, [self._projection()], parts=parts, lse=lse)[1]
+        after = {"clock": rows.clock, "k": found.k, "v": found.v, "times": found.times}
+        return y, dataclasses.replace(state, **after)
+
     def _heads(
         self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"], norm: RMSNorm | None = None
     ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
         """Return queries, keys and values, position encoding applied."""
-        config = self.config
-        heads = {"q": config.num_heads, "k": config.groups, "v": config.groups}
-        layers = [self._project(name, count) for name, count in heads.items()]
+        config, layers = self.config, self._projections()
         if norm is None:
             q, k, v = linears(x, layers)
         else:
@@ -244,6 +273,11 @@ class Attention(nn.Module):
         if config.position == "rope":
             q, k = turn(q, k, positions, theta=config.rope_theta, scale=config.rope_scale)
         return q, k, v
+
+    def _projections(self) -> list[Linear]:
+        config = self.config
+        heads = {"q": config.num_heads, "k": config.groups, "v": config.groups}
+        return [self._project(name, count) for name, count in heads.items()]
 
     def _project(self, name: str, heads: int) -> Linear:
         axis = "heads" if name == "q" else "kv_heads"

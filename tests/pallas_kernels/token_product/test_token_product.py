@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from pallas_kernels._bench import check
+from pallas_kernels.attention import EMPTY_LSE
 from pallas_kernels.token_product import api, reference, token_product, triton_gpu
 from pallas_kernels.token_product.bench import plan
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
-from pallas_kernels.token_product.split import split_rows
+from pallas_kernels.token_product.split import choose_tile, split_rows
 from tests.tolerances import assert_close
 
 SMALL = {
@@ -20,18 +21,25 @@ SMALL = {
     "summed": TokenShape("summed", 256, (128,), parts=3, normed=True),
     "gated": TokenShape("gated", 200, (72,), parts=2, gated=True),
     "plain": TokenShape("plain", 40, (24,)),
+    "merged": TokenShape("merged", 192, (72,), parts=5, heads=3),
 }
+
+
+INTERPRETED = partial(triton_gpu.token_product, interpret=True)
 
 
 def arrays(shape: TokenShape) -> tuple[Any, ...]:
     return plan(shape).truth.args
 
 
-def in_f64(x: Any, kernels: Any, parts: Any, scale: Any) -> Any:
-    wide = [None if a is None else np.asarray(a, np.float64) for a in (x, parts, scale)]
-    x, parts, scale = wide
+def in_f64(x: Any, kernels: Any, parts: Any, scale: Any, lse: Any) -> Any:
+    wide = [None if a is None else np.asarray(a, np.float64) for a in (x, parts, scale, lse)]
+    x, parts, scale, lse = wide
     token = 0 if parts is None else parts.sum(0)
-    if x is None:
+    if lse is not None:
+        shares = np.exp(lse) / np.exp(lse).sum(0)
+        token = (parts.reshape(*lse.shape, -1) * shares[..., None]).sum(0).reshape(-1)
+    elif x is None:
         gate, up = np.split(token, 2)
         token = gate / (1 + np.exp(-gate)) * up
     else:
@@ -44,15 +52,25 @@ def in_f64(x: Any, kernels: Any, parts: Any, scale: Any) -> Any:
 def test_implementations_compute_the_definition(shape: TokenShape) -> None:
     given = arrays(shape)
     exact = in_f64(*given)
-    for run in (partial(triton_gpu.token_product, interpret=True), reference.token_product):
+    for run in (INTERPRETED, reference.token_product):
         token, parts = run(*given)
         assert parts.shape == (split_rows(shape.dim, shape.widths).parts, sum(shape.widths))
         # Steps are rounded: the product before, the gate, the token, the norm
         limits = {"n": 4 * shape.dim, "dtype": jnp.bfloat16}
         assert_close(np.asarray(parts.sum(0)), exact[1].astype(np.float32), **limits)
-        assert (token is None) == shape.gated
+        assert (token is None) == (shape.gated or shape.heads > 0)
         if token is not None:
             assert_close(token, exact[0].astype(np.float32), **limits)
+
+
+@pytest.mark.parametrize("run", [INTERPRETED, reference.token_product], ids=["triton", "reference"])
+def test_parts_that_saw_nothing_count_nothing(run: Any) -> None:
+    _, kernels, parts, _, lse = arrays(SMALL["merged"])
+    some = run(None, kernels, parts, None, lse.at[2].set(EMPTY_LSE))[1]
+    rest = run(None, kernels, jnp.delete(parts, 2, 0), None, jnp.delete(lse, 2, 0))[1]
+    assert_close(some, np.asarray(rest), n=SMALL["merged"].dim, dtype=jnp.bfloat16)
+    none = run(None, kernels, parts, None, jnp.full_like(lse, EMPTY_LSE))[1]
+    assert (np.asarray(none) == 0).all()
 
 
 @pytest.mark.gpu
@@ -63,12 +81,12 @@ def test_the_kernel_on_a_gpu_computes_each_part_of_real_shapes(shape: TokenShape
     found = jax.jit(triton_gpu.token_product)(*given)
     known = jax.jit(reference.token_product)(*given)
     assert_close(found[1], np.asarray(known[1]), n=4 * shape.dim, dtype=jnp.bfloat16)
-    assert (found[0] is None) == shape.gated
+    assert (found[0] is None) == (shape.gated or shape.heads > 0)
     if found[0] is not None:
         assert_close(found[0], np.asarray(known[0]), n=4 * shape.dim)
 
 
-@pytest.mark.parametrize("name", ["several", "gated"])
+@pytest.mark.parametrize("name", ["several", "gated", "merged"])
 def test_each_part_is_that_of_the_definition(name: str) -> None:
     given = arrays(SMALL[name])
     found = triton_gpu.token_product(*given, interpret=True)[1]
@@ -80,14 +98,13 @@ def test_each_part_is_that_of_the_definition(name: str) -> None:
 def test_rows_are_split_into_whole_tiles_that_cover_them() -> None:
     for dim, widths in ((768, (768,)), (2752, (1024,)), (5504, (2048,)), (8, (8,))):
         parts, rows = split_rows(dim, widths)
-        assert rows % 128 == 0
+        assert rows % choose_tile(dim, widths).rows == 0
         assert (parts - 1) * rows < dim <= parts * rows
 
 
 def test_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = partial(triton_gpu.token_product, interpret=True)
-    monkeypatch.setattr(triton_gpu, "token_product", run)
-    x, kernels, parts, scale = arrays(SMALL["summed"])
+    monkeypatch.setattr(triton_gpu, "token_product", INTERPRETED)
+    x, kernels, parts, scale, _ = arrays(SMALL["summed"])
 
     def of(call: Any) -> Any:
         total = lambda x, scale: jnp.sum(call(x, kernels, parts, scale)[1])  # noqa: E731
@@ -99,7 +116,7 @@ def test_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow(days=28, group="pages and gates of benchmarks")
-@pytest.mark.parametrize("name", ["summed", "gated"])
+@pytest.mark.parametrize("name", ["summed", "gated", "merged"])
 def test_the_benchmark_passes_its_gate(name: str) -> None:
     assert set(check(plan(SMALL[name]), jax.random.key(0))) == {"plain"}
 
@@ -111,6 +128,10 @@ def test_the_benchmark_passes_its_gate(name: str) -> None:
         ({"x": None, "parts": jnp.zeros((1, 4))}, r"expected parts \[S, 8\], got \[1, 4\]"),
         ({"parts": jnp.zeros((1, 3))}, r"expected parts \[S, 4\], got \[1, 3\]"),
         ({"scale": jnp.zeros(3)}, r"expected scale \[4\], got \[3\]"),
+        (
+            {"lse": jnp.zeros((1, 2)), "parts": jnp.zeros((1, 4))},
+            r"expected lse \[S, H\] with parts \[S, 4\] and no x",
+        ),
         ({"x": jnp.zeros(3)}, r"expected x \[4\] for kernels"),
         ({"kernels": [jnp.zeros((4, 2)), jnp.zeros((5, 2))]}, r"expected kernels \[D, N\] of one D"),
     ],

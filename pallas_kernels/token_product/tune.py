@@ -1,0 +1,131 @@
+"""Time tiles and splits of the kernel: `python -m pallas_kernels.token_product.tune --out tiles.json`.
+
+Weights lie in more sets than a cache holds, so that each launch reads them from memory. `split.py` makes the choice:
+put what is ahead there.
+"""
+
+import argparse
+import json
+import logging
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels._measure import this_machine
+from pallas_kernels._trace import device_events, read_trace
+from pallas_kernels.token_product import reference, triton_gpu
+from pallas_kernels.token_product.bench import plan
+from pallas_kernels.token_product.shapes import SHAPES, TokenShape
+from pallas_kernels.token_product.split import Split, Tile, cut_rows
+
+TILES = (
+    Tile(128, 64, 4, 4),
+    Tile(128, 64, 6, 4),
+    Tile(64, 64, 4, 4),
+    Tile(64, 64, 8, 4),
+    Tile(32, 64, 8, 4),
+    Tile(64, 32, 6, 4),
+    Tile(64, 128, 4, 4),
+    Tile(128, 128, 4, 4),
+    Tile(128, 64, 4, 2),
+)
+PROGRAMS = (64, 132, 264, 528)
+"""The least programs of a launch."""
+
+CACHE = 120 * 2**20
+"""Bytes of the sets of weights: twice the cache of an H200."""
+
+TRIALS = 20
+
+
+def _candidates(shape: TokenShape) -> list[tuple[Tile, Split]]:
+    pairs = [
+        (tile, cut_rows(shape.dim, shape.widths, tile, least)) for tile, least in product(TILES, PROGRAMS)
+    ]
+    return list(dict.fromkeys(pairs))
+
+
+def _compiled(shape: TokenShape, args: Any) -> Iterator[tuple[tuple[Tile, Split], Any]]:
+    """Yield candidates with their programs, compiled side by side; one that needs too much memory is left out."""
+    candidates = _candidates(shape)
+    with ThreadPoolExecutor() as pool:
+        programs = [pool.submit(jax.jit(partial(_launch, each)).lower(*args).compile) for each in candidates]
+        for each, program in zip(candidates, programs, strict=True):
+            try:
+                yield each, program.result()
+            except jax.errors.JaxRuntimeError as error:
+                logging.info(f"{shape.name} {each}: {error}")
+
+
+def _launch(chosen: tuple[Tile, Split], x: Any, kernels: Any, parts: Any, *rest: Any) -> Any:
+    """Return what the kernel writes."""
+    token, y = triton_gpu.token_product(x, kernels, parts, *rest, chosen=chosen)
+    return (y,) if x is None or parts is None else (y, token)
+
+
+def _time(programs: list[Any], sets: list[Any]) -> list[float]:
+    """Return the median microseconds of each program's launches."""
+    for program in programs:
+        jax.block_until_ready(program(*sets[0]))
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for trial, program in product(range(TRIALS), programs):
+                jax.block_until_ready(program(*sets[trial % len(sets)]))
+        events = [event[1:] for event in device_events(read_trace(folder)) if "token_product" in event[1]]
+    if len(events) != TRIALS * len(programs):
+        raise RuntimeError(f"{len(events)} kernels ran in {TRIALS * len(programs)} calls of one each")
+    events.sort(key=lambda event: event[1])
+    taken = np.array([end - start for _, start, end in events]).reshape(TRIALS, -1)
+    return [float(us) for us in np.median(taken, 0) / 1e3]
+
+
+def tune(shape: TokenShape) -> list[dict[str, Any]]:
+    """Return the times of all tiles and splits of a shape, the shortest first.
+
+    Raises:
+      ArithmeticError: a candidate's result is not that of the definition.
+    """
+    x, kernels, *rest = plan(shape).truth.args
+    count = -(-CACHE // sum(kernel.nbytes for kernel in kernels))
+    sets = [(x, tuple(jnp.array(kernel) for kernel in kernels), *rest) for _ in range(count)]
+    exact = np.asarray(reference.token_product(*sets[0])[1]).sum(0)
+    tried = list(_compiled(shape, sets[0]))
+    for each, program in tried:
+        off = np.abs(np.asarray(program(*sets[0])[0]).sum(0) - exact).max() / np.abs(exact).max()
+        if not off < 0.02:
+            raise ArithmeticError(f"{shape.name} {each}: off by {off}")
+    times = _time([program for _, program in tried], sets)
+    found = [
+        {"us": us, **tile._asdict(), "parts": split.parts}
+        for us, ((tile, split), _) in zip(times, tried, strict=True)
+    ]
+    return sorted(found, key=lambda line: line["us"])
+
+
+def main() -> None:
+    """Time the shapes that are named, print the fastest, and write all to a JSON file."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    parser = argparse.ArgumentParser(prog="python -m pallas_kernels.token_product.tune")
+    parser.add_argument("--out", default="runs/benchmark/token_product_tiles.json")
+    parser.add_argument("--shapes", nargs="*", default=[shape.name for shape in SHAPES])
+    given = parser.parse_args()
+    found: dict[str, Any] = {"machine": asdict(this_machine()), "tiles": {}}
+    Path(given.out).parent.mkdir(parents=True, exist_ok=True)
+    for shape in SHAPES:
+        if shape.name in given.shapes:
+            found["tiles"][shape.name] = lines = tune(shape)
+            logging.info("\n  ".join(map(str, (shape.name, *lines[:6], lines[-1]))))
+            Path(given.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
