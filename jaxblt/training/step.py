@@ -257,7 +257,9 @@ def make_train_step(
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
         params, updates, opt_state, sound = _updates(optimizer, schedule, grads, state, finite)
         good = sound & (state.skipped_in_a_row < max_skips)
-        updates = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), updates)
+        # Hide the zero: XLA would write an array of them, as the gradient of a table begins with the same zeros
+        zero = jax.lax.optimization_barrier(jnp.zeros((), jnp.float32))
+        updates = jax.tree.map(lambda u: jnp.where(good, u, zero.astype(u.dtype)), updates)
         bad = (~good).astype(jnp.int32)
         scaling, scaled = _next_scaling(task, state.scaling, observed, finite)
         after = replace(
