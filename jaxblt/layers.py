@@ -325,22 +325,9 @@ class RMSNorm(nn.Module):
         return self.param("scale", named(nn.initializers.ones, "norm"), (x.shape[-1],), jnp.float32)
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        scale = self.scale(x).reshape((1,) * (x.ndim - 1) + (-1,))
-        return _rms_norm(x, scale, self.epsilon, self.on_root, self.dtype)
-
-
-@partial(jax.checkpoint, static_argnums=(2, 3, 4))
-def _rms_norm(
-    x: Float[Array, "... D"], scale: Float[Array, "... D"], epsilon: float, on_root: bool, dtype: Any
-) -> Float[Array, "... D"]:
-    """Return the norm; the backward pass keeps x in its own dtype, and computes the mean square again.
-
-    It reads x for another sum anyway. If it kept the mean square, XLA would read x twice in the forward pass.
-    """
-    wide = x.astype(jnp.float32)
-    square = jnp.mean(wide * wide, -1, keepdims=True)
-    inverse = 1 / (_root(square) + epsilon) if on_root else jax.lax.rsqrt(square + epsilon)
-    return (wide * inverse * scale).astype(dtype)
+        scale, square = self.scale(x), _mean_square(x)
+        inverse = 1 / (_root(square) + self.epsilon) if self.on_root else jax.lax.rsqrt(square + self.epsilon)
+        return _times(x, inverse, scale.reshape((1,) * (x.ndim - 1) + (-1,)), self.dtype)
 
 
 def _root(square: Float[Array, "... 1"]) -> Float[Array, "... 1"]:
@@ -350,6 +337,23 @@ def _root(square: Float[Array, "... 1"]) -> Float[Array, "... 1"]:
     """
     filled = square > 0
     return jnp.where(filled, jnp.sqrt(jnp.where(filled, square, 1)), 0)
+
+
+@partial(jax.checkpoint, prevent_cse=False)
+def _mean_square(x: Float[Array, "... D"]) -> Float[Array, "... 1"]:
+    """Return the mean square in fp32.
+
+    Here and in `_times` the backward pass keeps x in its own dtype instead of fp32.
+    """
+    wide = x.astype(jnp.float32)
+    return jnp.mean(wide * wide, -1, keepdims=True)
+
+
+@partial(jax.checkpoint, prevent_cse=False, static_argnums=3)
+def _times(
+    x: Float[Array, "... D"], inverse: Float[Array, "... 1"], scale: Float[Array, "... D"], dtype: Any
+) -> Float[Array, "... D"]:
+    return (x.astype(jnp.float32) * inverse * scale).astype(dtype)
 
 
 class LayerNorm(nn.Module):
