@@ -1,6 +1,5 @@
 """One training step, as a pure function of state and batch."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,8 +46,7 @@ from jaxblt.training.metrics import (
 from jaxblt.training.metrics import layer_norms as norms_of_layers
 from jaxblt.training.objectives.objectives import NextByte, Objective
 from jaxblt.training.objectives.reference import Reference, divergence, every_nth
-from jaxblt.training.optimisers.adamw import Bounded, Elementwise
-from jaxblt.training.optimisers.matrices import as_matrices, shaped_like
+from jaxblt.training.optimisers.adamw import Bounded
 from jaxblt.training.optimisers.norm import global_norm
 from jaxblt.training.state import ENTROPY, Frozen, TrainState, averaged, still, whole_params, widen
 from pallas_kernels.runtime import current_device
@@ -255,23 +253,20 @@ def make_train_step(
         weight = task.objective.weight(batch)
         grads, observed, sums, (side, found) = _gradients(task, state, batch, weight, drop, accumulate)
         loss = sums["loss"] / weight
-        held, matrices = _as_matrices(optimizer, state, grads)
-        grad_norm = global_norm(matrices)
+        grad_norm = global_norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
-        params, updates, opt_state, sound = _updates(optimizer, schedule, matrices, held, finite)
+        params, updates, opt_state, sound = _updates(optimizer, schedule, grads, state, finite)
         good = sound & (state.skipped_in_a_row < max_skips)
         # Hide the zero: XLA would write an array of them, as the gradient of a table begins with the same zeros
         zero = jax.lax.optimization_barrier(jnp.zeros((), jnp.float32))
         updates = jax.tree.map(lambda u: jnp.where(good, u, zero.astype(u.dtype)), updates)
         bad = (~good).astype(jnp.int32)
         scaling, scaled = _next_scaling(task, state.scaling, observed, finite)
-        opt_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), opt_state, held.opt_state)
-        updated = with_next(optax.apply_updates(params, updates), found, good)
         after = replace(
             state,
             step=state.step + 1,
-            params=shaped_like(updated, state.params),
-            opt_state=shaped_like(opt_state, state.opt_state),
+            params=with_next(optax.apply_updates(params, updates), found, good),
+            opt_state=jax.tree.map(lambda new, old: jnp.where(good, new, old), opt_state, state.opt_state),
             skipped=state.skipped + bad,
             skipped_in_a_row=jnp.where(
                 scaled & ~finite, state.skipped_in_a_row, (state.skipped_in_a_row + 1) * bad
@@ -286,7 +281,7 @@ def make_train_step(
             **_figures(task, sums),
             **side,
             "grad_norm": grad_norm,
-            **_norms(held.params, grads, updates, by_layer=layer_norms),
+            **_norms(state.params, grads, updates, by_layer=layer_norms),
             "skipped": after.skipped.astype(jnp.float32),
             "skipped_in_a_row": after.skipped_in_a_row.astype(jnp.float32),
         }
@@ -331,20 +326,6 @@ def compiler_options() -> dict[str, Any] | None:
     kinds = ("all_gather", "reduce_scatter", "all_reduce")
     joined = {f"xla_gpu_{kind}_combine_threshold_bytes": COMBINED_BYTES for kind in kinds}
     return {"xla_gpu_enable_triton_gemm": False, **joined}
-
-
-def _as_matrices(
-    optimizer: optax.GradientTransformation, state: TrainState, grads: Any
-) -> tuple[TrainState, Any]:
-    """Return state and gradients for the update: as matrices if the optimiser may have them, on one device.
-
-    Devices may share an array along an axis that a matrix would not have.
-    """
-    alone = math.prod(jax.sharding.get_abstract_mesh().axis_sizes) <= 1
-    if not (alone and isinstance(optimizer, Elementwise)):
-        return state, grads
-    params, opt_state, grads = map(as_matrices, (state.params, state.opt_state, grads))
-    return replace(state, params=params, opt_state=opt_state), grads
 
 
 def _updates(

@@ -27,10 +27,6 @@ class Bounded(optax.GradientTransformation):
     """
 
 
-class Elementwise(Bounded):
-    """A bounded optimiser that updates each entry by itself, whatever the shape of its array."""
-
-
 @dataclass(frozen=True)
 class OptimizerConfig(ScheduleConfig, ABC):
     """Settings that all optimisers have: a schedule, weight decay and clipping.
@@ -129,10 +125,7 @@ def make_optimizer(
         update = _scaled(update, depth_scales(boxed, stacks, config.layer_decay))
     if config.rates:
         update = _scaled(update, rate_scales(boxed, config.rates))
-    # Factors of blocks have the axes of their arrays
-    is_scaled = config.layer_decay != 1 or bool(config.rates)
-    kind = Bounded if is_scaled else Elementwise
-    return _lenient(update, kind if config.bounded else optax.GradientTransformation)
+    return _lenient(update, Bounded if config.bounded else optax.GradientTransformation)
 
 
 def _scaled(update: optax.GradientTransformation, scales: Any) -> optax.GradientTransformation:
