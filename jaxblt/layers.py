@@ -114,7 +114,7 @@ class Linear(nn.Module):
       precision: `jax.lax` precision of the product.
       accumulate: dtype of sums and result; None for the default.
       product: function that multiplies.
-      joins: let `linears` multiply by this kernel and others in one product (see `Joined`).
+      joins: let `linears` multiply by this kernel and others in one product (see `JoinedProducts`).
     """
 
     equation: str
@@ -171,7 +171,7 @@ class Linear(nn.Module):
         first, *others = [jnp.asarray(w.kernel) for w in weights]
         # Separate the gradients: XLA would fuse the updates of all these kernels, and copy their arrays for it
         kernels = [first, *map(jax.lax.optimization_barrier, others)]
-        return Joined(self.multiply(x, jnp.concatenate(kernels, -1)), [k.shape[-1] for k in kernels])
+        return JoinedProducts(self.multiply(x, jnp.concatenate(kernels, -1)), [k.shape[-1] for k in kernels])
 
     @nn.nowrap
     def multiply(
@@ -202,7 +202,7 @@ class Linear(nn.Module):
         return tuple(sizes[c] for c in letters)
 
 
-class Joined(list[Float[Array, "..."]]):
+class JoinedProducts(list[Float[Array, "..."]]):
     """Products of one input with several kernels, computed as one product with all of their columns.
 
     Attributes:
@@ -211,17 +211,12 @@ class Joined(list[Float[Array, "..."]]):
     """
 
     def __init__(self, whole: Float[Array, "..."], sizes: Sequence[int]) -> None:
-        super().__init__(split(whole, sizes))
+        super().__init__(jnp.split(whole, list(accumulate(sizes))[:-1], -1))
         self.whole = whole
 
 
-def split(whole: Float[Array, "..."], sizes: Sequence[int]) -> list[Float[Array, "..."]]:
-    """Split the last axis into parts of these sizes."""
-    return jnp.split(whole, list(accumulate(sizes))[:-1], -1)
-
-
 JOINED_POSITIONS = 4096
-"""Positions of x from which on kernels are joined: below, writing them side by side takes longer than it saves."""
+"""Positions of x from which on kernels are joined: fewer make products short beside the pass that joins kernels."""
 
 
 def _are_joined(x: Float[Array, "..."], layers: Sequence[Linear], weights: Sequence[Weights]) -> bool:
@@ -241,7 +236,7 @@ def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Arra
     """Return y of each `Linear`, as if each was called with x. An adapter may compute all of them in one operation."""
     weights = [layer.weights(x) for layer in layers]
     products = layers[0].products(x, layers, weights)
-    if isinstance(products, Joined):
+    if isinstance(products, JoinedProducts):
         return products
     return [_shifted(*each) for each in zip(products, layers, weights, strict=True)]
 
@@ -486,7 +481,7 @@ class MLP(nn.Module):
         hidden = linears(x, into)
         if not self.gated:
             return down(_activated(hidden[0], self.activation))
-        if isinstance(hidden, Joined):
+        if isinstance(hidden, JoinedProducts):
             return down(_gated_halves(hidden.whole, self.activation))
         return down(_gated(hidden[0], hidden[1], self.activation))
 
