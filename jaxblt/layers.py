@@ -8,6 +8,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from jaxblt.parallel.constraints import whole_weight
 from jaxblt.parallel.islands import open_axes, over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from pallas_kernels.norm_dropout import is_kept, norm_dropout
+from pallas_kernels.runtime import current_device
 from pallas_kernels.token_product import is_one_launch, token_product
 
 FP8 = "fp8"
@@ -112,6 +114,7 @@ class Linear(nn.Module):
       precision: `jax.lax` precision of the product.
       accumulate: dtype of sums and result; None for the default.
       product: function that multiplies.
+      joins: let `linears` multiply by this kernel and others in one product (see `JoinedProducts`).
     """
 
     equation: str
@@ -123,6 +126,7 @@ class Linear(nn.Module):
     precision: jax.lax.PrecisionLike = None
     accumulate: Any = None
     product: Product = multiply
+    joins: bool = False
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         (y,) = linears(x, [self])
@@ -162,7 +166,12 @@ class Linear(nn.Module):
         self, x: Float[Array, "..."], layers: Sequence["Linear"], weights: Sequence[Weights]
     ) -> list[Float[Array, "..."]]:
         """Return x W of each of `layers`; the first is this layer. Adapters intercept this method to add updates."""
-        return [layer.multiply(x, w.kernel) for layer, w in zip(layers, weights, strict=True)]
+        if not _are_joined(x, layers, weights):
+            return [layer.multiply(x, w.kernel) for layer, w in zip(layers, weights, strict=True)]
+        first, *others = [jnp.asarray(w.kernel) for w in weights]
+        # Separate the gradients: XLA would fuse the updates of all these kernels, and copy their arrays for it
+        kernels = [first, *map(jax.lax.optimization_barrier, others)]
+        return JoinedProducts(self.multiply(x, jnp.concatenate(kernels, -1)), [k.shape[-1] for k in kernels])
 
     @nn.nowrap
     def multiply(
@@ -193,6 +202,36 @@ class Linear(nn.Module):
         return tuple(sizes[c] for c in letters)
 
 
+class JoinedProducts(list[Float[Array, "..."]]):
+    """Products of one input with several kernels, computed as one product with all of their columns.
+
+    Attributes:
+      whole: all products, one behind the other along the last axis. A function that is computed again for its gradient
+        takes it instead of the parts, which XLA would otherwise copy.
+    """
+
+    def __init__(self, whole: Float[Array, "..."], sizes: Sequence[int]) -> None:
+        super().__init__(jnp.split(whole, list(accumulate(sizes))[:-1], -1))
+        self.whole = whole
+
+
+JOINED_POSITIONS = 4096
+"""Positions of x from which on kernels are joined: fewer make products short beside the pass that joins kernels."""
+
+
+def _are_joined(x: Float[Array, "..."], layers: Sequence[Linear], weights: Sequence[Weights]) -> bool:
+    """Return whether to multiply by all kernels at once: on one GPU, in 16 bits, with dense kernels.
+
+    One gradient by x is then summed in fp32, where each layer's would be rounded and added in memory. Devices that
+    share a kernel would sum its gradient whole, before it is split.
+    """
+    if len(layers) < 2 or not all(layer.joins and layer.bias is None for layer in layers):
+        return False
+    if open_axes() or current_device().platform != "gpu" or any(is_stored(w.kernel) for w in weights):
+        return False
+    return jnp.finfo(layers[0].dtype).bits == 16 and x.size // x.shape[-1] >= JOINED_POSITIONS
+
+
 def linears(
     x: Float[Array, "..."], layers: Sequence[Linear], times: float = 1.0
 ) -> list[Float[Array, "..."]]:
@@ -202,6 +241,8 @@ def linears(
     """
     weights = [layer.weights(x) for layer in layers]
     products = layers[0].products(x, layers, weights)
+    if isinstance(products, JoinedProducts) and times == 1:
+        return products
     scaled = products if times == 1 else [y * times for y in products]
     return [_shifted(*each) for each in zip(scaled, layers, weights, strict=True)]
 
@@ -254,12 +295,19 @@ def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[A
 
 
 def dense(
-    features: int, *, axes: tuple[str, str], dtype: Any, name: str, scale: float = 1.0, biased: bool = False
+    features: int,
+    *,
+    axes: tuple[str, str],
+    dtype: Any,
+    name: str,
+    scale: float = 1.0,
+    biased: bool = False,
+    joins: bool = False,
 ) -> Linear:
     """Return a `Linear` over the last axis, with a bias if `biased`. Its kernel starts LeCun-normal, times `scale`."""
     init = nn.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
-    bias = nn.initializers.zeros if biased else None
-    return Linear("...d,de->...e", {"e": features}, axes, dtype, bias=bias, kernel_init=init, name=name)
+    options: dict[str, Any] = {"bias": nn.initializers.zeros if biased else None, "joins": joins}
+    return Linear("...d,de->...e", {"e": features}, axes, dtype, kernel_init=init, name=name, **options)
 
 
 class RMSNorm(nn.Module):
@@ -434,7 +482,7 @@ class MLP(nn.Module):
         """
         options: dict[str, Any] = {"dtype": self.dtype, "biased": not self.gated}
         names = ("gate", "up") if self.gated else ("up",)
-        into = [dense(self.hidden, axes=("embed", "mlp"), name=name, **options) for name in names]
+        into = [dense(self.hidden, axes=("embed", "mlp"), name=name, joins=True, **options) for name in names]
         down = dense(x.shape[-1], axes=("mlp", "embed"), name="down", scale=self.out_scale, **options)
         if norm is not None:
             token, hidden = token_products(x, into, norm, parts)
@@ -442,6 +490,8 @@ class MLP(nn.Module):
         hidden = linears(x, into)
         if not self.gated:
             return down(_activated(hidden[0], self.activation))
+        if isinstance(hidden, JoinedProducts):
+            return down(_gated_halves(hidden.whole, self.activation))
         return down(_gated(hidden[0], hidden[1], self.activation))
 
 
@@ -451,6 +501,13 @@ def _gated(gate: Float[Array, "..."], up: Float[Array, "..."], activation: Activ
 
     The backward pass keeps only the inputs, and computes the sigmoid and the product again.
     """
+    return _activated(gate, activation) * up
+
+
+@partial(jax.checkpoint, static_argnums=1)
+def _gated_halves(joined: Float[Array, "..."], activation: Activation) -> Float[Array, "..."]:
+    """Return f(gate) up of both side by side; the backward pass keeps only them."""
+    gate, up = jnp.split(joined, 2, -1)
     return _activated(gate, activation) * up
 
 

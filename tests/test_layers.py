@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpy.testing import assert_array_equal
 
 from jaxblt.einsums import multiply, read_equation
-from jaxblt.layers import Dropout, Linear, NormDropoutReLU, RMSNorm
+from jaxblt.layers import JOINED_POSITIONS, MLP, Dropout, Linear, NormDropoutReLU, RMSNorm
 from jaxblt.models.remat import remat
 from jaxblt.parallel import MeshConfig
 from jaxblt.random_keys import make_key
@@ -140,6 +140,43 @@ def test_remat_of_dots_keeps_the_product():
 
     modules = (Waved(), remat(Waved, "dots")(), remat(Waved, "full")())
     assert list(map(count, modules)) == [2, 2, 3]
+
+
+def gated_mlp(tokens):
+    """A gated MLP, its parameters and bf16 rows of so many tokens."""
+    mlp = MLP(24, jnp.bfloat16)
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.standard_normal((1, tokens, 16)), jnp.bfloat16)
+    params = nn.meta.unbox(mlp.init(make_key(0), x[:, :2]))
+    return mlp, params, x
+
+
+def test_products_of_gate_and_up_are_one_on_a_gpu_if_tokens_are_many():
+    def count(tokens, device, policy="none"):
+        mlp, params, x = gated_mlp(tokens)
+        module = mlp if policy == "none" else remat(MLP, policy)(24, jnp.bfloat16)
+        with compiling_for(device):
+            return len(products(jax.grad(lambda p: jnp.sum(module.apply(p, x).astype(jnp.float32))), params))
+
+    many = JOINED_POSITIONS
+    # Two forward, two for kernels, one for the hidden layer
+    assert [count(many, H200), count(many, H200, "dots")] == [5, 5]
+    assert [count(many - 1, H200), count(many, CPU)] == [7, 7]
+
+
+def test_joined_products_equal_those_of_each_kernel():
+    mlp, params, x = gated_mlp(JOINED_POSITIONS)
+
+    @partial(jax.value_and_grad, argnums=(0, 1))
+    def run(params, x):
+        return jnp.mean(jnp.square(mlp.apply(params, x).astype(jnp.float32)))
+
+    apart = run(params, x)
+    with compiling_for(H200):
+        traced = jax.make_jaxpr(run)(params, x)
+    joined = jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *jax.tree.leaves((params, x)))
+    for ours, theirs in zip(joined, jax.tree.leaves(apart), strict=True):
+        assert_close(ours, theirs, jnp.bfloat16, JOINED_POSITIONS)
 
 
 def test_frozen_kernel_adds_no_product():

@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.layers import RMSNorm, dense, named
@@ -16,7 +17,7 @@ from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from jaxblt.patching.patches import Patches, into_blocks
 from pallas_kernels.patch_attention import lookup, pool
-from pallas_kernels.runtime import count_below
+from pallas_kernels.runtime import OwnGradient, count_below, has_reference_ops
 
 
 def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S D"]:
@@ -235,13 +236,37 @@ def take_ranks(
 
     def pick(own: Array, before: Array) -> Array:
         axes = (...,) + (None,) * (own.ndim - 2)
-        found = [jnp.take_along_axis(x, i[axes], 1) for x, i in ((own, here), (before, there))]
+        found = [_take(x, i) for x, i in ((own, here), (before, there))]
         return jnp.where((ranks >= 0)[axes], *found)
 
     rows = z.shape[0]
     return pick(z.reshape(rows, -1, z.shape[-1]), earlier[0]), pick(
         patches.segment_ids.reshape(rows, -1), earlier[1]
     )
+
+
+def _take(x: Shaped[Array, "B T ..."], index: Int[Array, "B M"]) -> Shaped[Array, "B M ..."]:
+    """Take M entries of each row."""
+    if has_reference_ops() or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return _entries(x, index)
+    return _taken(x, index)
+
+
+def _entries(x: Array, index: Array) -> Array:
+    return jnp.take_along_axis(x, index.reshape(index.shape + (1,) * (x.ndim - 2)), 1)
+
+
+def _add_entries(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, np.ndarray]:
+    """Add the gradient to zeros that XLA does not know: a stack's masks would read the same array of them."""
+    index, empty = saved
+    zero = jax.lax.optimization_barrier(jnp.zeros((), gradient.dtype))
+    zeros = jnp.broadcast_to(zero, (len(index), *empty.shape[1:]))
+    summed = zeros.at[jnp.arange(len(index))[:, None], index].add(gradient)
+    return summed, np.zeros(index.shape, jax.dtypes.float0)
+
+
+_taken = OwnGradient(_entries)
+_taken.defvjp(lambda x, index: (_entries(x, index), (index, x[:0])), _add_entries)
 
 
 def _later(earlier: Tail, own: Tail) -> Tail:

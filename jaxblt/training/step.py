@@ -257,7 +257,7 @@ def make_train_step(
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
         params, updates, opt_state, sound = _updates(optimizer, schedule, grads, state, finite)
         good = sound & (state.skipped_in_a_row < max_skips)
-        updates = jax.tree.map(lambda u: jnp.where(good, u, jnp.zeros_like(u)), updates)
+        updates = _zero_unless(good, updates)
         bad = (~good).astype(jnp.int32)
         scaling, scaled = _next_scaling(task, state.scaling, observed, finite)
         after = replace(
@@ -343,6 +343,13 @@ def _updates(
     if isinstance(optimizer, Bounded) and schedule is not None:
         return params, updates, opt_state, finite & jnp.isfinite(schedule(state.step - state.skipped))
     return params, updates, opt_state, finite & _all_finite(updates)
+
+
+def _zero_unless(good: Bool[Array, ""], updates: Any) -> Any:
+    """Return the updates of a good step, otherwise zeros."""
+    # Hide the zero: XLA would write an array of them, as the gradient of a table begins with the same zeros
+    zero = jax.lax.optimization_barrier(jnp.zeros((), jnp.float32))
+    return jax.tree.map(lambda u: jnp.where(good, u, zero.astype(u.dtype)), updates)
 
 
 def _all_finite(tree: Any) -> Bool[Array, ""]:

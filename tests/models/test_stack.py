@@ -8,9 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import Stack, StackConfig, init_stack_state, stack_periods, unstack_periods
+from pallas_kernels.runtime import compiling_for
+from tests.adapters.update.test_site import H200
 from tests.mixer_table import table
 from tests.parameters import drawn
 from tests.tolerances import assert_close, tol
@@ -80,6 +83,24 @@ def test_remat_keeps_loss_and_gradients(policy):
     again, rematted = jax.jit(jax.value_and_grad(loss_of(config(remat=policy), x)))(params)
     np.testing.assert_allclose(float(value), float(again), rtol=1e-6)
     jax.tree.map(lambda a, b: assert_close(a, b, n=512), rematted, grads)
+
+
+def test_dots_keeps_what_cudnn_returns_and_full_computes_it_again(monkeypatch):
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
+    x = jax.ShapeDtypeStruct((1, 64, 64), jnp.bfloat16)
+
+    def passes(policy):
+        """Count calls of cuDNN, of the forward and of the backward pass."""
+        mixers = table(attention=AttentionConfig(dim=64, num_heads=1))
+        cfg = config(dim=64, num_layers=1, pattern="A", mixers=mixers, remat=policy, scan=False)
+        stack = Stack(cfg, jnp.bfloat16)
+        with compiling_for(H200):
+            params = nn.meta.unbox(jax.eval_shape(stack.init, jax.random.key(0), x))
+            loss = lambda params, x: jnp.sum(stack.apply(params, x)[0].astype(jnp.float32))  # noqa: E731
+            text = str(jax.make_jaxpr(jax.grad(loss))(params, x))
+        return [text.count(f"dot_product_attention_{name}") for name in ("fwd", "bwd")]
+
+    assert [passes(policy) for policy in ("none", "dots", "full")] == [[1, 1], [1, 1], [2, 1]]
 
 
 @pytest.mark.slow(days=28, group="stacks and labels")
