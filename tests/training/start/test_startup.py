@@ -32,7 +32,14 @@ def test_programs_for_cpus_are_not_kept_unless_a_folder_is_named(asked, tmp_path
     keep_compiled(None)
     assert asked == {}
     keep_compiled(str(tmp_path))
-    assert asked == {"jax_compilation_cache_dir": str(tmp_path)}
+    assert asked["jax_compilation_cache_dir"] == str(tmp_path)
+
+
+def test_small_programs_are_kept_too_except_far_away(asked, tmp_path):
+    keep_compiled("gs://bucket/compiled")
+    assert asked == {"jax_compilation_cache_dir": "gs://bucket/compiled"}
+    keep_compiled(str(tmp_path))
+    assert asked["jax_persistent_cache_min_compile_time_secs"] == 0
 
 
 def test_programs_for_gpus_are_kept_in_the_user_s_cache(asked, monkeypatch, tmp_path):
