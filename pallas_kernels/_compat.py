@@ -5,6 +5,7 @@ What is there for 0.12 has been lowered for CUDA under 0.12.0.1, and has not run
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import jax
@@ -114,6 +115,20 @@ def count_below(row: jax.Array, wanted: jax.Array, *, equal: bool = False) -> ja
         less = (ahead <= size) & (item <= wanted if equal else item < wanted)
         found = jnp.where(less, ahead, found)
     return found
+
+
+def ask_ptxas_once() -> None:
+    """Keep the version of ptxas that JAX asks for, in this process.
+
+    In jax 0.11.2 each conversion of a mask in a Mosaic kernel starts ptxas and waits for it, while the kernel is
+    lowered. The answer is the same each time.
+    """
+    from jax.experimental.mosaic.gpu import fragmented_array
+
+    library = getattr(getattr(fragmented_array, "mgpu_lib", None), "_mosaic_gpu_ext", None)
+    ask = getattr(library, "_get_ptxas_isa_version", None)
+    if ask is not None and not hasattr(ask, "cache_info"):
+        library._get_ptxas_isa_version = cache(ask)  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def cudnn_attention(

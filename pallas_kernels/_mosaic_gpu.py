@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels._compat import ask_ptxas_once
+
 LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 """Compiler parameters under which buffers may have a pitch of their own."""
 
@@ -77,6 +79,7 @@ def _shared(
             _name_after_kernel()
         function(*args, *refs, **dict(keywords), **scratch)
 
+    ask_ptxas_once()
     return jax.jit(plgpu.kernel(program, **jax.tree.unflatten(tree, leaves)))
 
 

@@ -1,6 +1,7 @@
 """Thresholds and capacities found from a sample, since what an entropy model and a text ask for varies."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -54,11 +55,7 @@ def calibrate_threshold(
         raise ValueError(f"calibrate_threshold is for mode='entropy' or 'greedy', got {config.mode!r}")
     number("target_bytes_per_patch", target_bytes_per_patch, above=0)
     sample, segments = _sample(entropies, segment_ids)
-
-    @jax.jit
-    def achieved(threshold: Float[Array, ""]) -> Float[Array, ""]:
-        return _mean_length(config, sample, segments, threshold)
-
+    achieved = partial(_mean_length, config, sample, segments)
     low, high = _bracket(config)
     least, most = float(achieved(low)), float(achieved(high))
     if not least <= target_bytes_per_patch <= most:
@@ -140,7 +137,7 @@ def threshold_margin(
       ValueError: the mode compares nothing with a threshold, or the threshold is not set.
     """
     sample, segments = _sample(entropies, segment_ids)
-    return float(jnp.min(boundary_margin(config, sample, segments)))
+    return float(jax.jit(lambda *given: jnp.min(boundary_margin(config, *given)))(sample, segments))
 
 
 def calibrate_capacity(
@@ -182,19 +179,16 @@ def patches_per_block(patches: Patches) -> Int[Array, "B N"]:
 def _sample(
     entropies: np.ndarray | Array, segment_ids: np.ndarray | Array | None
 ) -> tuple[Float[Array, "B T"], Int[Array, "B T"]]:
-    sample = jnp.atleast_2d(jnp.asarray(entropies, jnp.float32))
-    segments = (
-        jnp.ones(sample.shape, jnp.int32)
-        if segment_ids is None
-        else jnp.atleast_2d(jnp.asarray(segment_ids, jnp.int32))
-    )
-    if segments.shape != sample.shape or not bool(jnp.any(segments > 0)):
+    # Check on the host, where nothing compiles
+    sample = np.atleast_2d(np.asarray(entropies, np.float32))
+    segments = np.ones(sample.shape) if segment_ids is None else np.atleast_2d(np.asarray(segment_ids))
+    if segments.shape != sample.shape or not np.any(segments > 0):
         raise ValueError(
             f"the sample holds no bytes, or segment_ids differ in shape: {sample.shape}, {segments.shape}"
         )
-    if not bool(jnp.all(jnp.isfinite(sample))):
+    if not np.all(np.isfinite(sample)):
         raise ValueError("entropies must be finite, and so must scores: the model gave NaN or infinity")
-    return sample, segments
+    return jax.device_put(sample), jax.device_put(segments.astype(np.int32))
 
 
 def _nearest(achieved: Callable[..., Array], target: float, low: np.float32, high: np.float32) -> np.float32:
@@ -248,7 +242,7 @@ def _widest_gap(
     tried = np.append(_tried(config, sample, segments, *ends), nearest)
     errors = np.abs(np.array([float(achieved(threshold)) for threshold in tried]) - target)
     tried = tried[errors <= allowed] if np.any(errors <= allowed) else tried[-1:]
-    gap = jax.jit(lambda threshold: _gap(config, sample, segments, threshold))
+    gap = partial(_gap, config, sample, segments)
     low, high = np.array([jax.device_get(gap(threshold)) for threshold in tried]).T
     best = int(np.argmax(high - low))
     middle = np.clip((low[best] + high[best]) / np.float32(2), low[best], high[best])
@@ -265,7 +259,7 @@ def _tried(
     """Return thresholds in low..high that may lie in the widest gap."""
     if config.mode == "greedy":  # what is compared changes with the threshold
         return np.linspace(low, high, CANDIDATES, dtype=np.float32)
-    compared, valid = (np.asarray(x) for x in _compared(config, sample, segments, jnp.float32(high)))
+    compared, valid = (np.asarray(x) for x in _compared(config, sample, segments, high))
     values = np.unique(compared[valid & (compared >= low) & (compared <= high)])
     widest = np.sort(np.argsort(-np.diff(values), stable=True)[:CANDIDATES])
     return values[widest] + np.diff(values)[widest] / np.float32(2)
@@ -284,6 +278,7 @@ def _edge(
     return np.float32(nearest + side * step)
 
 
+@partial(jax.jit, static_argnums=0)
 def _gap(
     config: PatcherConfig,
     entropies: Float[Array, "B T"],
@@ -300,6 +295,7 @@ def _gap(
     )
 
 
+@partial(jax.jit, static_argnums=0)
 def _compared(
     config: PatcherConfig,
     entropies: Float[Array, "B T"],
@@ -322,6 +318,7 @@ def _bracket(config: PatcherConfig) -> tuple[np.float32, np.float32]:
     return np.float32(-MOST_NATS - 1), np.float32(MOST_NATS + 1)
 
 
+@partial(jax.jit, static_argnums=0)
 def _mean_length(
     config: PatcherConfig,
     entropies: Float[Array, "B T"],

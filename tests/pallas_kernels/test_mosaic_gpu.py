@@ -3,11 +3,13 @@
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.mosaic.gpu import fragmented_array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import pallas_kernels
@@ -60,6 +62,19 @@ def test_a_kernel_with_other_arguments_is_another_one() -> None:
 def test_kernels_that_are_dumped_keep_their_numbers(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv(DUMPS, str(tmp_path))
     assert _kernels(_twice) != _kernels(_copied)
+
+
+def _signs(source: Any, target: Any) -> None:
+    target[0] = jnp.sign(source[0].astype(jnp.int32)).astype(jnp.float32)
+
+
+def test_lowering_asks_for_the_version_of_ptxas_once(monkeypatch) -> None:
+    asked = []
+    extension = SimpleNamespace(_get_ptxas_isa_version=lambda: asked.append(1) or 90)
+    monkeypatch.setattr(fragmented_array, "mgpu_lib", SimpleNamespace(_mosaic_gpu_ext=extension))
+    run = mosaic_kernel(_signs, interpret=None, out_type=TILE, kernel_name="signs")
+    assert _kernels(run)
+    assert asked == [1]
 
 
 def test_a_simulated_kernel_runs() -> None:

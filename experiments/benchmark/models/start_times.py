@@ -30,7 +30,8 @@ def start_times(
     Seconds count from the start of the process, the imports too, until the result of the first step is there. The
     parts are those that `fit` tells. Data are the embedded book. A recipe that reads entropies takes them from a run
     of its entropy recipe of one step. Each repeat begins with caches of its own: of compiled programs, calibrations and
-    what CUDA keeps.
+    what CUDA keeps. Python's bytecode is there in both, as where packages are installed by pip, though the machine may
+    switch it off: a start that does not count writes it.
 
     Args:
       out: JSON file to write, anew after each start.
@@ -50,11 +51,12 @@ def start_times(
             more = list(options)
             if known.get(name).entropy_run is not None:
                 more += ["--entropy-run", _entropy_run(name, Path(folder))]
+            started(name, Path(folder) / f"{name}_first", Path(folder) / "uncounted", more)
             found: dict[str, list[Any]] = {"cold": [], "warm": []}
             for repeat in range(repeats):
                 cache = Path(folder) / f"{name}_{repeat}"
                 for kind in found:
-                    found[kind].append(started(name, cache / kind, cache / "cache", more))
+                    found[kind].append(started(name, Path(f"{cache}_{kind}"), cache, more))
                     figures["recipes"][name] = {of: summed(starts) for of, starts in found.items() if starts}
                     save("start_times", out, figures)
     return figures
@@ -71,9 +73,19 @@ def _entropy_run(name: str, folder: Path) -> str:
         "1",
         *once,
     ]
-    if status := subprocess.run(command).returncode:
+    if status := subprocess.run(command, env=_environment(folder / "cache_of_entropy")).returncode:
         raise RuntimeError(f"{name}_entropy ended with status {status}; its log is above")
     return str(run)
+
+
+def _environment(cache: Path) -> dict[str, str]:
+    """Return variables of a start; caches beside each other share Python's bytecode."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {
+        "CUDA_CACHE_PATH": str(cache / "cuda"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "PYTHONPYCACHEPREFIX": str(cache.parent / "bytecode"),
+    }
 
 
 def _command(name: str, run: Path, cache: Path) -> list[str]:
@@ -83,17 +95,13 @@ def _command(name: str, run: Path, cache: Path) -> list[str]:
 
 def started(name: str, run: Path, cache: Path, options: Sequence[str]) -> dict[str, Any]:
     """Start a run and end it after its first step; return its seconds, those before `fit`, and its parts."""
-    environment = os.environ | {
-        "CUDA_CACHE_PATH": str(cache / "cuda"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
-    }
     began, said = time.perf_counter(), list[str]()
     with subprocess.Popen(
         [*_command(name, run, cache), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env=_environment(cache),
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -252,8 +252,10 @@ def _calibrate(
         margin = threshold_margin(entropies, config=patcher, segment_ids=segments)
         patcher = replace(patcher, margin=float(_from_first(np.float32(margin))))
     if patcher.capacity is None and patcher.mode in ("entropy", "greedy", "space"):
-        cut = jax.jit(partial(make_patches, patcher))
-        counts = patches_per_block(cut(ids, segment_ids=segments, entropies=entropies))
+        # Count under jit, so that XLA compiles nothing of patches except their number
+        cut = partial(make_patches, patcher)
+        count = jax.jit(lambda *given, **rows: patches_per_block(cut(*given, **rows)))
+        counts = count(ids, segment_ids=segments, entropies=entropies)
         multiple = capacity_multiple(recipe.model, recipe.data, patcher)
         slots = calibrate_capacity(counts, block_size=patcher.block_size, multiple=multiple)
         slots = fill_rows(slots, recipe.data, patcher, multiple=multiple)
@@ -292,7 +294,7 @@ def sample(
         rows = [getattr(batch, name) for batch in batches]
         if any(x is None for x in rows):
             return None
-        return jnp.concatenate([jnp.pad(x, ((0, 0), (0, longest - x.shape[1]))) for x in rows])
+        return jax.device_put(np.concatenate([np.pad(x, ((0, 0), (0, longest - x.shape[1]))) for x in rows]))
 
     return stack("inputs"), stack("segment_ids"), stack("entropies")
 

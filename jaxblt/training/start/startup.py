@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import jax
 
 from jaxblt.remote import user_cache
+from jaxblt.remote.urls import url_of
 from jaxblt.training.train_config import USER_CACHE
 
 
@@ -16,8 +17,12 @@ def keep_compiled(folder: str | None) -> None:
       folder: a path, or "user" for jaxblt's folder in the user's cache (`XDG_CACHE_HOME`, else ~/.cache). None changes
         nothing, nor does "user" on CPUs: their programs are compiled in seconds and for one kind of processor.
     """
-    if (place := cache_folder(folder)) is not None:
-        jax.config.update("jax_compilation_cache_dir", place)
+    if (place := cache_folder(folder)) is None:
+        return
+    jax.config.update("jax_compilation_cache_dir", place)
+    if not url_of(place):
+        # JAX would compile again, at each start, what takes less than a second: the draws of parameters
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def cache_folder(folder: str | None) -> str | None:

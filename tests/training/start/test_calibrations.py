@@ -1,8 +1,10 @@
 """Calibrations that outlive a process: read where nothing that they depend on changed."""
 
+import logging
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 
 from jaxblt.patching import PatcherConfig
@@ -37,6 +39,26 @@ def test_a_calibration_is_read_again_while_nothing_changes(tmp_path, monkeypatch
     frozen.calibrate(replace(recipe, patcher=replace(recipe.patcher, min_length=2)), data, mesh, {})
     frozen.calibrate(replace(recipe, entropy_model=TinyConfig(dim=8)), data, mesh, {})
     assert len(made) == 5
+
+
+def test_calibration_compiles_five_programs(caplog):
+    """One each for mean lengths, entropies, gaps, the margin and the slots: operations outside of jit compile too."""
+    patcher = PatcherConfig(block_size=16)
+    recipe = tiny_recipe(patcher=patcher, bytes_per_patch=3.0, entropy_model=TinyConfig())
+    mesh = recipe.mesh.build(jax.devices()[:1])
+    data = open_data(recipe, mesh, source=Letters())
+    rng = np.random.default_rng(0)
+    batches = [
+        replace(batch, entropies=rng.gamma(1.3, 1.0, batch.inputs.shape).astype(np.float32))
+        for batch in frozen.sample_batches(data, recipe)
+    ]
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
+        found = frozen._calibrate(recipe, batches, mesh, {})
+    assert found.threshold is not None
+    assert found.margin is not None
+    assert found.capacity is not None
+    compiled = [record.getMessage().split()[1] for record in caplog.records if "Compiling" in record.msg]
+    assert len(compiled) == 5, compiled
 
 
 @pytest.mark.parametrize("cache", [None, "user"])

@@ -32,7 +32,14 @@ def test_programs_for_cpus_are_not_kept_unless_a_folder_is_named(asked, tmp_path
     keep_compiled(None)
     assert asked == {}
     keep_compiled(str(tmp_path))
-    assert asked == {"jax_compilation_cache_dir": str(tmp_path)}
+    assert asked["jax_compilation_cache_dir"] == str(tmp_path)
+
+
+def test_small_programs_are_kept_too_except_far_away(asked, tmp_path):
+    keep_compiled("gs://bucket/compiled")
+    assert asked == {"jax_compilation_cache_dir": "gs://bucket/compiled"}
+    keep_compiled(str(tmp_path))
+    assert asked["jax_persistent_cache_min_compile_time_secs"] == 0
 
 
 def test_programs_for_gpus_are_kept_in_the_user_s_cache(asked, monkeypatch, tmp_path):
@@ -46,10 +53,11 @@ def test_programs_for_gpus_are_kept_in_the_user_s_cache(asked, monkeypatch, tmp_
     assert asked["jax_compilation_cache_dir"] == str(tmp_path / "scratch/jaxblt/compiled")
 
 
-def test_a_train_step_on_gpus_has_cublas_multiply_and_joins_its_exchanges():
+def test_a_train_step_on_gpus_tries_few_kernels_and_joins_its_exchanges():
     assert compiler_options() is None
     with compiling_for(SimpleNamespace(platform="gpu", device_kind="NVIDIA H200", compute_capability="9.0")):
         asked = compiler_options() or {}
     assert asked.pop("xla_gpu_enable_triton_gemm") is False
+    assert asked.pop("xla_gpu_experimental_enable_fusion_autotuner") is False
     assert set(asked.values()) == {2**28}
     assert all(name.endswith("_combine_threshold_bytes") for name in asked)

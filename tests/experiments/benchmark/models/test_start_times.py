@@ -8,11 +8,12 @@ import pytest
 from experiments.benchmark.__main__ import main
 from experiments.benchmark.models import start_times
 
+WRITES = "import sys; assert sys.pycache_prefix and not sys.dont_write_bytecode; "
 LINE = "first step after 1.5 s: data 0.5, compiling and the first step 1.0"
 
 
 def test_starts_with_and_without_what_an_earlier_one_left(monkeypatch, tmp_path):
-    """A cold start finds an empty cache, and the warm one behind it finds what that left."""
+    """A cold start finds an empty cache, and the warm one behind it finds what that left. Both find bytecode."""
 
     def command(name, run, cache):
         left = cache / "left"
@@ -22,11 +23,12 @@ def test_starts_with_and_without_what_an_earlier_one_left(monkeypatch, tmp_path)
             return [
                 sys.executable,
                 "-c",
-                f"print({LINE.replace('0.5', '2.5')!r}, flush=True); import time; time.sleep(60)",
+                f"{WRITES}print({LINE.replace('0.5', '2.5')!r}, flush=True); import time; time.sleep(60)",
             ]
-        return [sys.executable, "-c", f"print({LINE!r}, flush=True)"]
+        return [sys.executable, "-c", f"{WRITES}print({LINE!r}, flush=True)"]
 
     monkeypatch.setattr(start_times, "_command", command)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     out = tmp_path / "starts.json"
     main(["start_times", "--out", str(out), "--recipes", "mqar", "--repeats", "2"])
     found = json.loads(out.read_text())["recipes"]["mqar"]
