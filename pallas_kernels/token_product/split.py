@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-PROGRAMS = 192
-"""Programs that a launch should have: an H200 has 132 multiprocessors."""
+PROGRAMS = 264
+"""Programs that a launch should have: two on each of the 132 multiprocessors of an H200."""
 
 WIDE = 2048
 """Columns of a single matrix from which a program takes 128 of them."""

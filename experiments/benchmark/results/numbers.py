@@ -54,6 +54,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "3": rounded,
     "%": lambda value: f"{100 * value:.0f} %",
     "%1": lambda value: f"{100 * value:.1f} %",
+    "%2": lambda value: f"{100 * value:.2f} %",
     "GB": lambda size: f"{size / 1e9:.1f} GB",
     "MB": lambda size: f"{size / 1e6:,.1f} MB",
     "MB seen": lambda size: f"{size / 1e6:,.0f} MB",
