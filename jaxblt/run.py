@@ -193,8 +193,9 @@ class Run:
 
         Raises:
           ValueError: the mesh has not as many devices as there are, or the batch or the rows do not divide among them.
-            Packed documents cannot start where the patcher's blocks do. Labels are others than the run learned, or no
-            byte is scored. The data are at a URL that is not trusted.
+          ValueError: packed documents cannot start where the patcher's blocks do.
+          ValueError: labels are others than the run learned, or no byte is scored.
+          ValueError: the data are at a URL that is not trusted.
 
         Warns:
           PatchOverflowWarning: blocks have fewer slots than this data asks for; see `recalibrate`.
@@ -297,8 +298,8 @@ class Run:
           trust_sources: fetch URLs that the run's config names.
 
         Raises:
-          ValueError: the run has no patcher, its mode reads no threshold, or the length is out of reach. The data are
-            at a URL that is not trusted.
+          ValueError: the run has no patcher, its mode reads no threshold, or the length is out of reach.
+          ValueError: the data are at a URL that is not trusted.
         """
         if self.patcher is None:
             raise ValueError(f"run {self.recipe.name!r} has no patcher to calibrate: its model reads bytes")
@@ -357,8 +358,8 @@ def load(
 
     Raises:
       FileNotFoundError: the folder holds no run, or no checkpoint of that step.
-      ValueError: the run was made by another version of the configs, or its config does not fit its checkpoints. Its
-        checkpoints lead to another run's, or it has no average.
+      ValueError: the run was made by another version of the configs, or its config does not fit its checkpoints.
+      ValueError: its checkpoints lead to another run's, or it has no average.
       CheckpointCorrupt: no checkpoint can be read.
     """
     asked = "newest" if step is None else "all" if step == "best" else step

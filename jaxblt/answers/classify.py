@@ -51,8 +51,9 @@ def classify(
       mesh: how devices share rows and, along `seq`, the bytes of a row; None for the one in force, or one device.
 
     Raises:
-      ValueError: the run was not trained on labels. There is no record, an empty one, or one longer than a row. An
-        answer is not finite (names the record).
+      ValueError: the run was not trained on labels.
+      ValueError: there is no record, an empty one, or one longer than a row.
+      ValueError: an answer is not finite (names the record).
     """
     data = run.recipe.data
     if not isinstance(data, LabelledDataConfig):

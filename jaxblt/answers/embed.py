@@ -116,9 +116,10 @@ def embed(
       mesh: how devices share rows and, along `seq`, the bytes of a row; None for the one in force, or one device.
 
     Raises:
-      ValueError: there is no such layer, or it has no states of that kind. There is no record, an empty one, one too
-        long for a layer of patches, or one without a byte to take the mean of. A state is not finite (names the
-        record).
+      ValueError: there is no such layer, or it has no states of that kind.
+      ValueError: there is no record, an empty one, one too long for a layer of patches, or one without a byte to take
+        the mean of.
+      ValueError: a state is not finite (names the record).
     """
     if pool not in get_args(Pool):
         raise ValueError(f"pool must be one of {', '.join(map(repr, get_args(Pool)))}, got {pool!r}")

@@ -70,8 +70,10 @@ def build_index(
       trust_sources: fetch URLs that the run's config names.
 
     Raises:
-      ValueError: the run has adapters, or its parameters are averaged. There is no such stack. The data are no
-        documents, or at a URL that is not trusted. There are fewer whole chunks than neighbours.
+      ValueError: the run has adapters, or its parameters are averaged.
+      ValueError: there is no such stack.
+      ValueError: the data are no documents, or at a URL that is not trusted.
+      ValueError: there are fewer whole chunks than neighbours.
     """
     for name, value in {"chunk": chunk, "neighbours": neighbours, "most": most}.items():
         check_whole(name, value, least=1)

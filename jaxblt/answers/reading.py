@@ -98,8 +98,9 @@ def make_reader(
       mesh: of the devices that read; None for the one in force, or one device.
 
     Raises:
-      ValueError: `window` is less than 2, or `batch_size` less than 1. The mesh does not suit the devices. `given` or
-        `guarded` of `jaxblt.adapters` stands around the call.
+      ValueError: `window` is less than 2, or `batch_size` less than 1.
+      ValueError: the mesh does not suit the devices.
+      ValueError: `given` or `guarded` of `jaxblt.adapters` stands around the call.
     """
     refuse_inside("jaxblt.answers", "leave it, or merge the adapter at a code (jaxblt.adapters.fuse)")
     length: int = run.recipe.data.seq_len if window is None else window

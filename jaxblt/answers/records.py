@@ -46,8 +46,8 @@ def open_records(sequences: Sequences, data: RowsConfig, *, as_trained: bool = T
 
     Raises:
       FileNotFoundError: a path names no file.
-      ValueError: there is no record, one is empty, or is neither bytes nor text. A run on sequences or labels gets a
-        table or another file of `MARKED`.
+      ValueError: there is no record, one is empty, or is neither bytes nor text.
+      ValueError: a run on sequences or labels gets a table or another file of `MARKED`.
     """
     source = _opened(sequences, data)
     if as_trained:

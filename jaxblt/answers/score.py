@@ -112,9 +112,10 @@ def score(
       mesh: how devices share rows and, along `seq`, the bytes of a row; None for the one in force, or one device.
 
     Raises:
-      ValueError: the run does not predict the next byte. There is no record, or an empty one, or no target counts. A
-        byte, or with both strands a scored character, has no complement that counts. A log-likelihood is not finite
-        (names record and byte).
+      ValueError: the run does not predict the next byte.
+      ValueError: there is no record, or an empty one, or no target counts.
+      ValueError: a byte, or with both strands a scored character, has no complement that counts.
+      ValueError: a log-likelihood is not finite (names record and byte).
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than these records ask for; see `Run.recalibrate`.

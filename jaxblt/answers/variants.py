@@ -130,8 +130,9 @@ def variants(
 
     Raises:
       FileNotFoundError: a path names no file.
-      ValueError: the reference allele is not what the FASTA file holds. An allele has no score, without `skip`, or none
-        has one. A log-likelihood is not finite.
+      ValueError: the reference allele is not what the FASTA file holds.
+      ValueError: an allele has no score, without `skip`, or none has one.
+      ValueError: a log-likelihood is not finite.
     """
     options = {"batch_size": batch_size, "skip": skip, "as_trained": as_trained, "mesh": mesh}
     groups = tuple(stream_variants(run, vcf, fasta, context=context, **options))

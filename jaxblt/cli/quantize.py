@@ -38,8 +38,8 @@ def quantize(
 
     Args:
       run_dir: folder of the run.
-      scheme: int8 or fp8 (a scale of each output channel), int4 (of each 128 values), or w8a8. The name w8a8 is int8
-        with activations in 8 bits as well, with a scale of each token.
+      scheme: int8 or fp8 (a scale of each output channel), int4 (of each 128 values), or w8a8. In w8a8
+        weights are int8, and activations have 8 bits as well, with a scale of each token.
       out: folder to write; it must not hold anything.
       data: FASTA, JSON lines or text to measure bits per byte on before and after, and to choose ranges on.
       losses: measure on DATA what each product costs alone, too.

@@ -59,8 +59,9 @@ def write_entropies(
       context: bytes that the model saw at the most (see `jaxblt.patching.contexts`), kept in the note.
 
     Raises:
-      ValueError: the path does not end in `.npy`. A document has another number of values, or one that is not finite.
-        Documents are missing or too many.
+      ValueError: the path does not end in `.npy`.
+      ValueError: a document has another number of values, or one that is not finite.
+      ValueError: documents are missing or too many.
     """
     refuse_remote("entropies", path)
     path = Path(path)
@@ -140,8 +141,8 @@ def read_entropies(path: str | os.PathLike, source: DocumentSource) -> Entropies
 
     Raises:
       FileNotFoundError: the file or its note is missing.
-      ValueError: they were computed from other bytes, or they are not as they were written. They are not a finite fp32
-        number for each byte and document.
+      ValueError: they were computed from other bytes, or they are not as they were written.
+      ValueError: they are not a finite fp32 number for each byte and document.
 
     Warns:
       UnsealedWarning: the note is of an earlier version, and has no hash.

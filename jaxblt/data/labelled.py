@@ -54,9 +54,9 @@ class LabelledDataConfig:
     """Labelled records, one a row; stands where a `DataConfig` does.
 
     A row is BOS and the record's bytes, as in training on whole documents. Files are known by their endings: tables
-    (.csv, .tsv), JSON lines (.jsonl), Parquet and Arrow (.parquet, .arrow, .feather, folders that `datasets` saved).
-    FASTA needs a table of `labels`. BED intervals need a `genome`, and their fourth column is the label. Text may be
-    compressed.
+    (.csv, .tsv), JSON lines (.jsonl), Parquet and Arrow (.parquet, .arrow, .feather, folders that `datasets` saved),
+    FASTA and BED. FASTA needs a table of `labels`. BED intervals need a `genome`, and their fourth column is the label.
+    Text may be compressed.
 
     Attributes:
       paths: files and globs of records.

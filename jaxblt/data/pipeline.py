@@ -118,7 +118,8 @@ def make_dataset(
     Raises:
       FileNotFoundError: a path names no file.
       ValueError: bad data, an unknown split or sample, a split without bytes, a setting that nothing reads, or windows
-        longer than every document. The processes cannot share a batch equally.
+        longer than every document.
+      ValueError: the processes cannot share a batch equally.
     """
     if mode not in ("train", "eval"):
         raise ValueError(f"unknown mode {mode!r}: choose 'train' or 'eval'")

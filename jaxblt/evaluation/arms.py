@@ -29,8 +29,9 @@ def compare_arms(
       parameters: trained parameters of each arm, which are to be equal within 5 % of the base's; None to not look.
 
     Raises:
-      ValueError: there is no such arm or no other one. An arm lacks a document's number or is of other documents. Sizes
-        are missing or differ.
+      ValueError: there is no such arm or no other one.
+      ValueError: an arm lacks a document's number or is of other documents.
+      ValueError: sizes are missing or differ.
     """
     from scipy import stats
 

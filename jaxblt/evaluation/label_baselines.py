@@ -118,7 +118,7 @@ def score_kmers(
     """Return figures of a logistic regression on counts of words of 1 to k letters.
 
     It uses scikit-learn. Counts c enter as 1 + log c times the inverse frequency of the word in training (TF-IDF).
-    Those of words of one length are scaled to length 1.
+    Counts of words of one length are scaled to length 1.
 
     Args:
       parts: the split.

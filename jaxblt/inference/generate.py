@@ -113,8 +113,9 @@ def generate(
 
     Raises:
       ValueError: no prompts, a prompt that is not bytes, nothing to generate, a seed out of range, an unknown adapter,
-        or a report without drafts. Logits are not finite; the message names the prompt and the position. Or it is
-        called, or its iterator goes on, inside `given` or `guarded` of `jaxblt.adapters`.
+        or a report without drafts.
+      ValueError: logits are not finite; the message names the prompt and the position.
+      ValueError: it is called, or its iterator goes on, inside `given` or `guarded` of `jaxblt.adapters`.
 
     Warns:
       PatchOverflowWarning: blocks have fewer slots than the rows' patches ask for.

@@ -69,8 +69,9 @@ def read_evo2(
     Raises:
       FileNotFoundError: there is no such file.
       FileExistsError: the folder holds something.
-      ValueError: the config is unknown. The file is damaged, or holds something else than tensors. Tensors are missing,
-        unexpected, of another shape or not finite (all are named).
+      ValueError: the config is unknown.
+      ValueError: the file is damaged, or holds something else than tensors.
+      ValueError: tensors are missing, unexpected, of another shape or not finite (all are named).
     """
     check_new_folder(Path(run_dir))
     path = Path(source)

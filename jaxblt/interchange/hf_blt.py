@@ -64,8 +64,8 @@ def read_patcher(folder: str | os.PathLike[str], *, name: str = "patcher") -> Pa
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: the folder holds another kind of model, or a setting has no counterpart. Tensors are missing,
-        unexpected, of another shape or not finite (all are named).
+      ValueError: the folder holds another kind of model, or a setting has no counterpart.
+      ValueError: tensors are missing, unexpected, of another shape or not finite (all are named).
     """
     config = _read_config(folder)
     model, length = _entropy_model(config)

@@ -329,8 +329,9 @@ class BLT(BytePatched):
           closed: whether a patch ends with each byte, instead of the patcher's decision.
 
         Raises:
-          ValueError: the patcher's entropies are missing, or an array has another shape than ids. The state is of
-            another patcher or of another number of rows. The blocks do not divide among the devices of a `seq` axis.
+          ValueError: the patcher's entropies are missing, or an array has another shape than ids.
+          ValueError: the state is of another patcher or of another number of rows.
+          ValueError: the blocks do not divide among the devices of a `seq` axis.
         """
         check_state(self.config, state, ids)
         if closed is not None:

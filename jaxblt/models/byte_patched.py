@@ -33,8 +33,9 @@ class BytePatched(nn.Module, ABC):
             to generate.
 
         Raises:
-          ValueError: there is neither a patcher nor patches, or the patcher's entropies are missing. The patches are of
-            other rows or documents. The mesh does not suit the model.
+          ValueError: there is neither a patcher nor patches, or the patcher's entropies are missing.
+          ValueError: the patches are of other rows or documents.
+          ValueError: the mesh does not suit the model.
         """
         x, patches = self._decoded(ids, segment_ids, positions, entropies, patches)
         return self.head(x, self.embedding), patches

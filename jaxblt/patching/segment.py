@@ -31,8 +31,8 @@ def make_patches(
         the p_t of the model's router.
 
     Raises:
-      ValueError: the entropies or threshold of the mode are missing, or a shape differs from that of ids. Outside of
-        jit: an id, segment id or entropy is out of range.
+      ValueError: the entropies or threshold of the mode are missing, or a shape differs from that of ids.
+      ValueError: outside of jit an id, segment id or entropy is out of range.
     """
     check_rows("ids", ids)
     check_ids(ids, VOCAB_SIZE)

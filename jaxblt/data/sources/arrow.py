@@ -34,8 +34,9 @@ class ArrowSource:
     Raises:
       FileNotFoundError: a path or glob names no file.
       ImportError: pyarrow is not installed.
-      ValueError: a file is empty, damaged, or neither Parquet nor Arrow. It has no row, no such column, or one of
-        another type. A row holds nothing.
+      ValueError: a file is empty, damaged, or neither Parquet nor Arrow.
+      ValueError: it has no row, no such column, or one of another type.
+      ValueError: a row holds nothing.
     """
 
     def __init__(self, paths: str | os.PathLike | Iterable[str | os.PathLike], *, field: str = "text"):

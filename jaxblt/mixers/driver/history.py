@@ -70,8 +70,8 @@ def _between(mask: Bool[Array, "B S"], like: Array) -> Bool[Array, "B *D S"]:
 class ShortHistory:
     """Core of a convolution with few taps, in [B, D, T]: y = post_gate * (h * u + b u), u = pre_gate * v.
 
-    The carry is the last S inputs. A convolution is linear. The carry's, on the few steps that it reaches, is added to
-    the stretch's. So no copy with the carry in front is needed.
+    The carry is the last S inputs. A convolution is linear. The convolution of the carry reaches a few steps of the
+    stretch, and is added there. So no copy with the carry in front is needed.
 
     Attributes:
       op: the convolution, `(x, taps, *, segment_ids, bias, pre_gate, post_gate, ...)`.
