@@ -227,7 +227,9 @@ def _are_joined(x: Float[Array, "..."], layers: Sequence[Linear], weights: Seque
     One gradient by x is then summed in fp32, where each layer's would be rounded and added in memory. Devices that
     share a kernel would sum its gradient whole, before it is split.
     """
-    if len(layers) < 2 or not all(layer.joins and layer.bias is None and layer.times == 1 for layer in layers):
+    if len(layers) < 2 or not all(
+        layer.joins and layer.bias is None and layer.times == 1 for layer in layers
+    ):
         return False
     if open_axes() or current_device().platform != "gpu" or any(is_stored(w.kernel) for w in weights):
         return False
