@@ -115,6 +115,7 @@ class Linear(nn.Module):
       accumulate: dtype of sums and result; None for the default.
       product: function that multiplies.
       joins: let `linears` multiply by this kernel and others in one product (see `JoinedProducts`).
+      times: number by which products are multiplied: the layer is called with its input divided by it.
     """
 
     equation: str
@@ -127,6 +128,7 @@ class Linear(nn.Module):
     accumulate: Any = None
     product: Product = multiply
     joins: bool = False
+    times: float = 1.0
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         (y,) = linears(x, [self])
@@ -225,26 +227,22 @@ def _are_joined(x: Float[Array, "..."], layers: Sequence[Linear], weights: Seque
     One gradient by x is then summed in fp32, where each layer's would be rounded and added in memory. Devices that
     share a kernel would sum its gradient whole, before it is split.
     """
-    if len(layers) < 2 or not all(layer.joins and layer.bias is None for layer in layers):
+    if len(layers) < 2 or not all(
+        layer.joins and layer.bias is None and layer.times == 1 for layer in layers
+    ):
         return False
     if open_axes() or current_device().platform != "gpu" or any(is_stored(w.kernel) for w in weights):
         return False
     return jnp.finfo(layers[0].dtype).bits == 16 and x.size // x.shape[-1] >= JOINED_POSITIONS
 
 
-def linears(
-    x: Float[Array, "..."], layers: Sequence[Linear], times: float = 1.0
-) -> list[Float[Array, "..."]]:
-    """Return y of each `Linear`, as if each was called with x times a number, by which products are multiplied.
-
-    An adapter may compute all of them in one operation.
-    """
+def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Array, "..."]]:
+    """Return y of each `Linear`, as if each was called with x. An adapter may compute all of them in one operation."""
     weights = [layer.weights(x) for layer in layers]
     products = layers[0].products(x, layers, weights)
-    if isinstance(products, JoinedProducts) and times == 1:
+    if isinstance(products, JoinedProducts):
         return products
-    scaled = products if times == 1 else [y * times for y in products]
-    return [_shifted(*each) for each in zip(scaled, layers, weights, strict=True)]
+    return [_shifted(*each) for each in zip(products, layers, weights, strict=True)]
 
 
 def is_lone_token(x: Float[Array, "B T D"]) -> bool:
@@ -284,8 +282,8 @@ def add_parts(x: Float[Array, "1 1 D"], parts: Float[Array, "S D"]) -> Float[Arr
 
 
 def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:
-    """Add the bias along the new axes of y, at the positions that the equation gives them."""
-    bias = weights.bias
+    """Multiply y, and add the bias along its new axes, at the positions that the equation gives them."""
+    y, bias = y if layer.times == 1 else y * layer.times, weights.bias
     if bias is None:
         return y
     _, _, new, result = read_equation(layer.equation)

@@ -17,7 +17,7 @@ from jaxblt.parallel.islands import over_batch
 from jaxblt.parallel.sequence import over_sequence, seq_axis
 from jaxblt.patching.patches import Patches, into_blocks
 from pallas_kernels.patch_attention import lookup, pool
-from pallas_kernels.runtime import OwnGradient, count_below, has_reference_ops
+from pallas_kernels.runtime import OwnGradient, count_below, has_reference_ops, vary_alike
 
 
 def to_blocks(x: Float[Array, "B T D"], patches: Patches) -> Float[Array, "B N S D"]:
@@ -249,7 +249,7 @@ def _take(x: Shaped[Array, "B T ..."], index: Int[Array, "B M"]) -> Shaped[Array
     """Take M entries of each row."""
     if has_reference_ops() or not jnp.issubdtype(x.dtype, jnp.inexact):
         return _entries(x, index)
-    return _taken(x, index)
+    return _taken(*vary_alike(x, index))
 
 
 def _entries(x: Array, index: Array) -> Array:

@@ -3,9 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 from numpy.testing import assert_array_equal
 
 from jaxblt.models.bridge import _take
+from jaxblt.parallel import make_mesh
 from pallas_kernels.runtime import reference_ops
 from tests.tolerances import assert_close
 
@@ -27,6 +29,14 @@ def test_entries_and_their_gradient_are_those_of_a_gather():
     assert "custom_vjp" not in plain
     assert_close(value, expected, n=60)
     assert_close(gradient, reference, n=5)
+
+
+def test_devices_add_up_gradients_of_entries_that_they_share():
+    x, index = jnp.arange(12.0).reshape(1, 6, 2), jnp.array([[5, 0, 5, 1]])
+    taken = jax.shard_map(_take, in_specs=(P(), P(None, "data")), out_specs=P(None, "data"))
+    with jax.set_mesh(make_mesh(data=2, devices=jax.devices()[:2])):
+        gradient = jax.jit(jax.grad(lambda x: jnp.sum(taken(x, index))))(x)
+    assert_array_equal(gradient[0, :, 0], [1, 1, 0, 0, 0, 2])
 
 
 def test_integers_are_taken_without_a_gradient():

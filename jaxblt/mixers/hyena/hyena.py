@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.einsums import multiply
-from jaxblt.layers import Linear, RMSNorm, linears, named, token_products
+from jaxblt.layers import Linear, RMSNorm, named, token_products
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import ShortHistory
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
@@ -188,7 +188,9 @@ class Hyena(nn.Module):
         project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, **options)
         sizes, names = {"d": config.dim}, ("channels", "embed")
         bias = nn.initializers.zeros if config.out_bias else None
-        project_out = Linear("bct,cd->btd", sizes, names, self.dtype, bias=bias, name="out")
+        room = HALF_ROOM if jnp.dtype(self.dtype) == jnp.float16 else 1.0
+        options = {"bias": bias, "times": room, "name": "out"}
+        project_out = Linear("bct,cd->btd", sizes, names, self.dtype, **options)
         check_kind(HyenaState, state, filter=type(config.filter).__name__)
         clock = None if state is None else state.clock
         options = {"width": config.dim, "alignment": config.segment_alignment, "packed": config.packed}
@@ -200,7 +202,6 @@ class Hyena(nn.Module):
             z = self._blank(rows, z.reshape(1, -1, 1))
         z, short = self._short(rows, z, None if state is None else state.short)
         v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)
-        room = HALF_ROOM if jnp.dtype(self.dtype) == jnp.float16 else 1.0
         v = v if room == 1 else v / room
         filters = []
         for i in range(config.order - 1):
@@ -210,11 +211,7 @@ class Hyena(nn.Module):
                 check_filter_state(config.filter, carry, state.capacity)
             v, after = self._long_conv(i)(rows, (v, gates[i], post_gate), carry)
             filters.append(after)
-        y = (
-            rows.restore(linears(v, [project_out], room)[0])
-            if norm is None
-            else token_products(v, [project_out])[1]
-        )
+        y = rows.restore(project_out(v)) if norm is None else token_products(v, [project_out])[1]
         if state is None:
             return y, None
         return y, dataclasses.replace(state, clock=rows.clock, short=short, filters=tuple(filters))

@@ -26,7 +26,7 @@ from jaxblt.adapters.experimental.film import Film
 from jaxblt.adapters.experimental.kronecker import Kronecker
 from jaxblt.adapters.update.attach import describe_sites
 from jaxblt.layers import Linear
-from jaxblt.mixers import AttentionConfig
+from jaxblt.mixers import AttentionConfig, HyenaConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.testing import check_adapter
 from jaxblt.training.stored.serialize import from_json, to_json
@@ -120,6 +120,26 @@ def test_film_keeps_its_bounds_whatever_the_code(rows: Any) -> None:
     assert 1.19 < factors.max() <= 1.2 + 1e-6
     gradient = jax.jit(jax.grad(lambda code: jnp.sum(run(params, code))))(1e3 * code)
     assert np.isfinite(gradient).all()
+
+
+class Out(nn.Module):
+    """A Hyena whose last product has all forms; in float16 the product is of a part of its input."""
+
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        forms = Film(), Diagonal(), Kronecker(inputs=2, outputs=2)
+        config = AdapterConfig(sites=(), forms=tuple(("mixer/out", form) for form in forms))
+        with config.inside(self.path, 0, None):
+            return HyenaConfig(dim=6).build(dtype=self.dtype, name="mixer")(x)[0]
+
+
+def test_forms_see_the_whole_of_a_product_that_is_multiplied(rows: Any) -> None:
+    x, _ = rows
+    params = drawn(Out(jnp.float32), x)
+    known, found = (jax.jit(Out(dtype).apply)(params, x) for dtype in (jnp.float32, jnp.float16))
+    assert_close(found, np.asarray(known), jnp.float16, n=36)
 
 
 def _off(params: Any) -> Any:
