@@ -1,5 +1,6 @@
 """Where the time before the first step goes, and compiled programs that outlive a process to spare most of it."""
 
+import os
 import time
 from dataclasses import dataclass, field
 
@@ -8,6 +9,9 @@ import jax
 from jaxblt.remote import user_cache
 from jaxblt.remote.urls import url_of
 from jaxblt.training.train_config import USER_CACHE
+
+LEAST_TIME = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+"""JAX's variable for the seconds from which a compilation is kept; what a user has set stays."""
 
 
 def keep_compiled(folder: str | None) -> None:
@@ -20,7 +24,7 @@ def keep_compiled(folder: str | None) -> None:
     if (place := cache_folder(folder)) is None:
         return
     jax.config.update("jax_compilation_cache_dir", place)
-    if not url_of(place):
+    if not url_of(place) and LEAST_TIME not in os.environ:
         # JAX would compile again, at each start, what takes less than a second: the draws of parameters
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 

@@ -35,7 +35,12 @@ def test_programs_for_cpus_are_not_kept_unless_a_folder_is_named(asked, tmp_path
     assert asked["jax_compilation_cache_dir"] == str(tmp_path)
 
 
-def test_small_programs_are_kept_too_except_far_away(asked, tmp_path):
+def test_small_programs_are_kept_too_except_far_away_and_where_a_user_decides(asked, monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "5")
+    keep_compiled(str(tmp_path))
+    assert "jax_persistent_cache_min_compile_time_secs" not in asked
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    asked.clear()
     keep_compiled("gs://bucket/compiled")
     assert asked == {"jax_compilation_cache_dir": "gs://bucket/compiled"}
     keep_compiled(str(tmp_path))
