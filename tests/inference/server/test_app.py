@@ -319,8 +319,7 @@ def test_a_compressed_body_is_refused_by_its_name(app):
     reply = Reply(app, "POST", "/v1/completions", b"{}")
     reply.scope["headers"].append((b"content-encoding", b"Identity"))
     asyncio.run(reply.run())
-    assert reply.status == 400
-    assert "Content-Encoding" not in reply.json["error"]["message"]
+    assert reply.status == 200
 
 
 def test_what_is_wrong_is_refused_without_the_engine(app, service, monkeypatch):
