@@ -223,7 +223,7 @@ def test_a_misspelt_environment_variable_is_told(monkeypatch, capsys):
         run(lambda argv: None)
     said = capsys.readouterr().err
     assert said.startswith(
-        "warning: nothing reads the environment variable JAXBLT_APIKEY (perhaps JAXBLT_API_KEY): known are "
+        "warning: jaxblt reads no environment variable JAXBLT_APIKEY (perhaps JAXBLT_API_KEY): known are "
     )
     assert said.count("\n") == 1
     assert "secret" not in said
