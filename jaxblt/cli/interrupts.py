@@ -27,7 +27,9 @@ def end_quietly() -> None:
         sys.unraisablehook = functools.partial(_ask_again, sys.unraisablehook)
 
 
-def _ask_again(otherwise: "Callable[[sys.UnraisableHookArgs], Any]", dropped: "sys.UnraisableHookArgs") -> None:
+def _ask_again(
+    otherwise: "Callable[[sys.UnraisableHookArgs], Any]", dropped: "sys.UnraisableHookArgs"
+) -> None:
     """Interrupt once more, in a moment, where Python drops the exception: in finalizers and in callbacks of C.
 
     Other exceptions go to the hook `otherwise`.

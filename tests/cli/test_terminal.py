@@ -127,8 +127,8 @@ def test_a_move_names_both_files_and_a_number_is_no_name(tmp_path):
         file.replace(tmp_path / "none" / "file")
     assert explain(missing.value).startswith(f"there is no folder {str(tmp_path / 'none')!r} for ")
     number = os.open(folder, os.O_RDONLY)
-    with pytest.raises(IsADirectoryError) as met:
-        open(number, closefd=False)
+    with pytest.raises(IsADirectoryError) as met, open(number, closefd=False):
+        pass
     os.close(number)
     assert explain(met.value) == str(met.value)
 

@@ -118,7 +118,9 @@ def test_a_folder_that_links_lead_back_to_is_read_once(tmp_path: Path) -> None:
     assert expand(str(tmp_path / "**/*.txt")) == [tmp_path / "a.txt", tmp_path / "b.txt"]
 
 
-def test_of_two_paths_of_one_length_the_first_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_paths_of_one_length_the_first_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder lists its files in any order, and names decide in which order files are read."""
     (tmp_path / "b").mkdir()
     (tmp_path / "a").symlink_to("b")
