@@ -236,6 +236,10 @@ ROWS: Cases = {
         lambda: ZIGZAG.check(1001, 8),
         "T = 1001 .* pad it to 1008, or choose",
     ),
+    "a row beyond every document": (
+        lambda: cut(seq_len=200_000),
+        "longer than every document .* lower seq_len, or",
+    ),
     "a stride beyond the row": (lambda: cut(stride=5000), r"1..seq_len = 1..4096 to skip no byte, got 5000"),
     "an alignment that does not divide": (
         lambda: cut(packing="first_fit", alignment=100, eos=False),

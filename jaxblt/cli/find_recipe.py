@@ -38,9 +38,12 @@ def find_recipe(given: str) -> Recipe:
         return recipes.get(given)
     if given.endswith(".json") or url_of(given) or holds_run(given):
         return from_config(given)
-    if "/" in given or Path(given).exists():
+    if "/" in given or (given and Path(given).exists()):
         # Tell of the runs that are near: no recipe is named like a path
-        return read_resolved(given).recipe
+        try:
+            return read_resolved(given).recipe
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error}; or name {FORMS}") from error
     hint, known = perhaps(given, recipes.RECIPES), ", ".join(recipes.RECIPES)
     raise ValueError(f"unknown recipe {given!r}{hint}, choose one of: {known}; or name {FORMS}")
 

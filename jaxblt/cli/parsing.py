@@ -92,17 +92,24 @@ def explain(error: Exception) -> str:
         )
     if isinstance(error, OSError) and (error.errno, error.filename) == (errno.ENOSPC, None):
         return f"{said}: free some, or write elsewhere (XDG_CACHE_HOME moves the user's cache)"
-    if isinstance(error, FileNotFoundError) and error.filename is not None:
-        name = os.fsdecode(error.filename)
+    names = _names(error)
+    if isinstance(error, FileNotFoundError) and names:
+        name = next((name for name in names if not os.path.exists(name)), names[0])
         return _explain_missing_program(name) if _is_of_a_program(error) else _explain_missing(name)
-    if isinstance(error, OSError) and error.errno in FIXES and error.filename is not None:
-        return f"{os.fsdecode(error.filename)!r}: {error.strerror}: {FIXES[error.errno]}"
+    if isinstance(error, OSError) and error.errno in FIXES and names:
+        return f"{' -> '.join(map(repr, names))}: {error.strerror}: {FIXES[error.errno]}"
     if _is_without_device(error):
         return (
             f"JAX finds no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r} here: unset it to take "
             "what there is, or set it to cpu; `jaxblt doctor` shows what JAX finds"
         )
     return said
+
+
+def _names(error: Exception) -> list[str]:
+    """Return the files that an error of the file system names: none, one, or those of a move. Numbers are no names."""
+    given = (error.filename, error.filename2) if isinstance(error, OSError) else ()
+    return [os.fsdecode(name) for name in given if isinstance(name, str | bytes)]
 
 
 def _explain_missing(name: str) -> str:

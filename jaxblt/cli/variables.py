@@ -22,11 +22,11 @@ VARIABLES = (
 
 
 def tell_unknown(environment: Mapping[str, str]) -> None:
-    """Write to standard error which variables begin as those of this project and are none: they do nothing."""
+    """Write to standard error which variables begin as those of this project and are none; a plugin may read them."""
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in VARIABLES:
             print(
-                f"warning: nothing reads the environment variable {name}{perhaps(name, VARIABLES)}: "
+                f"warning: jaxblt reads no environment variable {name}{perhaps(name, VARIABLES)}: "
                 f"known are {', '.join(VARIABLES)}",
                 file=sys.stderr,
             )

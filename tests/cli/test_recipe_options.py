@@ -148,6 +148,10 @@ def test_files_that_hold_no_recipe_are_told(tmp_path):
             FileNotFoundError, match=rf"runs/{name} holds no run: .*runs/own'|'.*runs' are own"
         ):
             find_recipe(str(tmp_path / "runs" / name))
+    with pytest.raises(FileNotFoundError, match=r"my/recipe holds no run: .*; or name .*FILE\.py:FUNCTION"):
+        find_recipe("my/recipe")
+    with pytest.raises(ValueError, match="unknown recipe '', choose one of"):
+        find_recipe("")
     with pytest.raises(ValueError, match=r"unknown recipe 'bookz' \(perhaps books\), .*; or name a built-in"):
         find_recipe("bookz")
 

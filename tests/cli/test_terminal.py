@@ -115,6 +115,24 @@ def test_errors_of_the_file_system_say_what_to_do(tmp_path):
         assert explain(met.value) == f"{str(path)!r}: {os.strerror(number)}: {FIXES[number]}"
 
 
+def test_a_move_names_both_files_and_a_number_is_no_name(tmp_path):
+    """Python names the file that is moved first, and it may be fine."""
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_text("")
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError) as met:
+        file.replace(folder)
+    assert explain(met.value) == f"{str(file)!r} -> {str(folder)!r}: Is a directory: {FIXES[errno.EISDIR]}"
+    with pytest.raises(FileNotFoundError) as missing:
+        file.replace(tmp_path / "none" / "file")
+    assert explain(missing.value).startswith(f"there is no folder {str(tmp_path / 'none')!r} for ")
+    number = os.open(folder, os.O_RDONLY)
+    with pytest.raises(IsADirectoryError) as met, open(number, closefd=False):
+        pass
+    os.close(number)
+    assert explain(met.value) == str(met.value)
+
+
 def test_a_missing_program_is_no_missing_file(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["jaxblt"])
     with pytest.raises(SystemExit):
@@ -190,6 +208,13 @@ def test_ctrl_c_ends_a_command_within_a_finalizer():
     assert (done.returncode, done.stdout, done.stderr) == (130, b"begun\n", b"")
 
 
+def test_other_dropped_errors_go_where_they_went():
+    text = HEAR + "import sys; sys.unraisablehook = lambda dropped: print(dropped.exc_value); "
+    text += START + "\nclass Thing:\n    def __del__(self): raise OSError('mine')\nThing()"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"begun\nmine\n", b"")
+
+
 def test_a_misspelt_environment_variable_is_told(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["jaxblt"])
     monkeypatch.setenv("JAXBLT_APIKEY", "secret")
@@ -198,7 +223,7 @@ def test_a_misspelt_environment_variable_is_told(monkeypatch, capsys):
         run(lambda argv: None)
     said = capsys.readouterr().err
     assert said.startswith(
-        "warning: nothing reads the environment variable JAXBLT_APIKEY (perhaps JAXBLT_API_KEY): known are "
+        "warning: jaxblt reads no environment variable JAXBLT_APIKEY (perhaps JAXBLT_API_KEY): known are "
     )
     assert said.count("\n") == 1
     assert "secret" not in said

@@ -128,7 +128,7 @@ def _scan(path: Path, start: int) -> Iterator[Entry]:
         file.seek(start)
         while line := file.readline():
             place += len(line)
-            if line.startswith(b">"):
+            if line.startswith(b">") or (record is None and b"\r>" in line):
                 if record is not None:
                     yield from record.entries(path, place - len(line))
                 record = _Record(line, place)

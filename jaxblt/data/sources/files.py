@@ -3,7 +3,8 @@
 import glob
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from jaxblt.data.sources.opening import empty, is_compressed_name, is_empty, name_of
@@ -35,26 +36,31 @@ def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]
       EmptyFileWarning: empty files of a glob are left out.
     """
     found: dict[str, Path] = {}
+    place = _placing()
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
         for file in _matches(os.path.expanduser(os.fspath(path))):
-            found.setdefault(_place(os.fspath(file)), file)
+            found.setdefault(place(os.fspath(file)), file)
     if not found:
         raise ValueError("no path was given: name at least one file or glob")
     _check_copies(found.values())
     return list(found.values())
 
 
-def _place(file: str) -> str:
-    """Return where a file stands: links to its folder are followed."""
-    folder, name = os.path.split(file)
-    return os.path.join(os.path.realpath(folder), name)
+def _placing() -> Callable[[str], str]:
+    """Return a function that tells where a file stands: links to its folder are followed, once for each folder."""
+    real = cache(os.path.realpath)
+    return lambda file: os.path.join(real(os.path.dirname(file)), os.path.basename(file))
 
 
 def _once(files: Iterable[str]) -> list[str]:
-    """Return each file once, by its shortest path, sorted: links may lead a glob in a circle."""
+    """Return each file once, by its shortest path, sorted: links may lead a glob in a circle.
+
+    Of paths of one length it is the first in the alphabet. A folder lists its files in any order.
+    """
     found: dict[str, str] = {}
-    for file in sorted(files, key=len):
-        found.setdefault(_place(file), file)
+    place = _placing()
+    for file in sorted(files, key=lambda file: (len(file), file)):
+        found.setdefault(place(file), file)
     return sorted(found.values())
 
 

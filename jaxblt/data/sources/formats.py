@@ -1,5 +1,6 @@
 """Binary formats, known by the bytes that their files begin with, and what to do with each."""
 
+import codecs
 import contextlib
 import re
 from typing import NamedTuple
@@ -51,7 +52,7 @@ FORMATS = (
     ),
     Format(
         "an lzma file",
-        rb"\x5d\x00\x00[\x00-\xff]{2}([\x00-\xff]{3}\x00{5}|\xff{8})",
+        rb"\x5d\x00\x00[\x00-\xff]{2}([\x00-\xff]{5}\x00{3}|\xff{8})",
         "decompress it with xz -d",
     ),
     Format("an lzip file", rb"LZIP\x01", "decompress it with lzip -d"),
@@ -124,16 +125,19 @@ def mark_of(head: bytes) -> tuple[bytes, str]:
 def wide_encoding_of(head: bytes) -> str | None:
     """Return the encoding of a text without a mark whose letters take two or four bytes each, or None.
 
-    In UTF-16, zeros are only at every second byte, and at half of these or more if most letters are Latin. Text in
-    UTF-8 is no UTF-32: its numbers are too large.
+    In UTF-16, zeros are only at every second byte, and at half of these or more if most letters are Latin. A text of
+    fewer than eight letters has them at all of these: another file may begin with a few by chance. Text in UTF-8 is no
+    UTF-32: its numbers are too large.
     """
     whole = head[: len(head) // 4 * 4]
-    for encoding in ("UTF-32LE", "UTF-32BE"):
+    # Call the decoders: looking them up by name imports a file, which not every user may read
+    for encoding, decode in (("UTF-32LE", codecs.utf_32_le_decode), ("UTF-32BE", codecs.utf_32_be_decode)):
         with contextlib.suppress(UnicodeError):
-            if len(whole) >= 8 and "\0" not in whole.decode(encoding):
+            if len(whole) >= 8 and "\0" not in decode(whole)[0]:
                 return encoding
     low, high = head[: len(head) // 2 * 2 : 2], head[1::2]
     for encoding, letters, zeros in (("UTF-16LE", low, high), ("UTF-16BE", high, low)):
-        if len(head) >= 4 and all(letters) and 2 * zeros.count(0) >= len(zeros):
+        least = max(len(zeros) / 2, min(len(zeros), 8))
+        if len(head) >= 4 and all(letters) and zeros.count(0) >= least:
             return encoding
     return None

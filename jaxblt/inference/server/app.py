@@ -122,7 +122,7 @@ class _Routes:
 
     async def read_body(self, request: Any) -> bytes:
         """Return the body of a request, unless it is too large or compressed."""
-        if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        if (coding := request.headers.get("content-encoding", "identity")).lower() not in ("", "identity"):
             raise ApiError(415, f"Content-Encoding {coding!r:.80} is not read: send the body as it is")
         most, data = self.service.limits.body_bytes, bytearray()
         length = request.headers.get("content-length", "0")

@@ -22,7 +22,9 @@ def silence_leftovers() -> None:
             printed(kind, error, trace)
 
     def unraisablehook(found: Any) -> None:
-        if not (_is_closed_loop(found.exc_value) or _is_of_orbax(found.object)):
+        # Hand Ctrl-C on: the hook of commands repeats it
+        interrupted = isinstance(found.exc_value, KeyboardInterrupt)
+        if interrupted or not (_is_closed_loop(found.exc_value) or _is_of_orbax(found.object)):
             ignored(found)
 
     sys.excepthook, sys.unraisablehook = excepthook, unraisablehook

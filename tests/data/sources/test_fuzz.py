@@ -4,7 +4,7 @@ import gzip
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxblt.data import BytesSource, FastaSource, JsonlSource, open_bed, read_document
@@ -75,6 +75,7 @@ def write(path, data):
 
 @few
 @given(fasta_bytes)
+@example(b"\r>a\n;C\n>b\nG\n")
 def test_fasta(folder, data):
     plain = read_or_refuse(write(folder / "a.fa", data), FastaSource)
     held = read_or_refuse(write(folder / "b.fa.gz", gzip.compress(data, 0)), FastaSource)

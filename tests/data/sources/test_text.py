@@ -3,12 +3,14 @@
 import bz2
 import gzip
 import lzma
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from jaxblt.data import TextSource, read_document
+from jaxblt.data.sources import files
 from jaxblt.data.sources.files import expand
 from tests.data.naive import ALL_BYTES
 
@@ -114,6 +116,30 @@ def test_a_folder_that_links_lead_back_to_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "again").symlink_to(tmp_path)
     (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
     assert expand(str(tmp_path / "**/*.txt")) == [tmp_path / "a.txt", tmp_path / "b.txt"]
+
+
+def test_of_two_paths_of_one_length_the_first_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder lists its files in any order, and names decide in which order files are read."""
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b" / "x.txt").write_text("one")
+    found = [str(tmp_path / name / "x.txt") for name in "ab"]
+    for listed in (found, found[::-1]):
+        monkeypatch.setattr(files, "_glob", lambda pattern, listed=listed: listed)
+        assert expand("*/x.txt") == [tmp_path / "a" / "x.txt"]
+
+
+def test_links_to_a_folder_are_followed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of each of a million files, the file system would answer for minutes."""
+    asked: list[str] = []
+    real = os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda path: asked.append(path) or real(path))
+    for i in range(20):
+        (tmp_path / f"{i}.txt").write_text("one")
+    assert len(expand(str(tmp_path / "*.txt"))) == 20
+    assert len(asked) <= 2
 
 
 def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:

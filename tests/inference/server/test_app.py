@@ -316,6 +316,10 @@ def test_a_compressed_body_is_refused_by_its_name(app):
     asyncio.run(reply.run())
     said = "Content-Encoding 'gzip' is not read: send the body as it is"
     assert (reply.status, reply.json["error"]["message"]) == (415, said)
+    reply = Reply(app, "POST", "/v1/completions", b"{}")
+    reply.scope["headers"].append((b"content-encoding", b"Identity"))
+    asyncio.run(reply.run())
+    assert reply.status == 200
 
 
 def test_what_is_wrong_is_refused_without_the_engine(app, service, monkeypatch):
