@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pallas_kernels import _dispatch
@@ -18,24 +17,7 @@ from pallas_kernels._dispatch import Device, Implementation
 from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.attention import prefix_why
 from pallas_kernels.attention.masks import EMPTY_LSE
-
-EMPTY = -1
-"""Time of a slot that holds nothing."""
-
-STEP = 64
-"""Slots that a program looks at at a time."""
-
-MOST_PARTS = 8
-"""Most parts, as the product behind attention reads them all."""
-
-MOST_SLOTS = MOST_PARTS * 1024
-"""Slots of the longest cache: a part of a longer one would keep one program busy for long."""
-
-PROGRAMS = 132
-"""Programs that a launch should have: as many as an H200 has multiprocessors."""
-
-TURN = 2 * np.pi / 2.0**32
-"""Radians of a unit of phase."""
+from pallas_kernels.attention.token_parts import EMPTY, MOST_SLOTS, STEP, TURN, count_parts, oldest
 
 
 class TokenAttention(NamedTuple):
@@ -46,16 +28,6 @@ class TokenAttention(NamedTuple):
     k: Float[Array, "B S G K"]
     v: Float[Array, "B S G K"]
     times: Int[Array, "B S"]
-
-
-def count_parts(heads: int, slots: int) -> int:
-    """Return into how many parts what `heads` rows and key heads see is cut."""
-    return max(1, min(MOST_PARTS, slots // STEP, -(-PROGRAMS // heads)))
-
-
-def oldest(now: Array, window: int | None) -> Array:
-    """Return the time behind which tokens are seen."""
-    return jnp.full_like(now, EMPTY) if window is None else jnp.maximum(now - window, EMPTY)
 
 
 def _reference(

@@ -21,7 +21,7 @@ from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
 from pallas_kernels._pallas_triton import FLOOR, LOG2E, LOWEST, exp2, launch, log2, product, span, steps
 from pallas_kernels.attention.masks import EMPTY_LSE
-from pallas_kernels.attention.token import EMPTY, STEP, TURN, count_parts, oldest
+from pallas_kernels.attention.token_parts import EMPTY, STEP, TURN, count_parts, oldest
 
 LEAST_ROWS = 16
 """Rows of the smallest matrix product."""

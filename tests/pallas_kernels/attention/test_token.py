@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels._dispatch import Device, compiling_for
-from pallas_kernels.attention import EMPTY_LSE, prefix_attention, token_attention, triton_token
+from pallas_kernels.attention import EMPTY_LSE, prefix_attention, token_attention, token_parts, triton_token
 from pallas_kernels.attention import token as api
 from tests.tolerances import assert_close
 
@@ -162,9 +162,9 @@ def test_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_parts_fill_a_gpu_and_are_not_short() -> None:
-    assert api.count_parts(16, 8192) == api.MOST_PARTS
-    assert api.count_parts(64, 8192) * 64 >= api.PROGRAMS
-    assert api.count_parts(1, 100) == 1
+    assert token_parts.count_parts(16, 8192) == token_parts.MOST_PARTS
+    assert token_parts.count_parts(64, 8192) * 64 >= token_parts.PROGRAMS
+    assert token_parts.count_parts(1, 100) == 1
 
 
 @pytest.mark.gpu
