@@ -29,6 +29,7 @@ gc.set_threshold(100_000, 20, 100)
 
 import functools  # noqa: E402
 import inspect  # noqa: E402
+import signal  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -95,6 +96,19 @@ def _annotations(request: pytest.FixtureRequest) -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", _expects_error(request.function))
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    """Put handlers of signals back: a run that ends early ignores further signals, for all tests of the process."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
