@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels._alone import alone
 from pallas_kernels._measure import this_machine
 from pallas_kernels._trace import device_events, read_trace
 from pallas_kernels.token_product import reference, triton_gpu
@@ -103,7 +104,8 @@ def tune(shape: TokenShape) -> list[dict[str, Any]]:
         off = np.abs(np.asarray(program(*sets[0])[0]).sum(0) - exact).max() / np.abs(exact).max()
         if not off < 0.02:
             raise ArithmeticError(f"{shape.name} {each}: off by {off}")
-    times = _time([program for _, program in tried], sets)
+    with alone():
+        times = _time([program for _, program in tried], sets)
     found = [
         {"us": us, **tile._asdict(), "parts": split.parts}
         for us, ((tile, split), _) in zip(times, tried, strict=True)
