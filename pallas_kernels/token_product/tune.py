@@ -118,7 +118,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(prog="python -m pallas_kernels.token_product.tune")
     parser.add_argument("--out", default="runs/benchmark/token_product_tiles.json")
-    parser.add_argument("--shapes", nargs="*", default=[shape.name for shape in SHAPES])
+    names = [shape.name for shape in SHAPES]
+    parser.add_argument("--shapes", nargs="+", choices=names, default=names, metavar="SHAPE")
     given = parser.parse_args()
     found: dict[str, Any] = {"machine": asdict(this_machine()), "tiles": {}}
     Path(given.out).parent.mkdir(parents=True, exist_ok=True)
