@@ -59,16 +59,17 @@ def compared(
 
     efficiency is the median time of one device on length / devices bytes over that of all on the whole. It is 1 where a
     layer's work grows with the length and exchanges cost nothing. Attention's work grows faster. At the share's length
-    the loss of the first step is compared, of all devices against one.
+    the loss and the gradient's norm of the first step are compared, of all devices against one.
     """
     devices, share = many["devices"], many["bytes"] // many["devices"]
     patcher = _patcher(share // devices)
     alone, split = meshes(devices)
     one = _step_on(config, patcher, alone, share, dtype, trials)
     check = _step_on(config, patcher, split, share, dtype, None)
-    difference = abs(check["first_loss"] - one["first_loss"]) / one["first_loss"]
+    off = {name: abs(check[name] - one[name]) / one[name] for name in ("first_loss", "first_grad_norm")}
+    relative = {"relative": off["first_loss"], "relative_grad_norm": off["first_grad_norm"]}
     return many | {
-        "check": {"bytes": share, "first_loss": check["first_loss"], "relative": difference},
+        "check": {"bytes": share, **check, **relative},
         "one_on_its_share": one,
         "efficiency": ratio(one, many["all"]),
     }
@@ -93,7 +94,8 @@ def _step_on(
             held[0], metrics = compiled(held[0], batch)
             return metrics
 
-        first = {"first_loss": float(run()["loss"])}
+        metrics = run()
+        first = {"first_loss": float(metrics["loss"]), "first_grad_norm": float(metrics["grad_norm"])}
         return first if trials is None else first | time_on_devices(compiled, run, trials)
 
 
