@@ -74,12 +74,10 @@ def serving(
     from jaxblt.validation import whole
 
     whole("--scale", scale, least=1, most=8192)
-    if patches == "entropy":
-        decoder, params = drawn_patches(size, pattern, tiny)
-    elif size == "books":
-        decoder, params = drawn_model(pattern, tiny)
-    else:
+    if patches == "static" and size != "books":
         raise ValueError(f"--size {size} has entropy patches: add --patches entropy")
+    is_cut = patches == "entropy"
+    decoder, params = drawn_patches(size, pattern, tiny) if is_cut else drawn_model(pattern, tiny)
     found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": capacity, "pattern": pattern}
     found |= {"size": size, "patches": patches, "drafts": drafts, "rows": []}
     for arm in arms:
@@ -93,7 +91,7 @@ def serving(
         # Compile all before the first is timed: the device would be shared
         for begun in list(pool.map(begin, rows if waves else ())):
             figures = begun.time(trials)
-            if patches == "entropy":
+            if is_cut:
                 read = count_read_bytes(decoder, params, begun.rows, prompt_bytes + new_bytes // 2)
                 figures |= _compare_with_floor(figures, read)
             found["rows"].append(figures)
@@ -244,8 +242,8 @@ def _time_delay(
     if arm == "kernels":
         from experiments.benchmark.models.decode_kernels import decode_kernels
 
-        # Trace all 256 bytes of the drawn text in one row: fewer close patches at another rate
-        rounds = {count: max(8, trials, 32 // count) for count in rows}
+        # Trace all 256 bytes of the drawn text where rows are few: fewer bytes close patches at another rate
+        rounds = {count: max(8 if count > 8 else 32, trials) for count in rows}
         given = {"capacity": capacity}
         return [decode_kernels(decoder, params, rows=count, rounds=rounds[count], **given) for count in rows]
     if arm == "rounds":
