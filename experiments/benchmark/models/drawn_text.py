@@ -63,7 +63,8 @@ def write_text(params: dict[str, Any]) -> None:
     table = LOUD * _normed(embedding["bytes"])
     here = _normed(table)[OFFSET + order]
     gate, up = (here @ mlp[name]["kernel"][-1] for name in ("gate", "up"))
-    found = jnp.linalg.pinv(jax.nn.silu(gate) * up) @ (OUTRIGHT * table[OFFSET + np.roll(order, -1)])
+    wanted = OUTRIGHT * np.asarray(table)[OFFSET + np.roll(order, -1)]
+    found = np.linalg.pinv(np.asarray(jax.nn.silu(gate) * up)) @ wanted
     mlp["down"]["kernel"] = mlp["down"]["kernel"].at[-1].set(found)
     _tell(params, table, PEAKED)
     # Beside the next byte's logit that of EOS is 0
