@@ -6,7 +6,7 @@ import configs
 from experiments.benchmark.models.books_model import split_model
 from experiments.benchmark.models.drawn_text import (
     BYTES_PER_PATCH,
-    draw_text,
+    draw_words,
     find_threshold,
     mark_ends,
     write_text,
@@ -20,7 +20,7 @@ def drawn_patches(size: Sizes, pattern: str, tiny: bool, dtype: Any = None) -> t
     """Return a decoder with entropy patches of 4.5 bytes in the mean, and drawn parameters.
 
     Entropies of a drawn model say nothing of a text, and differ from byte to byte as those of a trained one do. The
-    model writes the text of `drawn_text`, whose 256 bytes end 57 patches.
+    model writes the text of `drawn_text`.
 
     Args:
       size: the recipe of the model, and with "_entropy" of its entropy model.
@@ -41,10 +41,10 @@ def drawn_patches(size: Sizes, pattern: str, tiny: bool, dtype: Any = None) -> t
     from jaxblt.patching import PatcherConfig
     from jaxblt.patching.logits import entropies_from_logits
 
-    small = StackConfig(dim=64, num_layers=1, pattern="W", mlp_dim=1024)
-    latent = replace(small, dim=16, mlp_dim=16)
+    small = StackConfig(dim=256, num_layers=1, pattern="W", mlp_dim=1024)
+    latent, reads = replace(small, dim=16, mlp_dim=16), replace(small, dim=64, mlp_dim=16)
     model = BLTConfig(small, latent, small, hash=None) if tiny else split_model(pattern, "none", size)
-    reader = ByteLMConfig(stack=replace(small, mlp_dim=16)) if tiny else configs.get(f"{size}_entropy").model
+    reader = ByteLMConfig(stack=reads) if tiny else configs.get(f"{size}_entropy").model
     # Heads of 64 channels: kernels of the bridge read no others, and XLA would read all bytes of a block for each patch
     model = replace(model, bridge_heads=max(4, model.encoder.dim // 64))
     reader = replace(reader, stack=replace(reader.stack, scan=True))
@@ -54,7 +54,7 @@ def drawn_patches(size: Sizes, pattern: str, tiny: bool, dtype: Any = None) -> t
         drawn, read = pool.map(_drawn, range(2), modules)
     write_text(drawn)
     mark_ends(read)
-    ids = np.tile(OFFSET + draw_text()[0].astype(np.int32), (1, 4))
+    ids = OFFSET + draw_words()[0].reshape(1, -1).astype(np.int32)
     logits, _ = jax.jit(modules[1].apply)({"params": read}, ids)
     threshold = find_threshold(entropies_from_logits(logits), ids)
     patcher = PatcherConfig(mode="entropy", threshold=threshold)

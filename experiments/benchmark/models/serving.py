@@ -41,9 +41,9 @@ def serving(
     rows that become free, and `generate` waits for the longest row of each batch.
 
     With `--patches entropy` an entropy model cuts, bytes are drawn at temperature 1, and rows close patches at unlike
-    bytes, 57 of 256: see `drawn_text`. Then the bytes of weights and states that a byte reads are told, the copy
-    bandwidth of the device, and the bytes a second that it allows if no row waits: the latent stack is read where the
-    patch of any row closes. `share_of_floor` is the share that medians reach.
+    bytes, four in words of 18 (`drawn_text`). Then the bytes of weights and states that a byte reads are told, the
+    copy bandwidth of the device, and the bytes a second that it allows if no row waits: the latent stack is read where
+    the patch of any row closes. `share_of_floor` is the share that medians reach.
 
     The arm `once` leaves the waves out, and compiles in its first call only what that needs. First calls of all rows
     and ways compile side by side. Further arms time delays.
@@ -242,7 +242,7 @@ def _time_delay(
     if arm == "kernels":
         from experiments.benchmark.models.decode_kernels import decode_kernels
 
-        # Trace all 256 bytes of the drawn text where rows are few: fewer bytes close patches at another rate
+        # Trace 256 bytes where rows are few: in fewer the patches of a word's part would tell
         rounds = {count: max(8 if count > 8 else 32, trials) for count in rows}
         given = {"capacity": capacity}
         return [decode_kernels(decoder, params, rows=count, rounds=rounds[count], **given) for count in rows]
