@@ -54,7 +54,7 @@ def drawn_patches(size: Sizes, pattern: str, tiny: bool, dtype: Any = None) -> t
         drawn, read = pool.map(_drawn, range(2), modules)
     write_text(drawn)
     mark_ends(read)
-    ids = OFFSET + draw_words()[0].reshape(1, -1).astype(np.int32)
+    ids = OFFSET + np.resize(draw_words()[0], (1, 1024)).astype(np.int32)
     logits, _ = jax.jit(modules[1].apply)({"params": read}, ids)
     threshold = find_threshold(entropies_from_logits(logits), ids)
     patcher = PatcherConfig(mode="entropy", threshold=threshold)
