@@ -55,6 +55,8 @@ def make_prompts(decoder: "Decoder", count: int, length: int) -> list[bytes]:
     words, rng = draw_words()[0].astype(np.uint8), np.random.default_rng(1)
     texts = words[rng.integers(WORDS, size=(count, 1 + -(-length // WORD_BYTES)))].reshape(count, -1)
     starts = rng.integers(WORD_BYTES, size=count)
+    # Let a lone row begin with a word: of 256 bytes a part of a word more or less would tell
+    starts[0] = -length % WORD_BYTES
     return [text[start : start + length].tobytes() for text, start in zip(texts, starts, strict=True)]
 
 

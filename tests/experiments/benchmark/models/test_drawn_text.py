@@ -18,6 +18,7 @@ def test_the_next_byte_is_sure_and_patches_end_where_they_should():
     words, ends = draw_words()
     prompts = make_prompts(decoder, 2, 300)
     assert prompts[0] != prompts[1]
+    assert prompts[0][-1] in words[:, -1]
     ids = jnp.asarray([encode(prompt, bos=True) for prompt in prompts], jnp.int32)
 
     @jax.jit
