@@ -15,7 +15,7 @@ from jaxblt.models.products import products_in
 
 @partial(jax.jit, static_argnums=(0, 1))
 def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: DecoderState) -> dict[str, Any]:
-    """Cast kernels to `decoder.dtype` where a step multiplies by them in it.
+    """Cast kernels to `decoder.dtype` where a step multiplies by them in it, and tables of bytes.
 
     Logits are the same. Matrices of adapters come joined (`update.side_by_side`), if those are in 16 bits: logits
     are the same within rounding then.
@@ -48,11 +48,13 @@ def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: De
 
 
 def _narrowed(params: Any, dtype: Any, products: set[str]) -> Any:
-    """Return the parameters, with kernels of these products in `dtype`."""
+    """Return the parameters, with kernels of these products and tables of bytes in `dtype`."""
 
     def cast(path: tuple[Any, ...], leaf: Any) -> Any:
         *above, own = (entry.key for entry in path)
-        return leaf.astype(dtype) if own == "kernel" and "/".join(above) in products else leaf
+        # A tied head would cast its table, which is read for embeddings too, at each byte
+        is_table = own == "bytes" and above[-1:] == ["embedding"]
+        return leaf.astype(dtype) if is_table or (own == "kernel" and "/".join(above) in products) else leaf
 
     # Leave quantised kernels as they are: they are read in the dtype of the product
     return jax.tree_util.tree_map_with_path(

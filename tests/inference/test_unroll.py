@@ -43,7 +43,7 @@ def test_layers_apart_and_narrow_weights_change_no_logit() -> None:
 
 
 @pytest.mark.slow(days=28, group="costly", turn="inference/test_unroll")
-def test_kernels_alone_become_narrow() -> None:
+def test_kernels_and_tables_of_bytes_become_narrow() -> None:
     decoder = unrolled(Decoder(CONFIG, dtype=jnp.bfloat16))
     params = nn.meta.unbox(
         jax.eval_shape(decoder.build().init, jax.random.key(0), jnp.zeros((1, 8), jnp.int32))
@@ -51,7 +51,8 @@ def test_kernels_alone_become_narrow() -> None:
     state = jax.eval_shape(partial(init_decoder, decoder, 1, num_bytes=8))
     narrow = jax.eval_shape(partial(narrow_params, decoder, 1), {"model": params["params"]}, state)
     for path, leaf in jax.tree_util.tree_leaves_with_path(narrow):
-        assert (leaf.dtype == jnp.bfloat16) == (path[-1].key == "kernel"), jax.tree_util.keystr(path)
+        is_read_narrow = path[-1].key in ("kernel", "bytes")
+        assert (leaf.dtype == jnp.bfloat16) == is_read_narrow, jax.tree_util.keystr(path)
 
 
 def test_the_state_of_a_scanned_stack_is_refused_by_an_unrolled_one() -> None:

@@ -7,22 +7,24 @@ from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from experiments.benchmark.models.drawn_text import make_prompts
+
 if TYPE_CHECKING:
     from jaxblt.profiling import KernelTotal
 
 MOST = 40
 """Kernels that are told of, longest first."""
 
-PROMPT, APART = 60, 97
-"""Bytes of a prompt, and between the beginnings of two in the book."""
+PROMPT = 60
+"""Bytes of a prompt."""
 
 
 def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, rounds: int) -> dict[str, Any]:
     """Return what a step of all rows launches in an engine's decoding program, and the milliseconds of its rounds.
 
-    Rows stand behind stretches of a book, and draw at seeds of their own. Rounds are those of the program as it serves,
-    each waited for; kernels are counted in one that launches them singly. In these rounds bytes a step were drawn, and
-    patches closed a byte.
+    Rows stand behind prompts of `make_prompts`, and draw at seeds of their own. Rounds are those of the program as it
+    serves, each waited for; kernels are counted in one that launches them singly. In these rounds bytes a step were
+    drawn, and patches closed a byte.
 
     Args:
       decoder, params: of the model.
@@ -35,7 +37,6 @@ def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, round
     import numpy as np
 
     from experiments.benchmark.figures.programs import SINGLY
-    from jaxblt.data import load_sample
     from jaxblt.data.vocab import encode
     from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling, programs
     from jaxblt.inference.engine.draws import unpack_draws
@@ -44,10 +45,9 @@ def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, round
 
     run: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
     engine = Engine(run, EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=rows), as_trained=False)
-    (lane,), text = engine._lanes, load_sample("book")
+    (lane,) = engine._lanes
     temperature = float(decoder.needs_entropies)
-    for slot in range(rows):
-        prompt = text[APART * slot :][:PROMPT]
+    for slot, prompt in enumerate(make_prompts(decoder, rows, PROMPT)):
         ids = np.asarray(encode(prompt, bos=True), np.int32)
         request = Request(prompt, capacity - len(ids), Sampling(temperature=temperature, seed=slot))
         prompts, _ = lane.read([None], [ids], engine._sizes[0])

@@ -4,61 +4,72 @@ from typing import Any, Literal
 
 import configs
 from experiments.benchmark.models.books_model import split_model
+from experiments.benchmark.models.drawn_text import (
+    BYTES_PER_PATCH,
+    draw_words,
+    find_threshold,
+    mark_ends,
+    write_text,
+)
 
 Sizes = Literal["books", "books_1b"]
 """Recipes whose models are drawn."""
 
-BYTES_PER_PATCH = 4.5
-"""The mean length of patches for which the threshold is calibrated."""
 
-PEAKED = 4.0
-"""The factor of logits beside which EOS, whose logit is 0, is hardly ever drawn."""
-
-
-def drawn_patches(size: Sizes, pattern: str, tiny: bool) -> tuple[Any, dict[str, Any]]:
+def drawn_patches(size: Sizes, pattern: str, tiny: bool, dtype: Any = None) -> tuple[Any, dict[str, Any]]:
     """Return a decoder with entropy patches of 4.5 bytes in the mean, and drawn parameters.
 
-    Entropies of a drawn model say nothing of a text, and differ from byte to byte as those of a trained one do.
+    Entropies of a drawn model say nothing of a text, and differ from byte to byte as those of a trained one do. The
+    model writes the text of `drawn_text`.
 
     Args:
       size: the recipe of the model, and with "_entropy" of its entropy model.
       pattern: of the latent stack.
       tiny: models that a CPU compiles.
+      dtype: to compute in; None for bf16.
     """
+    from concurrent.futures import ThreadPoolExecutor
     from dataclasses import replace
 
-    import flax.linen as nn
     import jax
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxblt.data.vocab import EOS
+    from jaxblt.data.vocab import OFFSET
     from jaxblt.inference import Decoder
     from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
-    from jaxblt.patching import PatcherConfig, calibrate_threshold
+    from jaxblt.patching import PatcherConfig
     from jaxblt.patching.logits import entropies_from_logits
 
-    small = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16)
-    model = BLTConfig(small, small, small, hash=None) if tiny else split_model(pattern, "none", size)
-    reader = ByteLMConfig(stack=small) if tiny else configs.get(f"{size}_entropy").model
+    small = StackConfig(dim=256, num_layers=1, pattern="W", mlp_dim=1024)
+    latent, reads = replace(small, dim=16, mlp_dim=16), replace(small, dim=64, mlp_dim=16)
+    model = BLTConfig(small, latent, small, hash=None) if tiny else split_model(pattern, "none", size)
+    reader = ByteLMConfig(stack=reads) if tiny else configs.get(f"{size}_entropy").model
     # Heads of 64 channels: kernels of the bridge read no others, and XLA would read all bytes of a block for each patch
     model = replace(model, bridge_heads=max(4, model.encoder.dim // 64))
     reader = replace(reader, stack=replace(reader.stack, scan=True))
-    static, dtype = PatcherConfig(mode="static"), jnp.bfloat16
-    ids = np.random.default_rng(0).integers(4, 260, (4, static.block_size)).astype(np.int32)
-    modules = {"model": model.build(dtype=dtype, patcher=static), "entropy": reader.build(dtype=dtype)}
-    params = {
-        name: nn.meta.unbox(jax.jit(module.init)(jax.random.key(i), ids[:1]))["params"]
-        for i, (name, module) in enumerate(modules.items())
-    }
-    embedding, norm = params["model"]["embedding"], params["model"]["head"]["norm"]
-    table = embedding["bytes"]
-    norm["scale"] *= PEAKED / (jnp.std(table) * table.shape[1] ** 0.5)
-    embedding["bytes"] = table.at[EOS].set(0.0)
-    logits, _ = jax.jit(modules["entropy"].apply)({"params": params["entropy"]}, ids)
-    patcher = PatcherConfig(mode="entropy", capacity=static.block_size // 2)
-    threshold = calibrate_threshold(entropies_from_logits(logits), BYTES_PER_PATCH, config=patcher)
-    return Decoder(model, replace(patcher, threshold=threshold), reader, dtype), params
+    dtype = jnp.bfloat16 if dtype is None else dtype
+    modules = model.build(dtype=dtype, patcher=PatcherConfig(mode="static")), reader.build(dtype=dtype)
+    with ThreadPoolExecutor(2) as pool:
+        drawn, read = pool.map(_drawn, range(2), modules)
+    write_text(drawn)
+    mark_ends(read)
+    ids = OFFSET + np.resize(draw_words()[0], (1, 1024)).astype(np.int32)
+    logits, _ = jax.jit(modules[1].apply)({"params": read}, ids)
+    threshold = find_threshold(entropies_from_logits(logits), ids)
+    patcher = PatcherConfig(mode="entropy", threshold=threshold)
+    patcher = replace(patcher, capacity=patcher.block_size // 2)
+    return Decoder(model, patcher, reader, dtype), {"model": drawn, "entropy": read}
+
+
+def _drawn(seed: int, module: Any) -> dict[str, Any]:
+    import flax.linen as nn
+    import jax
+    import jax.numpy as jnp
+
+    # Shapes of parameters do not depend on the bytes of a row: few are traced soonest
+    found = jax.jit(module.init)(jax.random.key(seed), jnp.zeros((1, 128), jnp.int32))
+    return nn.meta.unbox(found)["params"]
 
 
 def count_read_bytes(decoder: Any, params: dict[str, Any], rows: int, filled: int) -> dict[str, int]:

@@ -1,15 +1,21 @@
 """Many requests at once against batches of them: python -m experiments.benchmark serving --out FILE."""
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from experiments.benchmark.figures.saved import save
 from experiments.benchmark.models.books_model import split_model
 from experiments.benchmark.models.drawn_patches import Sizes, count_read_bytes, drawn_patches
+from experiments.benchmark.models.drawn_text import BYTES_PER_PATCH, make_prompts
 
 Arm = Literal["rates", "once", "first_byte", "prefix", "rounds", "graphs", "kernels", "long_document"]
+Way = Literal["engine", "generate"]
 
 
 def serving(
@@ -25,6 +31,7 @@ def serving(
     scale: int = 1,
     patches: Literal["static", "entropy"] = "static",
     size: Sizes = "books",
+    ways: tuple[Way, ...] = ("engine", "generate"),
     tiny: bool = False,
 ) -> dict[str, Any]:
     """Time the engine and `generate` on the `books` model in bf16: bytes a second, by rows.
@@ -34,10 +41,12 @@ def serving(
     rows that become free, and `generate` waits for the longest row of each batch.
 
     With `--patches entropy` an entropy model cuts, bytes are drawn at temperature 1, and rows close patches at unlike
-    bytes. Then the bytes of weights and states that a byte reads are told, the copy bandwidth of the device, and the
-    bytes a second that it allows if no row waits: the latent stack is read where the patch of any row closes.
+    bytes, four in words of 18 (`drawn_text`). Then the bytes of weights and states that a byte reads are told, the
+    copy bandwidth of the device, and the bytes a second that it allows if no row waits: the latent stack is read where
+    the patch of any row closes. `share_of_floor` is the share that medians reach.
 
-    The arm `once` leaves the waves out, and compiles in its first call only what that needs. Further arms time delays.
+    The arm `once` leaves the waves out, and compiles in its first call only what that needs. First calls of all rows
+    and ways compile side by side. Further arms time delays.
     `first_byte` is behind prompts of 8 KB that come to an idle engine, `prefix` behind 64 KB that were read before and
     that were not. `rounds` compares a round of the engine with its decoding program alone. `graphs` compares that
     program as one CUDA graph with itself where the host steps its loops. `kernels` counts what a byte launches.
@@ -56,38 +65,37 @@ def serving(
       scale: by which prompts of the further arms are shorter, to try the script.
       patches: how bytes are cut, of about four bytes each.
       size: the recipe of a model with entropy patches.
+      ways: what is timed in waves and once: `--ways engine` compiles `generate` not at all.
       tiny: a model that a CPU compiles, to try the script.
 
     Raises:
       ValueError: `scale` leaves no prompt of 8 KB, or a size other than `books` has static patches.
     """
     from jaxblt.validation import whole
-    from pallas_kernels.runtime import measure_ceilings
 
     whole("--scale", scale, least=1, most=8192)
-    if patches == "entropy":
-        decoder, params = drawn_patches(size, pattern, tiny)
-    elif size == "books":
-        decoder, params = drawn_model(pattern, tiny)
-    else:
+    if patches == "static" and size != "books":
         raise ValueError(f"--size {size} has entropy patches: add --patches entropy")
+    is_cut = patches == "entropy"
+    decoder, params = drawn_patches(size, pattern, tiny) if is_cut else drawn_model(pattern, tiny)
     found: dict[str, Any] = {"new_bytes": new_bytes, "capacity": capacity, "pattern": pattern}
     found |= {"size": size, "patches": patches, "drafts": drafts, "rows": []}
     for arm in arms:
         if arm not in ("rates", "once"):
             found[arm] = _time_delay(arm, decoder, params, rows, capacity, scale, trials, tiny)
             save("serving", out, found)
-    ways = ("once", "waves") if "rates" in arms else ("once",) if "once" in arms else ()
-    for count in rows if ways else ():
-        given = (new_bytes, prompt_bytes, capacity, drafts, trials, ways)
-        figures = _compare(decoder, params, count, *given)
-        if patches == "entropy":
-            read = count_read_bytes(decoder, params, count, prompt_bytes + new_bytes // 2)
-            bandwidth, runs = measure_ceilings().bytes_per_second, 1 - (1 - figures["closed_a_byte"]) ** count
-            figures |= {"read_bytes": read, "copy_bytes_per_second": bandwidth}
-            figures["floor_bytes_per_second"] = count * bandwidth / (read["beside"] + runs * read["latent"])
-        found["rows"].append(figures)
-        save("serving", out, found)
+    waves = ("once", "waves") if "rates" in arms else ("once",) if "once" in arms else ()
+    given = {"new_bytes": new_bytes, "prompt_bytes": prompt_bytes, "drafts": drafts, "ways": ways}
+    with ExitStack() as running, ThreadPoolExecutor() as pool:
+        begin = partial(_Waves, decoder, params, running, capacity=capacity, waves=waves, **given)
+        # Compile all before the first is timed: the device would be shared
+        for begun in list(pool.map(begin, rows if waves else ())):
+            figures = begun.time(trials)
+            if is_cut:
+                read = count_read_bytes(decoder, params, begun.rows, prompt_bytes + new_bytes // 2)
+                figures |= _compare_with_floor(figures, read)
+            found["rows"].append(figures)
+            save("serving", out, found)
     return found
 
 
@@ -110,64 +118,108 @@ def drawn_model(pattern: str, tiny: bool) -> tuple[Any, dict[str, Any]]:
     return decoder, {"model": nn.meta.unbox(drawn)["params"]}
 
 
-def _compare(
-    decoder: Any,
-    params: dict[str, Any],
-    rows: int,
-    new_bytes: int,
-    prompt_bytes: int,
-    capacity: int,
-    drafts: int | None,
-    trials: int,
-    come: tuple[str, ...],
-) -> dict[str, Any]:
-    from jaxblt.data import load_sample
-    from jaxblt.inference import Drafts, SamplingConfig, generate
-    from jaxblt.inference.engine import Engine, EngineConfig, Lane, Request, Sampling
-    from pallas_kernels.runtime import alone
+class _Waves:
+    """Requests that come to an engine and to `generate`; all is compiled once it is made."""
 
-    text, count = load_sample("book"), 3 * rows
-    # The most probable bytes of a drawn model repeat, and its entropies with them
-    drawn = SamplingConfig(temperature=float(decoder.needs_entropies))
-    closed: list[Any] = []
-    prompts = [text[97 * i : 97 * i + prompt_bytes] for i in range(count)]
-    limits = [new_bytes if i < rows else new_bytes // 2 + i % 8 * new_bytes // 16 for i in range(count)]
-    run: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
-    guess = None if drafts is None else Drafts(count=drafts)
-    config = EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=count, drafts=guess)
+    def __init__(
+        self,
+        decoder: Any,
+        params: dict[str, Any],
+        running: ExitStack,
+        rows: int,
+        *,
+        new_bytes: int,
+        prompt_bytes: int,
+        capacity: int,
+        drafts: int | None,
+        ways: tuple[Way, ...],
+        waves: tuple[str, ...],
+    ) -> None:
+        from jaxblt.inference import Drafts, SamplingConfig
+        from jaxblt.inference.engine import Engine, EngineConfig, Lane
 
-    def by_engine(number: int) -> int:
-        asked = enumerate(zip(prompts[:number], limits, strict=False))
-        sampling = partial(Sampling, temperature=drawn.temperature)
-        streams = [engine.submit(Request(*one, sampling(seed=i))) for i, one in asked]
+        self.rows, count = rows, 3 * rows
+        self._decoder, self._params = decoder, params
+        # The most probable bytes of a drawn model repeat, and its entropies with them
+        self._sampling = SamplingConfig(temperature=float(decoder.needs_entropies))
+        self._drafts = None if drafts is None else Drafts(count=drafts)
+        self._prompts = make_prompts(decoder, count, prompt_bytes)
+        unlike = [new_bytes // 2 + i % 8 * new_bytes // 16 for i in range(rows, count)]
+        self._limits = [new_bytes] * rows + unlike
+        self._numbers = {name: {"once": rows, "waves": count}[name] for name in waves}
+        self._closed: list[float] = []
+        write = {"engine": self._by_engine, "generate": self._by_generate}
+        self._draws: dict[str, Callable[[int], int]] = {way: write[way] for way in ways}
+        config = EngineConfig(lanes=(Lane(rows, capacity),), max_waiting=count, drafts=self._drafts)
+        begun = time.perf_counter()
+        if "engine" in ways:
+            run: Any = SimpleNamespace(recipe=None, decoder=decoder, decoder_params=params)
+            self._engine = Engine(run, config, as_trained=False)
+            if "waves" in waves:
+                self._engine.warm()
+            running.enter_context(self._engine)
+        self._warm_seconds = time.perf_counter() - begun
+        with ThreadPoolExecutor() as pool:
+            self._first = {
+                name: dict(zip(ways, pool.map(partial(self._timed, number=number), ways), strict=True))
+                for name, number in self._numbers.items()
+            }
+
+    def time(self, trials: int) -> dict[str, Any]:
+        """Return bytes a second of each way, by how requests come, and the patches that a byte closed."""
+        from pallas_kernels.runtime import alone
+
+        figures: dict[str, Any] = {"rows": self.rows, "warm_seconds": self._warm_seconds}
+        for name, number in self._numbers.items():
+            figures[name] = {}
+            for way, (drawn, first) in self._first[name].items():
+                with alone():
+                    rates = [drawn / self._timed(way, number)[1] for _ in range(trials)]
+                timed = {"bytes": drawn, "first_call_seconds": first, "bytes_per_second": rates}
+                figures[name][way] = timed
+            print(name, figures[name], flush=True)
+        return figures | ({"closed_a_byte": sum(self._closed) / len(self._closed)} if self._closed else {})
+
+    def _timed(self, way: str, number: int) -> tuple[int, float]:
+        """Return the bytes of a call and its seconds."""
+        begun = time.perf_counter()
+        drawn = self._draws[way](number)
+        return drawn, time.perf_counter() - begun
+
+    def _by_engine(self, number: int) -> int:
+        from jaxblt.inference.engine import Request, Sampling
+
+        asked = enumerate(zip(self._prompts[:number], self._limits, strict=False))
+        sampling = partial(Sampling, temperature=self._sampling.temperature)
+        streams = [self._engine.submit(Request(*one, sampling(seed=i))) for i, one in asked]
         pieces = [stream.read() for stream in streams]
-        closed[:] = [piece.closed.mean() for piece in pieces]
+        self._closed = [float(piece.closed.mean()) for piece in pieces]
         return sum(len(piece.data) for piece in pieces)
 
-    def by_generate(number: int) -> int:
+    def _by_generate(self, number: int) -> int:
+        from jaxblt.inference import generate
+
         found = 0
-        for start in range(0, number, rows):
-            part = slice(start, start + rows)
-            options = {"max_new_bytes": limits[part], "sampling": drawn, "drafts": guess}
-            options["seed"] = list(range(start, start + rows))
-            found += sum(map(len, generate(decoder, params, prompts[part], **options)))
+        for start in range(0, number, self.rows):
+            part = slice(start, start + self.rows)
+            options: dict[str, Any] = {"max_new_bytes": self._limits[part], "sampling": self._sampling}
+            options |= {"drafts": self._drafts, "seed": list(range(start, start + self.rows))}
+            texts = generate(self._decoder, self._params, self._prompts[part], **options)
+            found += sum(map(len, texts))
         return found
 
-    begun = time.perf_counter()
-    engine = Engine(run, config, as_trained=False)
-    if "waves" in come:
-        engine.warm()
-    figures: dict[str, Any] = {"rows": rows, "warm_seconds": time.perf_counter() - begun}
-    with engine:
-        for name in come:
-            number = {"once": rows, "waves": count}[name]
-            draws = {"engine": partial(by_engine, number), "generate": partial(by_generate, number)}
-            # Compile before the device is taken: others may compile beside
-            first = {way: _timed(draw) for way, draw in draws.items()}
-            with alone():
-                figures[name] = {way: _rate(draw, *first[way], trials) for way, draw in draws.items()}
-            print(name, figures[name], flush=True)
-    return figures | {"closed_a_byte": float(sum(closed) / len(closed))}
+
+def _compare_with_floor(figures: dict[str, Any], read: dict[str, int]) -> dict[str, Any]:
+    """Return what a byte of all rows reads, the bytes a second that it allows, and each way's share of them."""
+    from pallas_kernels.runtime import measure_ceilings
+
+    rows, closed = figures["rows"], figures.get("closed_a_byte", 1 / BYTES_PER_PATCH)
+    bandwidth, runs = measure_ceilings().bytes_per_second, 1 - (1 - closed) ** rows
+    floor = rows * bandwidth / (read["beside"] + runs * read["latent"])
+    ways = figures["once"].items()
+    share = {way: median(timed["bytes_per_second"]) / floor for way, timed in ways}
+    found = {"read_bytes": read, "copy_bytes_per_second": bandwidth, "floor_bytes_per_second": floor}
+    return found | {"share_of_floor": share}
 
 
 def _time_delay(
@@ -190,8 +242,10 @@ def _time_delay(
     if arm == "kernels":
         from experiments.benchmark.models.decode_kernels import decode_kernels
 
-        given = {"capacity": capacity, "rounds": max(8, trials)}
-        return [decode_kernels(decoder, params, rows=count, **given) for count in rows]
+        # Trace 256 bytes where rows are few: in fewer the patches of a word's part would tell
+        rounds = {count: max(8 if count > 8 else 32, trials) for count in rows}
+        given = {"capacity": capacity}
+        return [decode_kernels(decoder, params, rows=count, rounds=rounds[count], **given) for count in rows]
     if arm == "rounds":
         given = {"capacity": capacity, "count": 32, "trials": trials}
         return [rounds(decoder, params, rows=count, **given) for count in rows]
@@ -200,16 +254,3 @@ def _time_delay(
         return long_document(decoder, params, length=2**20 // scale, new_bytes=64, trials=max(20, trials))
     length, kept = (8192, 0) if arm == "first_byte" else (65_536, 2**34)
     return first_byte(decoder, params, prompt_bytes=length // scale, prefix_bytes=kept, trials=trials)
-
-
-def _timed(draw: Any) -> tuple[int, float]:
-    """Return the bytes of a call and its seconds."""
-    begun = time.perf_counter()
-    drawn = draw()
-    return drawn, time.perf_counter() - begun
-
-
-def _rate(draw: Any, drawn: int, first: float, trials: int) -> dict[str, Any]:
-    """Return the bytes of a call, the seconds of the first call, and bytes a second of later ones."""
-    rates = [drawn / _timed(draw)[1] for _ in range(trials)]
-    return {"bytes": drawn, "first_call_seconds": first, "bytes_per_second": rates}
