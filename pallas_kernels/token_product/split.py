@@ -14,11 +14,11 @@ MOST_PARTS = 8
 
 
 class Tile(NamedTuple):
-    """What a program reads at a time: rows and columns of a matrix, in how many stages, and its warps."""
+    """Rows and columns of a matrix that are loaded at a time, how many loads are under way, and a program's warps."""
 
     rows: int = 128
     columns: int = 64
-    stages: int = 4
+    loads: int = 4
     warps: int = 4
 
 
@@ -36,9 +36,9 @@ def choose_tile(dim: int, widths: Sequence[int]) -> Tile:
     """
     columns = sum(widths)
     if columns > dim:
-        return Tile()
+        return Tile() if dim < WIDE else Tile(128, 64, 2, 8)
     if columns < dim:
-        return Tile(64, 64, stages=8) if columns < WIDE else Tile(64, 128)
+        return Tile(64, 64, loads=8) if columns < WIDE else Tile(64, 128)
     return Tile(warps=2) if columns < WIDE else Tile(columns=128)
 
 

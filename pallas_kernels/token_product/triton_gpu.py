@@ -1,8 +1,8 @@
 """Triton: one token times matrices, in one launch that fills the GPU.
 
 A program takes some columns of a matrix and a part of its rows, so that narrow matrices have as many programs as wide
-ones. It asks for whole lines of its matrix first. While they are on their way, it computes for itself what stands before
-the product: the sum of the parts of the product before, the norm, the gate or the merge.
+ones. It asks for whole lines of its matrix first. While they are on their way, it computes for itself what stands
+before the product: the sum of the parts of the product before, the norm, the gate or the merge.
 """
 
 from collections.abc import Callable
@@ -152,7 +152,7 @@ def _sum(
     (dim, width), (parts, rows), tile = kernel.shape, call.split, call.tile
     begin, columns, count = part * rows, pl.ds(block * tile.columns, tile.columns), rows // tile.rows
     end, whole = jnp.minimum(dim, begin + rows), pl.ds(0, pl.next_power_of_2(dim))
-    each = min(tile.stages, count)
+    each = min(tile.loads, count)
     even = parts * rows == dim and count % each == 0
 
     def weights(first: Any) -> Array:

@@ -13,7 +13,7 @@ from pallas_kernels.attention import EMPTY_LSE
 from pallas_kernels.token_product import api, reference, token_product, triton_gpu
 from pallas_kernels.token_product.bench import plan
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
-from pallas_kernels.token_product.split import choose_tile, split_rows
+from pallas_kernels.token_product.split import Split, Tile, choose_tile, split_rows
 from tests.tolerances import assert_close
 
 SMALL = {
@@ -93,6 +93,18 @@ def test_each_part_is_that_of_the_definition(name: str) -> None:
     known = reference.token_product(*given)[1]
     assert len(found) > 1
     assert_close(found, np.asarray(known), n=4 * SMALL[name].dim, dtype=jnp.bfloat16)
+
+
+@pytest.mark.parametrize("split", [Split(2, 160), Split(1, 304)], ids=["two parts", "whole columns"])
+@pytest.mark.parametrize("name", ["several", "summed", "gated", "merged"])
+def test_loads_of_several_turns_add_up(name: str, split: Split) -> None:
+    """Five loads in threes, and 19 of them, the last of which may lie behind the rows."""
+    given = arrays(SMALL[name])
+    token, parts = INTERPRETED(*given, chosen=(Tile(32 if split.parts > 1 else 16, 32, 3), split))
+    exact, limits = in_f64(*given), {"n": 4 * SMALL[name].dim, "dtype": jnp.bfloat16}
+    assert_close(np.asarray(parts.sum(0)), exact[1].astype(np.float32), **limits)
+    if token is not None:
+        assert_close(token, exact[0].astype(np.float32), **limits)
 
 
 def test_rows_are_split_into_whole_tiles_that_cover_them() -> None:
