@@ -25,13 +25,21 @@ Make = Callable[[], Float[Array, "T"]]
 
 
 class _Call(NamedTuple):
-    """What a program does besides multiplying; which of x, parts, scale and lse there are."""
+    """What a program does besides multiplying; which of x, parts, scale, lse and squares there are."""
 
     has: tuple[bool, ...]
     epsilon: float
     split: Split
     tile: Tile
     interpret: bool
+    leaves_norm: bool
+
+
+class _Written(NamedTuple):
+    """What programs of the first columns write besides the product, where there is such."""
+
+    token: list[Any]
+    squares: Any
 
 
 def token_product(
@@ -40,11 +48,13 @@ def token_product(
     parts: Float[Array, "S _"] | None = None,
     scale: Float[Array, "D"] | None = None,
     lse: Float[Array, "S H"] | None = None,
+    squares: Float[Array, "S"] | None = None,
     *,
     epsilon: float = 1e-6,
+    leaves_norm: bool = False,
     chosen: tuple[Tile, Split] | None = None,
     interpret: bool = False,
-) -> tuple[Float[Array, "D"] | None, Float[Array, "P N"]]:
+) -> tuple[Array | None, ...]:
     """Compute `token_product`.
 
     Args:
@@ -53,35 +63,39 @@ def token_product(
     """
     dim, widths = kernels[0].shape[0], tuple(kernel.shape[1] for kernel in kernels)
     tile, split = chosen or (choose_tile(dim, widths), split_rows(dim, widths))
-    given = vary_alike(*(z for z in (x, parts, scale, lse, *kernels) if z is not None))
-    has = tuple(z is not None for z in (x, parts, scale, lse))
-    call = _Call(has, epsilon, split, tile, interpret)
+    given = vary_alike(*(z for z in (x, parts, scale, lse, squares, *kernels) if z is not None))
+    has = tuple(z is not None for z in (x, parts, scale, lse, squares))
+    call = _Call(has, epsilon, split, tile, interpret, leaves_norm)
     programs = split.parts * sum(-(-width // tile.columns) for width in widths)
     like, sums = kernels[0], x is not None and parts is not None
     out = [varying_like(like, (split.parts, sum(widths)), jnp.float32)]
     if sums:
         out.append(varying_like(like, (dim,), like.dtype))
+    if leaves_norm:
+        out.append(varying_like(like, (split.parts,), jnp.float32))
     run = partial(_multiply, call=call, count=len(kernels))
     options = {"warps": tile.warps, "stages": 1, "interpret": interpret}
-    y, *token = launch(run, "token_product", programs, out, given, **options)
-    return token[0] if sums else x, y
+    y, *others = launch(run, "token_product", programs, out, given, **options)
+    token = others.pop(0) if sums else x
+    return token, y, *others
 
 
 def _multiply(*refs: Any, call: _Call, count: int) -> None:
     """Write one part of some columns; programs of the first columns write the token where it is a sum."""
     left = list(refs)
-    x, parts, scale, lse = (left.pop(0) if given else None for given in call.has)
-    kernels, out, token = left[:count], left[count], left[count + 1 :]
+    x, parts, scale, lse, squares = (left.pop(0) if given else None for given in call.has)
+    kernels, out, others = left[:count], left[count], left[count + 1 :]
+    writes = _Written(others[:-1], others[-1]) if call.leaves_norm else _Written(others, None)
     program, parted = pl.program_id(0), call.split.parts
     block, part, columns = lax.div(program, parted), lax.rem(program, parted), call.tile.columns
-    load = partial(_load_token, x, parts) if lse is None else partial(_load_merged, parts, lse)
+    load = partial(_load_token, x, parts, squares, call) if lse is None else partial(_load_merged, parts, lse)
 
     first, offset = 0, 0
     for kernel in kernels:
         behind = first + -(-kernel.shape[1] // columns)
 
         def write(kernel: Any = kernel, first: int = first, offset: int = offset) -> None:
-            written = [] if first else token
+            written = _Written([], None) if first else writes
             y = _sum(load, scale, kernel, written, block - first, part, call)
             here = pl.ds(offset + (block - first) * columns, columns)
             own = span((block - first) * columns, columns) < kernel.shape[1]
@@ -95,20 +109,19 @@ def _multiply(*refs: Any, call: _Call, count: int) -> None:
         first, offset = behind, offset + kernel.shape[1]
 
 
-def _load_token(x: Any, parts: Any, here: Any, inside: Any, like: Any) -> Make:
+def _load_token(x: Any, parts: Any, squares: Any, call: _Call, here: Any, inside: Any, like: Any) -> Make:
     """Load channels of what was there and the product before, or of the gate's halves."""
 
     def load(offset: int) -> list[Array]:
         return _load_parts(parts, pl.ds(offset + here.start, here.size), inside)
 
-    def add(loaded: list[Array]) -> Array:
-        return _round(reduce(jnp.add, loaded), like)
-
     if x is None:
         halves = load(0), load(parts.shape[1] // 2)
+        means = [] if squares is None else [squares[i] for i in range(squares.shape[0])]
 
         def gated() -> Array:
-            gate, up = map(add, halves)
+            inverse = lax.rsqrt(reduce(jnp.add, means) + call.epsilon) if means else 1.0
+            gate, up = (_round(reduce(jnp.add, half) * inverse, like) for half in halves)
             return _round(_round(gate / (1 + jnp.exp(-gate)), like) * up, like)
 
         return gated
@@ -116,7 +129,7 @@ def _load_token(x: Any, parts: Any, here: Any, inside: Any, like: Any) -> Make:
     if parts is None:
         return lambda: y
     before = load(0)
-    return lambda: _round(y + add(before), like)
+    return lambda: _round(y + _round(reduce(jnp.add, before), like), like)
 
 
 def _load_merged(parts: Any, lse: Any, here: Any, inside: Any, like: Any) -> Make:
@@ -146,7 +159,7 @@ def _round(y: Array, like: Any) -> Array:
 
 
 def _sum(
-    load: Any, scale: Any, kernel: Any, written: list[Any], block: Any, part: Any, call: _Call
+    load: Any, scale: Any, kernel: Any, written: _Written, block: Any, part: Any, call: _Call
 ) -> Float[Array, "N"]:
     """Return one part of n(token) W for a block of columns; the first block's programs write the token."""
     (dim, width), (parts, rows), tile = kernel.shape, call.split, call.tile
@@ -179,7 +192,7 @@ def _sum(
     def add(requested: tuple[list[Array], list[Any]], y: Any, squares: Any) -> tuple[Array, Array]:
         for matrix, (here, inside, make, scales) in zip(*requested, strict=True):
             token = make()
-            for ref in written:
+            for ref in written.token:
                 pltriton.store(ref.at[here], token.astype(ref.dtype), mask=inside & (block == 0))
             if scales is not None:
                 squares, token = squares + token * token, token * scales
@@ -188,13 +201,16 @@ def _sum(
         return y, squares
 
     requested = request(0)
-    everything = scale is not None and parts > 1
+    everything = scale is not None and parts > 1 and not call.leaves_norm
     others = load(whole, span(0, whole.size) < dim, kernel) if everything else None
     y, squares = add(requested, None, jnp.zeros(tile.rows, jnp.float32))
     if count > each:
         y, squares = lax.fori_loop(1, -(-count // each), lambda i, sums: add(request(i), *sums), (y, squares))
     y = jnp.sum(y, axis=0)
-    if scale is None:
+    if written.squares is not None:
+        mine = (jnp.sum(squares) / dim).reshape(1)
+        pltriton.store(written.squares.at[pl.ds(part, 1)], mine, mask=jnp.full(1, block == 0))
+    if scale is None or call.leaves_norm:
         return y
     squares = squares if others is None else others() ** 2
     return y * lax.rsqrt(jnp.sum(squares) / dim + call.epsilon)

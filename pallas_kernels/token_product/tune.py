@@ -27,7 +27,7 @@ from pallas_kernels._trace import device_events, read_trace
 from pallas_kernels.token_product import reference, triton_gpu
 from pallas_kernels.token_product.bench import plan
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
-from pallas_kernels.token_product.split import Split, Tile, cut_rows
+from pallas_kernels.token_product.split import MOST_PARTS, Split, Tile, cut_rows
 
 Kernel = Callable[..., tuple[Any, Any]]
 
@@ -41,20 +41,18 @@ class Candidate(NamedTuple):
 
 
 TILES = (
-    Tile(128, 64, 4, 2),
     Tile(128, 64, 4, 4),
+    Tile(128, 64, 4, 2),
+    Tile(128, 64, 2, 4),
     Tile(128, 128, 4, 4),
-    Tile(128, 128, 4, 8),
+    Tile(128, 128, 2, 8),
     Tile(256, 64, 2, 4),
     Tile(256, 64, 2, 8),
-    Tile(64, 64, 8, 4),
-    Tile(64, 128, 8, 4),
-    Tile(128, 32, 8, 2),
-    Tile(256, 32, 4, 4),
+    Tile(256, 32, 2, 4),
     Tile(512, 64, 1, 8),
 )
-PROGRAMS = (132, 264, 528)
-"""The least programs of a launch."""
+PARTS = (4, 8, 11, 22)
+"""The most parts of a product; above eight only of one that narrows."""
 
 MOST = 128
 """Most registers of a thread that loads may need."""
@@ -67,9 +65,8 @@ TRIALS = 20
 
 def candidates(shape: TokenShape) -> list[tuple[Tile, Split]]:
     """Return tiles and splits to try, of whose matrix a thread holds no more than its registers do."""
-    pairs = [
-        (tile, cut_rows(shape.dim, shape.widths, tile, least)) for tile, least in product(TILES, PROGRAMS)
-    ]
+    most = [parts for parts in PARTS if parts <= MOST_PARTS or sum(shape.widths) < shape.dim]
+    pairs = [(tile, cut_rows(shape.dim, tile, parts)) for tile, parts in product(TILES, most)]
     return list(dict.fromkeys(pair for pair in pairs if _registers(*pair) <= MOST))
 
 
@@ -81,7 +78,7 @@ def _registers(tile: Tile, split: Split) -> int:
 def _compiled(shape: TokenShape, args: Any, kernels: dict[str, Kernel]) -> Iterator[tuple[Candidate, Any]]:
     """Yield candidates with their programs, compiled side by side; one that needs too much memory is left out."""
     tried = [Candidate(name, *each) for name, each in product(kernels, candidates(shape))]
-    run = lambda each: partial(_launch, kernels[each.kernel], each)  # noqa: E731
+    run = lambda each: partial(launch, kernels[each.kernel], each, leaves_norm=shape.leaves_norm)  # noqa: E731
     with ThreadPoolExecutor() as pool:
         programs = [pool.submit(jax.jit(run(each)).lower(*args).compile) for each in tried]
         for each, program in zip(tried, programs, strict=True):
@@ -91,10 +88,10 @@ def _compiled(shape: TokenShape, args: Any, kernels: dict[str, Kernel]) -> Itera
                 logging.info(f"{shape.name} {each}: {error}")
 
 
-def _launch(kernel: Kernel, each: Candidate, x: Any, kernels: Any, parts: Any, *rest: Any) -> Any:
-    """Return what the kernel writes."""
-    token, y = kernel(x, kernels, parts, *rest, chosen=(each.tile, each.split))
-    return (y,) if x is None or parts is None else (y, token)
+def launch(kernel: Kernel, each: Candidate, *arrays: Any, **options: Any) -> Any:
+    """Return what the kernel writes, its product first."""
+    token, y, *squares = kernel(*arrays, chosen=(each.tile, each.split), **options)
+    return (y, *squares) if token is None or arrays[2] is None else (y, *squares, token)
 
 
 def _time(programs: list[Any], sets: list[Any]) -> list[float]:
@@ -132,7 +129,7 @@ def tune(shape: TokenShape, kernels: dict[str, Kernel]) -> list[dict[str, Any]]:
     x, matrices, *rest = plan(shape).truth.args
     count = -(-CACHE // sum(matrix.nbytes for matrix in matrices))
     sets = [(x, tuple(jnp.array(matrix) for matrix in matrices), *rest) for _ in range(count)]
-    exact = np.asarray(reference.token_product(*sets[0])[1]).sum(0)
+    exact = np.asarray(reference.token_product(*sets[0], leaves_norm=shape.leaves_norm)[1]).sum(0)
     tried = list(_compiled(shape, sets[0], kernels))
     for each, program in tried:
         off = np.abs(np.asarray(program(*sets[0])[0]).sum(0) - exact).max() / np.abs(exact).max()
