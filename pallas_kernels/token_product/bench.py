@@ -34,7 +34,8 @@ def run(
 ) -> tuple[Any, Float[Array, "N"]]:
     """Run the operation, and add its parts up, as the next one does while it reads them."""
     options = {"scale": scale, "lse": lse, "squares": squares, "leaves_norm": leaves_norm}
-    token, y, *left = token_product(x, kernels, parts=parts, implementation=implementation, **options)
+    found: Any = token_product(x, kernels, parts=parts, implementation=implementation, **options)
+    token, y, *left = found
     inverse = jax.lax.rsqrt(jnp.sum(left[0]) + EPSILON) if left else 1.0
     return token, jnp.sum(y, 0) * inverse
 

@@ -25,9 +25,11 @@ def token_product(
 ) -> tuple[Array | None, ...]:
     """Compute `token_product`, with each step rounded."""
     dim, dtype = kernels[0].shape[0], kernels[0].dtype
-    given = parts if squares is None else parts * jax.lax.rsqrt(jnp.sum(squares) + epsilon)
+    given = parts
+    if parts is not None and squares is not None:
+        given = parts * jax.lax.rsqrt(jnp.sum(squares) + epsilon)
     token = make_token(x, given, dtype) if lse is None else merge(parts, lse, dtype)
-    wide, inverse = token.astype(jnp.float32), 1.0
+    wide, inverse = token.astype(jnp.float32), jnp.float32(1)
     if scale is not None and not leaves_norm:
         inverse = jax.lax.rsqrt(jnp.mean(wide * wide) + epsilon)
     if scale is not None:

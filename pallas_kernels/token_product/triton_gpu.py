@@ -164,7 +164,7 @@ def _sum(
     """Return one part of n(token) W for a block of columns; the first block's programs write the token."""
     (dim, width), (parts, rows), tile = kernel.shape, call.split, call.tile
     begin, columns, count = part * rows, pl.ds(block * tile.columns, tile.columns), rows // tile.rows
-    end, whole = jnp.minimum(dim, begin + rows), pl.ds(0, pl.next_power_of_2(dim))
+    end, padded = jnp.minimum(dim, begin + rows), pl.next_power_of_2(dim)
     each = min(tile.loads, count)
     even = parts * rows == dim and count % each == 0
 
@@ -202,7 +202,7 @@ def _sum(
 
     requested = request(0)
     everything = scale is not None and parts > 1 and not call.leaves_norm
-    others = load(whole, span(0, whole.size) < dim, kernel) if everything else None
+    others = load(pl.ds(0, padded), span(0, padded) < dim, kernel) if everything else None
     y, squares = add(requested, None, jnp.zeros(tile.rows, jnp.float32))
     if count > each:
         y, squares = lax.fori_loop(1, -(-count // each), lambda i, sums: add(request(i), *sums), (y, squares))

@@ -29,7 +29,7 @@ from pallas_kernels.token_product.bench import plan
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
 from pallas_kernels.token_product.split import MOST_PARTS, Split, Tile, cut_rows
 
-Kernel = Callable[..., tuple[Any, Any]]
+Kernel = Callable[..., tuple[Any, ...]]
 
 
 class Candidate(NamedTuple):
@@ -153,7 +153,8 @@ def main() -> None:
         "--others", nargs="*", default=[], metavar="FILE", help="other forms of triton_gpu.py"
     )
     given = parser.parse_args()
-    kernels = {"triton_gpu": triton_gpu.token_product} | {Path(f).stem: read_kernel(f) for f in given.others}
+    own: dict[str, Kernel] = {"triton_gpu": triton_gpu.token_product}
+    kernels = own | {Path(f).stem: read_kernel(f) for f in given.others}
     found: dict[str, Any] = {"machine": asdict(this_machine()), "tiles": {}}
     Path(given.out).parent.mkdir(parents=True, exist_ok=True)
     for name in given.shapes:

@@ -414,8 +414,7 @@ def _token_products() -> Iterator[Program]:
     """Each shape, and one whose widths are no multiples of a tile."""
     odd = replace(token_shapes.SHAPES[0], name="odd", dim=1000, widths=(1000, 200))
     for shape in (*token_shapes.SHAPES, odd):
-        run = partial(_tokens, leaves_norm=shape.leaves_norm)
-        yield Program(f"token_product/{shape.name}", run, (_token_arrays(shape),))
+        yield Program(f"token_product/{shape.name}", _tokens, (_token_arrays(shape),))
 
 
 def _token_arrays(shape: token_shapes.TokenShape) -> dict[str, Any]:
@@ -424,15 +423,13 @@ def _token_arrays(shape: token_shapes.TokenShape) -> dict[str, Any]:
     arrays["kernels"] = tuple(of(shape.dim, width) for width in shape.widths)
     if shape.parts:
         arrays["parts"] = of(shape.parts, shape.channels, dtype=jnp.float32)
-    if shape.gated:
-        arrays["squares"] = of(shape.parts, dtype=jnp.float32)
-    if shape.heads:
-        arrays["lse"] = of(shape.parts, shape.heads, dtype=jnp.float32)
+    arrays["squares"] = of(shape.parts, dtype=jnp.float32) if shape.gated else None
+    arrays["lse"] = of(shape.parts, shape.heads, dtype=jnp.float32) if shape.heads else None
     return arrays | ({"scale": of(shape.dim, dtype=jnp.float32)} if shape.normed else {})
 
 
-def _tokens(arrays: dict[str, Any], *, leaves_norm: bool) -> Any:
-    return token_triton.token_product(**arrays, leaves_norm=leaves_norm)
+def _tokens(arrays: dict[str, Any]) -> Any:
+    return token_triton.token_product(**arrays, leaves_norm={"parts", "scale"} <= arrays.keys())
 
 
 def _scaled(x: Any) -> dict[str, Any]:
