@@ -260,18 +260,20 @@ def token_products(
     norm: "RMSNorm | None" = None,
     parts: Float[Array, "S _"] | None = None,
     lse: Float[Array, "S H"] | None = None,
-) -> tuple[Any, Float[Array, "P N"]]:
+    **options: Any,
+) -> tuple[Any, ...]:
     """Return one token, and its products with layers in parts whose sum they are, by one launch.
 
     Kernels of the layers are plain, without bias. `norm` acts before the products. `lse` are of attention whose parts
-    are the token. See `pallas_kernels.token_product`.
+    are the token. See `pallas_kernels.token_product`, which has the options too.
     """
     like: Any = x
     if x is None and parts is not None:
         sizes = (parts.shape[1] // 2,) if lse is None else (lse.shape[1], parts.shape[1] // lse.shape[1])
         like = jnp.zeros((1, 1, *sizes), layers[0].dtype)
     kernels = [jnp.asarray(layer.weights(like).kernel).reshape(like.size, -1) for layer in layers]
-    options: dict[str, Any] = {} if norm is None else {"scale": norm.scale(like), "epsilon": norm.epsilon}
+    if norm is not None:
+        options |= {"scale": norm.scale(like), "epsilon": norm.epsilon}
     token = None if x is None else x.reshape(-1).astype(layers[0].dtype)
     return token_product(token, kernels, parts=parts, lse=lse, **options)
 
@@ -483,8 +485,9 @@ class MLP(nn.Module):
         into = [dense(self.hidden, axes=("embed", "mlp"), name=name, joins=True, **options) for name in names]
         down = dense(x.shape[-1], axes=("mlp", "embed"), name="down", scale=self.out_scale, **options)
         if norm is not None:
-            token, hidden = token_products(x, into, norm, parts)
-            return add_parts(token.reshape(x.shape), token_products(None, [down], parts=hidden)[1])
+            token, hidden, squares = token_products(x, into, norm, parts, leaves_norm=True)
+            norms = {"squares": squares, "epsilon": norm.epsilon}
+            return add_parts(token.reshape(x.shape), token_products(None, [down], parts=hidden, **norms)[1])
         hidden = linears(x, into)
         if not self.gated:
             return down(_activated(hidden[0], self.activation))

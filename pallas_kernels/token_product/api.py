@@ -21,12 +21,12 @@ from pallas_kernels._own_gradient import OwnGradient
 from pallas_kernels.token_product import reference
 
 
-def _triton(*arrays: Any, **options: Any) -> tuple[Array | None, Array]:
+def _triton(*arrays: Any, **options: Any) -> tuple[Array | None, ...]:
     return _run(tuple(sorted(options.items())), *arrays)
 
 
 @partial(OwnGradient, nondiff_argnums=(0,))
-def _run(options: tuple[tuple[str, Any], ...], *arrays: Any) -> tuple[Array | None, Array]:
+def _run(options: tuple[tuple[str, Any], ...], *arrays: Any) -> tuple[Array | None, ...]:
     """Import the kernel where it runs: Pallas' GPU dialect takes over a second to import."""
     from pallas_kernels.token_product import triton_gpu
 
@@ -70,14 +70,17 @@ def token_product(
     parts: Float[Array, "S _"] | None = None,
     scale: Float[Array, "D"] | None = None,
     lse: Float[Array, "S H"] | None = None,
+    squares: Float[Array, "S"] | None = None,
     epsilon: float = 1e-6,
+    leaves_norm: bool = False,
     implementation: Literal["triton", "reference"] | None = None,
-) -> tuple[Float[Array, "D"] | None, Float[Array, "P N"]]:
+) -> tuple[Array | None, ...]:
     """Return a token and the parts of its products with matrices: n(token) W is the sum of the parts.
 
     The token t is x, or x + sum(parts). Without x it is silu(g) u, where g and u are the halves of sum(parts). With
     `lse` it is sum_s softmax_s(lse) parts_s, per head. n(t)_i = t_i / sqrt(mean_j t_j^2 + epsilon) scale_i, or t_i
-    without a scale. So one launch does a product, what stands before it, and the sum of the product before that.
+    without a scale. With `leaves_norm` the parts are of t_i scale_i instead, and the next call divides by the norm: it
+    gets the squares. So one launch does a product, what stands before it, and the sum of the product before that.
 
     Args:
       x: channels of one token, or None.
@@ -85,11 +88,15 @@ def token_product(
       parts: of the product before, in fp32: [S, D], or [S, 2 D] without x. With `lse`, of attention: [S, D].
       scale: of the norm.
       lse: log-sum-exps of attention's parts, without x. A head all of whose parts are at -1e30 or below is 0.
+      squares: of the product before, without x, if that left its norm: sum(parts) / sqrt(sum(squares) + epsilon) are
+        the halves then.
       epsilon: of the norm, above 0.
+      leaves_norm: leave the division by the norm to the next call, so that no program reads the whole token.
       implementation: a name of the table; None takes the first that runs here.
 
     Returns:
-      The token [D], None without x, and P parts of its products with all N columns in fp32.
+      The token [D], None without x, and P parts of its products with all N columns in fp32. With `leaves_norm` also
+      P parts of mean_j t_j^2.
 
     Raises:
       ValueError: shapes or options do not fit together, or the implementation cannot run this here.
@@ -99,7 +106,9 @@ def token_product(
     """
     kernels = tuple(kernels)
     _check(x, kernels, parts, scale, lse)
-    args, options = (x, kernels, parts, scale, lse), {"epsilon": float(epsilon)}
+    _check_norm(x, scale, lse, squares, leaves_norm)
+    args = (x, kernels, parts, scale, lse, squares)
+    options = {"epsilon": float(epsilon), "leaves_norm": leaves_norm}
     return choose("token_product", TABLE, implementation, current_device(), *args, **options).run(
         *args, **options
     )
@@ -123,6 +132,13 @@ def _check(x: Any, kernels: tuple[Any, ...], parts: Any, scale: Any, lse: Any) -
         raise ValueError(f"token_product: expected parts [S, {width}], got {list(parts.shape)}")
     if scale is not None and scale.shape != (dim,):
         raise ValueError(f"token_product: expected scale [{dim}], got {list(scale.shape)}")
+
+
+def _check_norm(x: Any, scale: Any, lse: Any, squares: Any, leaves_norm: bool) -> None:
+    if squares is not None and (x is not None or lse is not None):
+        raise ValueError("token_product: pass squares without x and lse, as they are of parts before a gate")
+    if leaves_norm and scale is None:
+        raise ValueError("token_product: pass the scale of the norm that is left to the next call")
 
 
 def is_one_launch(dtype: Any) -> bool:

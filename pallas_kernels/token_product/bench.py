@@ -17,21 +17,42 @@ PARTS = 8
 """Parts of XLA's sums: in one, it would write each weight times its channel to memory."""
 
 
+EPSILON = 1e-6
+"""Of the norm."""
+
+
 def run(
-    x: Any, kernels: Any, parts: Any, scale: Any, lse: Any, *, implementation: Any
+    x: Any,
+    kernels: Any,
+    parts: Any,
+    scale: Any,
+    lse: Any,
+    squares: Any,
+    *,
+    leaves_norm: bool,
+    implementation: Any,
 ) -> tuple[Any, Float[Array, "N"]]:
     """Run the operation, and add its parts up, as the next one does while it reads them."""
-    token, y = token_product(x, kernels, parts=parts, scale=scale, lse=lse, implementation=implementation)
-    return token, jnp.sum(y, 0)
+    options = {"scale": scale, "lse": lse, "squares": squares, "leaves_norm": leaves_norm}
+    found: Any = token_product(x, kernels, parts=parts, implementation=implementation, **options)
+    token, y, *left = found
+    inverse = jax.lax.rsqrt(jnp.sum(left[0]) + EPSILON) if left else 1.0
+    return token, jnp.sum(y, 0) * inverse
 
 
-def plain(x: Any, kernels: Any, parts: Any, scale: Any, lse: Any) -> tuple[Any, Float[Array, "N"]]:
+def plain(
+    x: Any, kernels: Any, parts: Any, scale: Any, lse: Any, squares: Any
+) -> tuple[Any, Float[Array, "N"]]:
     """Compute the op a step at a time, as a decoded token without the kernel is computed."""
     dim, dtype = len(kernels[0]), kernels[0].dtype
+    if squares is not None:
+        parts = parts * jax.lax.rsqrt(jnp.sum(squares) + EPSILON)
     token = make_token(x, parts, dtype) if lse is None else merge(parts, lse, dtype)
     wide = token.astype(jnp.float32)
     if scale is not None:
-        wide = (wide * jax.lax.rsqrt(jnp.mean(wide * wide) + 1e-6) * scale).astype(dtype).astype(jnp.float32)
+        wide = (
+            (wide * jax.lax.rsqrt(jnp.mean(wide * wide) + EPSILON) * scale).astype(dtype).astype(jnp.float32)
+        )
     split = wide.reshape(PARTS, dim // PARTS, 1)
     tiles = [kernel.reshape(PARTS, dim // PARTS, -1).astype(jnp.float32) for kernel in kernels]
     y = jnp.concatenate([reduce(jnp.add, jnp.sum(split * tile, 1)) for tile in tiles])
@@ -40,7 +61,7 @@ def plain(x: Any, kernels: Any, parts: Any, scale: Any, lse: Any) -> tuple[Any, 
 
 def plan(shape: TokenShape, dtype: Any = jnp.bfloat16) -> Plan:
     """Plan the kernel, where it runs, against XLA's form of the same steps."""
-    keys = iter(jax.random.split(jax.random.key(1), 4 + len(shape.widths)))
+    keys = iter(jax.random.split(jax.random.key(1), 5 + len(shape.widths)))
     x = None if shape.gated or shape.heads else jax.random.normal(next(keys), (shape.dim,), dtype)
     scale = 1 + 0.1 * jax.random.normal(next(keys), (shape.dim,)) if shape.normed else None
     parts = jax.random.normal(next(keys), (shape.parts, shape.channels)) if shape.parts else None
@@ -48,12 +69,14 @@ def plan(shape: TokenShape, dtype: Any = jnp.bfloat16) -> Plan:
     kernels = tuple(
         shape.dim**-0.5 * jax.random.normal(next(keys), (shape.dim, n), dtype) for n in shape.widths
     )
-    args, names = (x, kernels, parts, scale, lse), ["triton"] if is_one_launch(dtype) else []
+    squares = jax.random.uniform(next(keys), (shape.parts,)) if shape.gated else None
+    args, names = (x, kernels, parts, scale, lse, squares), ["triton"] if is_one_launch(dtype) else []
+    call = partial(run, leaves_norm=shape.leaves_norm)
     moved = float(sum(kernel.nbytes for kernel in kernels))
     return Plan(
-        truth=Case("truth", partial(run, implementation="reference"), args),
+        truth=Case("truth", partial(call, implementation="reference"), args),
         plain=Case("plain", plain, args),
-        versions=[Case(name, partial(run, implementation=name), args) for name in names],
+        versions=[Case(name, partial(call, implementation=name), args) for name in names],
         work={"forward": Work(2.0 * shape.dim * sum(shape.widths), moved)},
     )
 

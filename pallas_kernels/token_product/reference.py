@@ -18,21 +18,29 @@ def token_product(
     parts: Float[Array, "S _"] | None = None,
     scale: Float[Array, "D"] | None = None,
     lse: Float[Array, "S H"] | None = None,
+    squares: Float[Array, "S"] | None = None,
     *,
     epsilon: float = 1e-6,
-) -> tuple[Float[Array, "D"] | None, Float[Array, "P N"]]:
+    leaves_norm: bool = False,
+) -> tuple[Array | None, ...]:
     """Compute `token_product`, with each step rounded."""
     dim, dtype = kernels[0].shape[0], kernels[0].dtype
-    token = make_token(x, parts, dtype) if lse is None else merge(parts, lse, dtype)
-    wide, inverse = token.astype(jnp.float32), 1.0
-    if scale is not None:
+    given = parts
+    if parts is not None and squares is not None:
+        given = parts * jax.lax.rsqrt(jnp.sum(squares) + epsilon)
+    token = make_token(x, given, dtype) if lse is None else merge(parts, lse, dtype)
+    wide, inverse = token.astype(jnp.float32), jnp.float32(1)
+    if scale is not None and not leaves_norm:
         inverse = jax.lax.rsqrt(jnp.mean(wide * wide) + epsilon)
+    if scale is not None:
         wide = (wide * scale).astype(dtype).astype(jnp.float32)
     split = split_rows(dim, [kernel.shape[1] for kernel in kernels])
     matrix = jnp.concatenate([kernel.astype(jnp.float32) for kernel in kernels], 1)
     starts = range(0, split.parts * split.rows, split.rows)
     found = [wide[i : i + split.rows] @ matrix[i : i + split.rows] for i in starts]
-    return None if x is None else token, jnp.stack(found) * inverse
+    mine = jnp.stack([jnp.sum(token[i : i + split.rows].astype(jnp.float32) ** 2) / dim for i in starts])
+    y = jnp.stack(found) * inverse
+    return (None if x is None else token, y, *([mine] if leaves_norm else []))
 
 
 def make_token(

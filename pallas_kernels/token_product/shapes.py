@@ -13,7 +13,8 @@ class TokenShape:
     Attributes:
       name, dim, widths: of the matrices.
       parts: of the product before, or of attention.
-      normed, gated: whether a norm or a gate stands before them.
+      normed, gated: whether a norm or a gate stands before them. A norm is left to the next product if there are parts,
+        which has a gate.
       heads: of attention, whose parts are merged; 0 without it.
     """
 
@@ -24,6 +25,11 @@ class TokenShape:
     normed: bool = False
     gated: bool = False
     heads: int = 0
+
+    @property
+    def leaves_norm(self) -> bool:
+        """Whether the division by the norm is left to the next product."""
+        return self.normed and self.parts > 0
 
     @property
     def channels(self) -> int:
@@ -44,8 +50,8 @@ def block(dim: int, hidden: int, parts: tuple[int, int]) -> tuple[TokenShape, ..
 
 SHAPES = (
     # Layers of the entropy model, the local and the latent stacks of `books_1b`, and what Hyena multiplies there.
-    *block(768, 2048, (6, 3)),
-    *block(1024, 2752, (8, 2)),
-    *block(2048, 5504, (6, 1)),
+    *block(768, 2048, (6, 6)),
+    *block(1024, 2752, (8, 8)),
+    *block(2048, 5504, (8, 8)),
     TokenShape("hyena_2048", 2048, (6144,), normed=True),
 )

@@ -3,22 +3,19 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-PROGRAMS = 264
-"""Programs that a launch should have: two on each of the 132 multiprocessors of an H200."""
-
-WIDE = 2048
-"""Columns of a single matrix from which a program takes 128 of them."""
-
 MOST_PARTS = 8
-"""Most parts, as the next product reads them all."""
+"""Most parts, as programs of the next product read them."""
+
+MOST_PARTS_BEHIND_A_GATE = 11
+"""Most parts of a matrix that narrows, as one sum reads them."""
 
 
 class Tile(NamedTuple):
-    """What a program reads at a time: rows and columns of a matrix, in how many stages, and its warps."""
+    """Rows and columns of a matrix that are loaded at a time, how many loads are under way, and a program's warps."""
 
     rows: int = 128
     columns: int = 64
-    stages: int = 4
+    loads: int = 4
     warps: int = 4
 
 
@@ -32,24 +29,19 @@ class Split(NamedTuple):
 def choose_tile(dim: int, widths: Sequence[int]) -> Tile:
     """Return the tile of matrices of `dim` rows and these columns: the fastest on an H200 (`tune.py`).
 
-    A matrix that narrows has a gate before it, which every program reads along its rows. A square one has attention.
+    A matrix that narrows has a gate before it.
     """
-    columns = sum(widths)
-    if columns > dim:
-        return Tile()
-    if columns < dim:
-        return Tile(64, 64, stages=8) if columns < WIDE else Tile(64, 128)
-    return Tile(warps=2) if columns < WIDE else Tile(columns=128)
+    return Tile(256, 64, 2, 8) if sum(widths) < dim else Tile()
 
 
 def split_rows(dim: int, widths: Sequence[int]) -> Split:
     """Return the split of matrices of `dim` rows and these columns."""
-    return cut_rows(dim, widths, choose_tile(dim, widths), PROGRAMS)
+    most = MOST_PARTS_BEHIND_A_GATE if sum(widths) < dim else MOST_PARTS
+    return cut_rows(dim, choose_tile(dim, widths), most)
 
 
-def cut_rows(dim: int, widths: Sequence[int], tile: Tile, programs: int) -> Split:
-    """Return the least parts, of whole tiles, that make so many programs, or the most parts."""
-    blocks, tiles = sum(-(-width // tile.columns) for width in widths), -(-dim // tile.rows)
-    wanted = min(MOST_PARTS, -(-programs // blocks))
-    each = -(-tiles // wanted)
+def cut_rows(dim: int, tile: Tile, most: int) -> Split:
+    """Return as many parts of whole tiles as there may be."""
+    tiles = -(-dim // tile.rows)
+    each = -(-tiles // most)
     return Split(-(-tiles // each), each * tile.rows)

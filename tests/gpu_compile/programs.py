@@ -423,13 +423,13 @@ def _token_arrays(shape: token_shapes.TokenShape) -> dict[str, Any]:
     arrays["kernels"] = tuple(of(shape.dim, width) for width in shape.widths)
     if shape.parts:
         arrays["parts"] = of(shape.parts, shape.channels, dtype=jnp.float32)
-    if shape.heads:
-        arrays["lse"] = of(shape.parts, shape.heads, dtype=jnp.float32)
+    arrays["squares"] = of(shape.parts, dtype=jnp.float32) if shape.gated else None
+    arrays["lse"] = of(shape.parts, shape.heads, dtype=jnp.float32) if shape.heads else None
     return arrays | ({"scale": of(shape.dim, dtype=jnp.float32)} if shape.normed else {})
 
 
 def _tokens(arrays: dict[str, Any]) -> Any:
-    return token_triton.token_product(**arrays)
+    return token_triton.token_product(**arrays, leaves_norm={"parts", "scale"} <= arrays.keys())
 
 
 def _scaled(x: Any) -> dict[str, Any]:

@@ -13,15 +13,15 @@ from pallas_kernels.attention import EMPTY_LSE
 from pallas_kernels.token_product import api, reference, token_product, triton_gpu
 from pallas_kernels.token_product.bench import plan
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
-from pallas_kernels.token_product.split import choose_tile, split_rows
+from pallas_kernels.token_product.split import Tile, choose_tile, cut_rows, split_rows
 from tests.tolerances import assert_close
 
 SMALL = {
     "several": TokenShape("several", 300, (40, 64, 8), normed=True),
     "summed": TokenShape("summed", 256, (128,), parts=3, normed=True),
-    "gated": TokenShape("gated", 200, (72,), parts=2, gated=True),
+    "gated": TokenShape("gated", 600, (72,), parts=2, gated=True),
     "plain": TokenShape("plain", 40, (24,)),
-    "merged": TokenShape("merged", 192, (72,), parts=5, heads=3),
+    "merged": TokenShape("merged", 384, (72,), parts=5, heads=3),
 }
 
 
@@ -32,15 +32,15 @@ def arrays(shape: TokenShape) -> tuple[Any, ...]:
     return plan(shape).truth.args
 
 
-def in_f64(x: Any, kernels: Any, parts: Any, scale: Any, lse: Any) -> Any:
-    wide = [None if a is None else np.asarray(a, np.float64) for a in (x, parts, scale, lse)]
-    x, parts, scale, lse = wide
+def in_f64(x: Any, kernels: Any, parts: Any, scale: Any, lse: Any, squares: Any) -> Any:
+    wide = [None if a is None else np.asarray(a, np.float64) for a in (x, parts, scale, lse, squares)]
+    x, parts, scale, lse, squares = wide
     token = 0 if parts is None else parts.sum(0)
     if lse is not None:
         shares = np.exp(lse) / np.exp(lse).sum(0)
         token = (parts.reshape(*lse.shape, -1) * shares[..., None]).sum(0).reshape(-1)
     elif x is None:
-        gate, up = np.split(token, 2)
+        gate, up = np.split(token / np.sqrt(squares.sum() + 1e-6), 2)
         token = gate / (1 + np.exp(-gate)) * up
     else:
         token = x + token
@@ -65,7 +65,7 @@ def test_implementations_compute_the_definition(shape: TokenShape) -> None:
 
 @pytest.mark.parametrize("run", [INTERPRETED, reference.token_product], ids=["triton", "reference"])
 def test_parts_that_saw_nothing_count_nothing(run: Any) -> None:
-    _, kernels, parts, _, lse = arrays(SMALL["merged"])
+    _, kernels, parts, _, lse, _ = arrays(SMALL["merged"])
     some = run(None, kernels, parts, None, lse.at[2].set(EMPTY_LSE))[1]
     rest = run(None, kernels, jnp.delete(parts, 2, 0), None, jnp.delete(lse, 2, 0))[1]
     assert_close(some, np.asarray(rest), n=SMALL["merged"].dim, dtype=jnp.bfloat16)
@@ -78,12 +78,16 @@ def test_parts_that_saw_nothing_count_nothing(run: Any) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_the_kernel_on_a_gpu_computes_each_part_of_real_shapes(shape: TokenShape) -> None:
     given = arrays(shape)
-    found = jax.jit(triton_gpu.token_product)(*given)
-    known = jax.jit(reference.token_product)(*given)
+    found, known = (
+        jax.jit(partial(run, leaves_norm=shape.leaves_norm))(*given)
+        for run in (triton_gpu.token_product, reference.token_product)
+    )
     assert_close(found[1], np.asarray(known[1]), n=4 * shape.dim, dtype=jnp.bfloat16)
     assert (found[0] is None) == (shape.gated or shape.heads > 0)
     if found[0] is not None:
         assert_close(found[0], np.asarray(known[0]), n=4 * shape.dim)
+    for squares, exact in zip(found[2:], known[2:], strict=True):
+        assert_close(squares, np.asarray(exact), n=shape.dim)
 
 
 @pytest.mark.parametrize("name", ["several", "gated", "merged"])
@@ -95,6 +99,32 @@ def test_each_part_is_that_of_the_definition(name: str) -> None:
     assert_close(found, np.asarray(known), n=4 * SMALL[name].dim, dtype=jnp.bfloat16)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("name", ["several", "summed", "gated", "merged"])
+def test_loads_of_several_turns_add_up(name: str, parts: int) -> None:
+    """Loads are made three at a time, the last of which may lie behind the rows."""
+    given, tile = arrays(SMALL[name]), Tile(16, 32, 3)
+    token, found = INTERPRETED(*given, chosen=(tile, cut_rows(SMALL[name].dim, tile, parts)))
+    assert len(found) == parts
+    exact, limits = in_f64(*given), {"n": 4 * SMALL[name].dim, "dtype": jnp.bfloat16}
+    assert_close(np.asarray(found.sum(0)), exact[1].astype(np.float32), **limits)
+    if token is not None:
+        assert_close(token, exact[0].astype(np.float32), **limits)
+
+
+def test_a_norm_may_be_left_to_the_next_product() -> None:
+    x, kernels, parts, scale, *_ = arrays(SMALL["summed"])
+    down = jax.random.normal(jax.random.key(2), (64, 40), jnp.bfloat16)
+    for run in (INTERPRETED, reference.token_product):
+        exact = run(None, (down,), run(x, kernels, parts, scale)[1])[1]
+        token, hidden, squares = run(x, kernels, parts, scale, leaves_norm=True)
+        assert squares.shape == hidden.shape[:1]
+        assert_close(squares.sum(), np.mean(np.asarray(token, np.float32) ** 2), n=256)
+        found = run(None, (down,), hidden, None, None, squares)[1]
+        # An other order of fp32 sums may round a half of the gate the other way
+        assert_close(found, np.asarray(exact), n=4 * 64, dtype=jnp.bfloat16)
+
+
 def test_rows_are_split_into_whole_tiles_that_cover_them() -> None:
     for dim, widths in ((768, (768,)), (2752, (1024,)), (5504, (2048,)), (8, (8,))):
         parts, rows = split_rows(dim, widths)
@@ -104,7 +134,7 @@ def test_rows_are_split_into_whole_tiles_that_cover_them() -> None:
 
 def test_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_gpu, "token_product", INTERPRETED)
-    x, kernels, parts, scale, _ = arrays(SMALL["summed"])
+    x, kernels, parts, scale, *_ = arrays(SMALL["summed"])
 
     def of(call: Any) -> Any:
         total = lambda x, scale: jnp.sum(call(x, kernels, parts, scale)[1])  # noqa: E731
