@@ -22,8 +22,8 @@ from jaxblt.layers import (
     RMSNorm,
     add_parts,
     is_lone_token,
-    is_watched,
     is_stored,
+    is_watched,
 )
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
