@@ -29,7 +29,7 @@ from jaxblt.inference.drafts import DraftCounts, Drafts
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.models.products import products_in
 from jaxblt.parallel.layout import layout_of
-from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.parallel.mesh import MeshConfig, built_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.precision.weights import (
     from_stored,
@@ -177,7 +177,7 @@ class Run:
         source: DocumentSource | None = None,
         targets: str | None = None,
         max_batches: int | None = None,
-        mesh: MeshConfig = MeshConfig(),
+        mesh: MeshConfig | Mesh = MeshConfig(),
         trust_sources: bool = False,
     ) -> dict[str, float]:
         """Return the loss over a split: Σ nats / Σ bytes, and the same over chosen targets; log-loss over all ids.
@@ -202,7 +202,7 @@ class Run:
         """
         own = self.recipe.data
         check_trusted(own, own if data is None else data, trust_sources=trust_sources or source is not None)
-        devices = mesh.build()
+        devices = built_mesh(mesh)
         if isinstance(own, LabelledDataConfig) and isinstance(data, LabelledDataConfig):
             check_labels(own, data)
         recipe = self.recipe if data is None else replace(self.recipe, data=data)
