@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -84,7 +84,8 @@ class Run:
     frozen: dict[str, Frozen]
     weights: Weights = "raw"
     stored_base: str | None = None
-    vocabulary: ModuleType = vocab
+    # Keep the module out of the fields: a run could not be pickled or copied with it
+    vocabulary: ClassVar[ModuleType] = vocab
 
     def __repr__(self) -> str:
         """Write what a notebook shows: no parameters, which alone would fill pages."""
