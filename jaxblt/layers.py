@@ -254,6 +254,13 @@ def is_lone_token(x: Float[Array, "B T D"]) -> bool:
     return is_alone and not open_axes() and is_one_launch(x.dtype)
 
 
+def is_watched() -> bool:
+    """Return whether a caller sees the methods of modules: by `nn.intercept_methods` or `capture_intermediates`."""
+    # Read Flax's own variables, as it has no public name for them
+    capture: Sequence[Any] = getattr(getattr(nn.module, "_context", None), "capture_stack", ())
+    return bool(getattr(nn.module, "_global_interceptor_stack", ())) or any(capture[-1:])
+
+
 def token_products(
     x: Float[Array, "1 ..."] | None,
     layers: Sequence[Linear],

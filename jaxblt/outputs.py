@@ -1,6 +1,7 @@
 """Files that commands write: never their own input, nothing that is there unless asked, whole or not at all."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 from jaxblt.remote import refuse_remote, url_of
 
 Name = str | os.PathLike[str]
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors of a disk or a quota that is full."""
 
 
 def check_output(option: str, path: Name, *, inputs: Iterable[Name] = (), overwrite: bool = False) -> None:
@@ -66,6 +69,9 @@ def whole_file(path: Name) -> Iterator[Path]:
     """Yield a path beside `path`, renamed to `path` once the block ends without an error.
 
     Missing folders are made. Where `path` is a link, the file that it leads to is replaced.
+
+    Raises:
+      OSError: the disk is full.
     """
     refuse_remote("out", path)
     target = Path(os.path.realpath(path))
@@ -74,8 +80,22 @@ def whole_file(path: Name) -> Iterator[Path]:
     try:
         yield partial
         os.replace(partial, target)
+    except Exception as error:
+        if not is_full(error):
+            raise
+        said = "no space left on its disk: free some, or name another file"
+        raise OSError(errno.ENOSPC, said, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it came of, says that a disk or a quota is full."""
+    while error is not None:
+        if (isinstance(error, OSError) and error.errno in FULL) or "No space left on device" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def write_text(path: Name, text: str) -> None:

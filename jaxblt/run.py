@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -29,7 +29,7 @@ from jaxblt.inference.drafts import DraftCounts, Drafts
 from jaxblt.inference.sampling import SamplingConfig
 from jaxblt.models.products import products_in
 from jaxblt.parallel.layout import layout_of
-from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.parallel.mesh import MeshConfig, built_mesh
 from jaxblt.patching import PatcherConfig
 from jaxblt.precision.weights import (
     from_stored,
@@ -84,7 +84,8 @@ class Run:
     frozen: dict[str, Frozen]
     weights: Weights = "raw"
     stored_base: str | None = None
-    vocabulary: ModuleType = vocab
+    # Keep the module out of the fields: a run could not be pickled or copied with it
+    vocabulary: ClassVar[ModuleType] = vocab
 
     def __repr__(self) -> str:
         """Write what a notebook shows: no parameters, which alone would fill pages."""
@@ -177,7 +178,7 @@ class Run:
         source: DocumentSource | None = None,
         targets: str | None = None,
         max_batches: int | None = None,
-        mesh: MeshConfig = MeshConfig(),
+        mesh: MeshConfig | Mesh = MeshConfig(),
         trust_sources: bool = False,
     ) -> dict[str, float]:
         """Return the loss over a split: Σ nats / Σ bytes, and the same over chosen targets; log-loss over all ids.
@@ -202,7 +203,7 @@ class Run:
         """
         own = self.recipe.data
         check_trusted(own, own if data is None else data, trust_sources=trust_sources or source is not None)
-        devices = mesh.build()
+        devices = built_mesh(mesh)
         if isinstance(own, LabelledDataConfig) and isinstance(data, LabelledDataConfig):
             check_labels(own, data)
         recipe = self.recipe if data is None else replace(self.recipe, data=data)

@@ -60,6 +60,16 @@ def number(
     _check_limits(name, value, {"least": least, "above": above, "most": most, "below": below}, {}, why)
 
 
+def check_kind(name: str, value: Any, *kinds: type, fix: str) -> None:
+    """Raise TypeError unless `value` is of one of the kinds.
+
+    The message has the name, the first line of the value, what is expected and how to get it.
+    """
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{name}: expected {wanted}, got {repr(value).partition('\n')[0]:.80}: {fix}")
+
+
 def perhaps(given: str, known: Iterable[str]) -> str:
     """Return " (perhaps NAME)" with the known name closest to `given`, or "" if none is close."""
     near = difflib.get_close_matches(given, list(known), n=1)

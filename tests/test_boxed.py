@@ -1,6 +1,8 @@
 """Runs that come with jaxblt: unpacked once, by hash, and never in front of a folder of that name."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -167,3 +169,13 @@ def test_commands_list_runs_and_write_cards(cache, tmp_path, capsys):
     assert all(line in text for line in (about["data"], about["limits"], "7,342,080 parameters"))
     with pytest.raises(FileExistsError, match="--overwrite"):
         main(["card", "english", "--out", str(tmp_path / "card.md")])
+
+
+def test_a_run_is_pickled_and_copied() -> None:
+    run = jaxblt.load("english_patches")
+    text = [b"It was the best of times"]
+    expected = run.score(text).log_likelihood
+    for other in (pickle.loads(pickle.dumps(run)), copy.deepcopy(run)):
+        np.testing.assert_array_equal(other.score(text).log_likelihood, expected)
+        assert other.recipe == run.recipe
+        assert other.vocabulary is run.vocabulary

@@ -1,8 +1,10 @@
 """Commands write no file over their input, none over what is there unless asked, and none in part."""
 
+import errno
 import os
 
 import pytest
+from safetensors import SafetensorError
 
 from jaxblt.outputs import check_output, whole_file, write_text
 
@@ -67,3 +69,25 @@ def test_a_file_appears_whole_or_not_at_all(here):
     assert (here / "g.fa").read_text() == "other"
     assert (here / "link.fa").is_symlink()
     assert sorted(os.listdir(here)) == ["a.tsv", "g.fa", "hard.fa", "link.fa", "run"]
+
+
+@pytest.mark.parametrize(
+    "full",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ],
+    ids=["disk", "quota", "safetensors"],
+)
+def test_a_full_disk_is_told_with_the_file(here, full):
+    def fail():
+        with whole_file("a.tsv") as partial:
+            partial.write_text("half")
+            raise full
+
+    with pytest.raises(
+        OSError, match=r"no space left on its disk: free some, or name another file: 'a\.tsv'"
+    ):
+        fail()
+    assert "a.tsv" not in os.listdir(here)

@@ -1,6 +1,6 @@
 """The next bytes of prompts under a trained run, on one device or a mesh."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +57,7 @@ def continuations(
         raise ValueError(
             f"mesh {dict(shape)}: a decoder splits the batch or the sequence, not both: use seq alone"
         )
-    if as_trained and not isinstance(prompts, bytes | str):
+    if as_trained and isinstance(prompts, Iterable) and not isinstance(prompts, bytes | str):
         letters = letters_of(run.recipe.data)
         prompts = [letters.read(prompt) if isinstance(prompt, bytes) else prompt for prompt in prompts]
     if place.mesh is not None:

@@ -1,11 +1,13 @@
-"""Ctrl-C as a quiet end of a command, also while its modules are imported."""
+"""Ctrl-C as a quiet end of a command, also while its modules are imported or XLA compiles its programs."""
 
 import contextlib
 import functools
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -14,6 +16,11 @@ AGAIN_S = 0.1
 """Seconds after which an interrupt that Python dropped is repeated."""
 IMPORTS = "<frozen importlib"
 """Beginning of the file names of Python's own import system."""
+COMPILER = os.path.join("jax", "_src", "compiler.py")
+"""End of the name of the file in which JAX waits for XLA to compile."""
+ANSWER_S = 0.3
+"""Seconds in which an interrupt may end the process; interrupts within them are one."""
+WAITING = "waiting for XLA to finish compiling; press Ctrl-C again to end now"
 
 
 def end_quietly() -> None:
@@ -25,6 +32,35 @@ def end_quietly() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = functools.partial(_ask_again, sys.unraisablehook)
+        heard, written = os.pipe()
+        os.set_blocking(written, False)
+        signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+        threading.Thread(target=_tell_of_compiling, args=(heard,), name="interrupts", daemon=True).start()
+
+
+def _tell_of_compiling(heard: int) -> None:
+    """Say what an interrupt waits for if XLA compiles, and end the process at the next one.
+
+    Python handles signals in the main thread only, which may be inside XLA, or wait for a thread that is.
+    """
+    told = False
+    while signals := os.read(heard, 1):
+        if signals[0] != signal.SIGINT:
+            continue
+        if told and _is_compiling():
+            os._exit(128 + signal.SIGINT)
+        time.sleep(ANSWER_S)
+        if select.select([heard], [], [], 0)[0]:
+            os.read(heard, select.PIPE_BUF)
+        if _is_compiling():
+            print(WAITING, file=sys.stderr, flush=True)
+            told = True
+
+
+def _is_compiling() -> bool:
+    """Return whether a thread is inside XLA's compiler."""
+    frames: list[FrameType | None] = list(sys._current_frames().values())
+    return any(frame is not None and frame.f_code.co_filename.endswith(COMPILER) for frame in frames)
 
 
 def _ask_again(

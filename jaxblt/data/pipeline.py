@@ -25,6 +25,7 @@ from jaxblt.data.splits import SplitName
 from jaxblt.data.task_data import TaskDataConfig, open_task
 from jaxblt.data.vocab import PAD
 from jaxblt.data.windows import WindowIndex
+from jaxblt.validation import check_kind
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -116,11 +117,16 @@ def make_dataset(
       process_count: processes that share each batch.
 
     Raises:
+      TypeError: the config or the source is of another kind.
       FileNotFoundError: a path names no file.
       ValueError: bad data, an unknown split or sample, a split without bytes, a setting that nothing reads, or windows
         longer than every document.
       ValueError: the processes cannot share a batch equally.
     """
+    fix = "make one, such as DataConfig(paths=('*.txt',))"
+    check_kind("config", config, DataConfig, TaskDataConfig, LabelledDataConfig, fix=fix)
+    if source is not None:
+        check_kind("source", source, DocumentSource, fix="open one, such as TextSource('*.txt')")
     if mode not in ("train", "eval"):
         raise ValueError(f"unknown mode {mode!r}: choose 'train' or 'eval'")
     if not 0 <= process_index < process_count or config.batch_size % process_count:

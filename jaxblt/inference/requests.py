@@ -1,6 +1,6 @@
 """The requests of `generate`, checked on the host and laid out as arrays, a row a prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import flax.struct
@@ -96,7 +96,7 @@ def bucket(count: int) -> int:
 
 
 def _checked_prompts(prompts: Sequence[bytes]) -> Sequence[bytes]:
-    if isinstance(prompts, bytes | str):
+    if isinstance(prompts, bytes | str) or not isinstance(prompts, Iterable):
         raise ValueError(f"prompts must be a list of bytes, got {prompts!r:.40}: put it in a list")
     if not len(prompts):
         raise ValueError("generate needs at least one prompt (b'' starts a new document)")

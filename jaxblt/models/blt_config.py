@@ -15,7 +15,7 @@ from jaxblt.parallel.layout import CONTIGUOUS
 from jaxblt.patching import PatcherConfig
 from jaxblt.patching.learned import BoundaryConfig
 from jaxblt.show import show
-from jaxblt.validation import check_bounds, check_fields, check_read
+from jaxblt.validation import check_bounds, check_fields, check_kind, check_read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +136,7 @@ class BLTOptions(ABC):
 
     def check_patcher(self, patcher: PatcherConfig) -> None:
         """Raise ValueError if only one of patcher and router is of learned boundaries, or only one of entropies."""
+        check_kind("patcher", patcher, PatcherConfig, fix="make one, such as PatcherConfig(mode='space')")
         if (patcher.mode == "learned") != (self.router is not None):
             raise ValueError(
                 f"patcher mode {patcher.mode!r} and model.router {self.router} do not fit: mode 'learned' and a "

@@ -23,6 +23,7 @@ from jaxblt.layers import (
     add_parts,
     is_lone_token,
     is_stored,
+    is_watched,
 )
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
@@ -379,11 +380,14 @@ class Block(nn.Module):
         return by_token(blank(x, content), split=split), state
 
     def _fuses(self, x: Any, state: Any) -> bool:
-        """Return whether the block's norms, products and sums are joined: of one decoded token, with plain weights."""
+        """Return whether the block's norms, products and sums are joined: of one decoded token, with plain weights.
+
+        Where a caller sees the methods of modules they stay apart: joined products call none of `Linear` and norms.
+        """
         config, held = self.config, jax.tree.leaves(self.variables.get("params", {}), is_leaf=is_stored)
         plain = not (config.norm_on_root or any(map(is_stored, held)))
         alone = config.adapter is None and (config.dropout == 0 or not self.has_rng("dropout"))
-        return state is not None and plain and alone and is_lone_token(x)
+        return state is not None and plain and alone and is_lone_token(x) and not is_watched()
 
     def _norm(self, name: str, segment_ids: Any) -> Callable[[Any], Any]:
         config = self.config

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh
 
-from jaxblt.validation import check_bounds, check_fields
+from jaxblt.validation import check_bounds, check_fields, check_kind
 
 AXES = ("data", "fsdp", "seq", "tensor")
 
@@ -68,6 +68,17 @@ def make_mesh(
       ValueError: the sizes do not multiply to the number of devices.
     """
     return MeshConfig(data=data, fsdp=fsdp, seq=seq, tensor=tensor).build(devices)
+
+
+def built_mesh(mesh: MeshConfig | Mesh) -> Mesh:
+    """Return a mesh as it is, and that of a config over all devices.
+
+    Raises:
+      TypeError: it is neither.
+      ValueError: the config does not suit the number of devices.
+    """
+    check_kind("mesh", mesh, MeshConfig, Mesh, fix="make one by jaxblt.parallel.make_mesh(data=2, seq=4)")
+    return mesh.build() if isinstance(mesh, MeshConfig) else mesh
 
 
 def _check_sizes(sizes: dict[str, int]) -> None:

@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+from jaxblt.validation import check_kind
+
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 """A scheme of two letters or more (one is a drive of Windows). `pathlib` leaves one slash of two."""
 
@@ -12,7 +14,11 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
     """Return the URL that a path is; None for a local path.
 
     Both slashes are put back; `file:///` has three.
+
+    Raises:
+      TypeError: it is no path.
     """
+    check_kind("a path", path, str, os.PathLike, fix="write it as text, or as a pathlib.Path")
     found = URL.fullmatch(os.fspath(path))
     if found is None:
         return None

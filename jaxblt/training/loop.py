@@ -20,6 +20,7 @@ from jaxblt.training.start.startup import Startup, keep_compiled
 from jaxblt.training.stored.folder import open_checkpoints
 from jaxblt.training.stored.remote_run import trained_in
 from jaxblt.training.trainer import Fitted, already_finished, train
+from jaxblt.validation import check_kind
 
 
 def fit(
@@ -51,6 +52,7 @@ def fit(
       trackers: of your own, besides those that the recipe names; closed at the end. One process calls them.
 
     Raises:
+      TypeError: the recipe, the folder or the source is of another kind.
       ImportError: the package of a tracker that the recipe names is missing.
       TrainingFailed: too many steps in a row were not finite, or too many patch boundaries were refused.
       FolderInUse: another process trains in the folder.
@@ -72,6 +74,7 @@ def _fit(
     trackers: Sequence[Tracker],
 ) -> Fitted:
     """Train in a local folder, which messages call something else if it is a copy."""
+    check_kind("recipe", recipe, Recipe, fix="make one, such as jaxblt.recipes.get('demo')")
     startup = Startup()
     check_trackers(recipe.train.trackers)
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0

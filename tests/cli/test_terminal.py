@@ -4,12 +4,14 @@ import errno
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from jaxblt.cli.interrupts import WAITING
 from jaxblt.cli.main import main as jaxblt_main
 from jaxblt.cli.parsing import FIXES, explain, run
 from jaxblt.cli.variables import VARIABLES
@@ -213,6 +215,46 @@ def test_other_dropped_errors_go_where_they_went():
     text += START + "\nclass Thing:\n    def __del__(self): raise OSError('mine')\nThing()"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"begun\nmine\n", b"")
+
+
+COMPILES = (
+    "import sys, threading, time\n"
+    "from concurrent.futures import ThreadPoolExecutor\n"
+    "import jax, jax.numpy as jnp\n"
+    "from jaxblt.cli.interrupts import _is_compiling\n"
+    "from jaxblt.cli.parsing import run\n"
+    "def tell():\n"
+    "    while not _is_compiling():\n"
+    "        time.sleep(0.01)\n"
+    "    print('ready', flush=True)\n"
+    "def sort(x):\n"
+    "    for _ in range(600):\n"
+    "        x = jnp.sort(1.01 * x)\n"
+    "    return x\n"
+    "lowered = jax.jit(sort).lower(jnp.ones(65))\n"
+    "def main(argv):\n"
+    "    threading.Thread(target=tell).start()\n"
+    "    with ThreadPoolExecutor(1) as pool:\n"
+    "        pool.submit(lowered.compile).result() if argv else lowered.compile()\n"
+    "    print('compiled', flush=True)\n"
+)
+
+
+@pytest.mark.parametrize("where", ["the main thread", "another thread"])
+def test_ctrl_c_while_xla_compiles_is_answered_and_the_next_one_ends_the_command(where):
+    given = ["thread"] if where == "another thread" else []
+    command = [sys.executable, "-c", f"{START}\n{COMPILES}run(main)", *given]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while process.stdout.readline() != "ready\n":
+            pass
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == f"{WAITING}\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+        assert process.stdout.read() == ""
+        assert process.stderr.read() == ""
 
 
 def test_a_misspelt_environment_variable_is_told(monkeypatch, capsys):

@@ -138,6 +138,33 @@ def test_a_mixer_that_is_derived_from_one_with_joined_products_takes_no_norm(
     assert_close(joined, np.asarray(apart), n=256)
 
 
+@pytest.mark.parametrize("by", ["intercept_methods", "capture_intermediates"])
+def test_a_caller_that_sees_methods_sees_those_of_one_token(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined products would call neither norms nor `Linear.products`."""
+    config = StackConfig(32, 1, pattern=("hyena",), scan=False)
+    x, ids = jax.random.normal(jax.random.key(0), (1, 1, 32)), jnp.ones((1, 1), jnp.int32)
+    model, state = Stack(config), init_stack_state(config, 1, capacity=8, dtype=x.dtype)
+    params = nn.meta.unbox(model.init(jax.random.key(1), x))
+    seen: list[set[str]] = []
+
+    def watch(call: Any, args: Any, options: Any, context: Any) -> Any:
+        seen[-1].add(f"{'/'.join(context.module.path)}:{context.method_name}")
+        return call(*args, **options)
+
+    for lone in (False, True):
+        monkeypatch.setattr(stack, "is_lone_token", lambda x, lone=lone: lone)
+        seen.append(set())
+        if by == "intercept_methods":
+            with nn.intercept_methods(watch):
+                model.apply(params, x, segment_ids=ids, state=state)
+        else:
+            options = {"segment_ids": ids, "state": state, "mutable": ["intermediates"]}
+            _, held = model.apply(params, x, capture_intermediates=True, **options)
+            seen[-1].update(jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(held))
+    assert any("norm" in name for name in seen[0])
+    assert seen[0] == seen[1]
+
+
 def test_large_channels_in_float16_stay_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joined products are of channels times scales, which are divided by their norm behind the product."""
     config = StackConfig(32, 1, pattern=("hyena",))

@@ -24,6 +24,7 @@ from jaxblt.adapters.files.merge import code_at, code_to_merge, limited_code
 from jaxblt.adapters.update.attach import Site, check_sites, stacks_of
 from jaxblt.adapters.update.site import ADAPTER
 from jaxblt.models.stack import StackConfig, stack_periods, unstack_periods
+from jaxblt.outputs import whole_file
 from jaxblt.precision.weights import refuse_quantized
 from jaxblt.seals import check_seal, seal
 
@@ -122,7 +123,8 @@ def save_peft(
         v, u = np.asarray(v).T, np.asarray(u).T
         arrays |= dict(zip(place.names, map(np.ascontiguousarray, (v, u)), strict=True))
     Path(folder).mkdir(parents=True, exist_ok=True)
-    save_file(arrays, file, metadata=seal(arrays, {"format": "pt"}, beside=_sealed(said)))
+    with whole_file(file) as partial:
+        save_file(arrays, partial, metadata=seal(arrays, {"format": "pt"}, beside=_sealed(said)))
     (Path(folder) / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 

@@ -11,12 +11,14 @@ from jaxblt.data.sources.jsonl import JsonlSource
 from jaxblt.data.sources.regions import Regions, whole
 from jaxblt.data.sources.reverse import ReverseComplement, reverse_complement
 from jaxblt.data.sources.text import TextSource
+from jaxblt.data.sources.unchanged import ChangedFileWarning
 
 __all__ = [
     "ArrowSource",
     "BedInterval",
     "BedSource",
     "BytesSource",
+    "ChangedFileWarning",
     "DocumentSource",
     "EmptyFileWarning",
     "FastaSource",

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from jaxblt.show import show
+from jaxblt.validation import check_kind
 
 
 @runtime_checkable
@@ -50,6 +51,7 @@ class BytesSource:
       lengths: Int64[N], bytes in each.
 
     Raises:
+      TypeError: a document is text, or no document.
       ValueError: another number of names than of documents.
     """
 
@@ -60,6 +62,16 @@ class BytesSource:
     __repr__ = show
 
     def __post_init__(self) -> None:
+        for i, document in enumerate(self.documents):
+            check_kind(
+                f"document {i}",
+                document,
+                bytes,
+                bytearray,
+                memoryview,
+                np.ndarray,
+                fix="hand over a list of bytes",
+            )
         names = self.names or [str(i) for i in range(len(self.documents))]
         if len(names) != len(self.documents):
             raise ValueError(f"{len(self.documents)} documents need as many names, got {len(names)}")

@@ -12,6 +12,7 @@ from jaxblt.data.sources.fasta_index import FastaLayout, index_fasta, read_bases
 from jaxblt.data.sources.fasta_text import parse_fasta
 from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.opening import name_of, plain_start, read_all
+from jaxblt.data.sources.unchanged import Stamp, stamp_of
 
 
 class FastaSource:
@@ -52,7 +53,7 @@ class FastaSource:
         if isinstance(record.bases, bytes):
             bases = record.bases[start:stop]
         else:
-            bases = read_bases(record.path, record.bases, start, stop)
+            bases = read_bases(record.path, record.bases, start, stop, record.stamp)
         return bases.upper() if self._upper else bases
 
 
@@ -60,6 +61,7 @@ class _Record(NamedTuple):
     path: Path
     name: str
     bases: bytes | FastaLayout
+    stamp: Stamp
 
     @property
     def length(self) -> int:
@@ -67,9 +69,9 @@ class _Record(NamedTuple):
 
 
 def _records(path: Path) -> list[_Record]:
-    start = plain_start(path)
+    start, stamp = plain_start(path), stamp_of(path)
     found = parse_fasta(read_all(path), name_of(path)) if start is None else index_fasta(path, start)
-    return [_Record(path, name, bases) for name, bases in found]
+    return [_Record(path, name, bases, stamp) for name, bases in found]
 
 
 def _check_unique(records: list[_Record]) -> None:

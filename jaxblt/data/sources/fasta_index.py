@@ -11,6 +11,7 @@ import numpy as np
 from jaxblt.data.sources.fasta_text import BLANKS, no_record, record_name, records_of
 from jaxblt.data.sources.formats import mark_of
 from jaxblt.data.sources.opening import name_of
+from jaxblt.data.sources.unchanged import Stamp, tell_change
 from jaxblt.outputs import write_text
 
 HEADER = 4096
@@ -202,8 +203,8 @@ def _lies_within(layout: FastaLayout, size: int) -> bool:
     return not layout.length or (lines and _byte_of(layout, layout.length - 1) < size)
 
 
-def read_bases(path: Path, layout: FastaLayout, start: int, stop: int) -> bytes:
-    """Return bases [start, stop) of a record, line ends removed.
+def read_bases(path: Path, layout: FastaLayout, start: int, stop: int, stamp: Stamp) -> bytes:
+    """Return bases [start, stop) of a record, line ends removed, of a file that had this stamp.
 
     Raises:
       OSError: the file has changed since it was indexed, or its index is wrong.
@@ -212,6 +213,7 @@ def read_bases(path: Path, layout: FastaLayout, start: int, stop: int) -> bytes:
         return b""
     first, last = (_byte_of(layout, base) for base in (start, stop - 1))
     with open(path, "rb") as file:
+        tell_change(file, path, stamp)
         file.seek(first)
         held = file.read(last + 1 - first)
         behind = file.read(1) if stop == layout.length else b""

@@ -11,6 +11,7 @@ from jaxblt.data.sources.opening import empty, is_compressed_name, is_empty, nam
 from jaxblt.data.sources.pipes import is_pipe, spooled
 from jaxblt.data.sources.saved import saved_files
 from jaxblt.remote import cached_copies, url_of
+from jaxblt.validation import check_kind
 
 SHOWN = 8
 """Names that a warning lists."""
@@ -28,6 +29,7 @@ def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]
     for its Arrow files.
 
     Raises:
+      TypeError: it is no path.
       FileNotFoundError: a path or glob names no file.
       IsADirectoryError: a path is a folder.
       ValueError: no path was given, a glob names empty files only, or a file and a compressed copy of it are named.
@@ -37,7 +39,10 @@ def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]
     """
     found: dict[str, Path] = {}
     place = _placing()
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+    if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
+        paths = [paths]
+    for path in paths:
+        check_kind("a path", path, str, os.PathLike, fix="write it as text, or as a pathlib.Path")
         for file in _matches(os.path.expanduser(os.fspath(path))):
             found.setdefault(place(os.fspath(file)), file)
     if not found:

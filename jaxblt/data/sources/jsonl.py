@@ -11,6 +11,7 @@ import numpy as np
 from jaxblt.data.sources.base import check_range
 from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.opening import name_of, plain_start, read_all
+from jaxblt.data.sources.unchanged import stamp_of, tell_change
 
 
 class JsonlSource:
@@ -31,6 +32,7 @@ class JsonlSource:
     def __init__(self, paths: str | os.PathLike | Iterable[str | os.PathLike], *, field: str = "text"):
         self._field = field
         self._paths = expand(paths)
+        self._stamps = list(map(stamp_of, self._paths))
         self._held: dict[int, bytes] = {}
         self._lines: list[tuple[int, int, int]] = []  # file, offset, bytes of the line
         self.names: list[str] = []
@@ -71,6 +73,7 @@ class JsonlSource:
             line = self._held[file][offset : offset + size]
         else:
             with open(self._paths[file], "rb") as handle:
+                tell_change(handle, self._paths[file], self._stamps[file])
                 handle.seek(offset)
                 line = handle.read(size)
         return field_bytes(line, self._field, self.names[i])[start:stop]

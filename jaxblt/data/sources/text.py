@@ -9,6 +9,7 @@ import numpy as np
 from jaxblt.data.sources.base import check_range
 from jaxblt.data.sources.files import expand
 from jaxblt.data.sources.opening import empty, name_of, plain_start, read_all
+from jaxblt.data.sources.unchanged import stamp_of, tell_change
 
 
 class TextSource:
@@ -30,12 +31,15 @@ class TextSource:
         self._paths = expand(paths)
         self._starts = [0 if raw else plain_start(path) for path in self._paths]
         self._held = {i: read_all(self._paths[i]) for i, start in enumerate(self._starts) if start is None}
+        self._stamps = {
+            i: stamp_of(self._paths[i]) for i, start in enumerate(self._starts) if start is not None
+        }
         self.names = [name_of(path) for path in self._paths]
         self.lengths = np.array([self._size(i, path) for i, path in enumerate(self._paths)], np.int64)
 
     def _size(self, i: int, path: Path) -> int:
         start = self._starts[i]
-        size = len(self._held[i]) if start is None else path.stat().st_size - start
+        size = len(self._held[i]) if start is None else self._stamps[i][-1] - start
         if not size:
             raise empty(path)
         return size
@@ -49,6 +53,7 @@ class TextSource:
         if before is None:
             return self._held[i][start:stop]
         with open(self._paths[i], "rb", buffering=0) as file:
+            tell_change(file, self._paths[i], self._stamps[i])
             return _read_exactly(file, before + start, stop - start, self.names[i])
 
 

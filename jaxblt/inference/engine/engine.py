@@ -33,7 +33,8 @@ from jaxblt.inference.engine.searches import LaneSearch
 from jaxblt.inference.engine.stream import StopStrings, Stream
 from jaxblt.inference.prompts import Prefix
 from jaxblt.models.finite import explain_nonfinite
-from jaxblt.parallel.mesh import MeshConfig
+from jaxblt.parallel.mesh import MeshConfig, built_mesh
+from jaxblt.validation import check_kind
 
 
 @runtime_checkable
@@ -123,9 +124,14 @@ class Engine:
           clock: seconds.
 
         Raises:
+          TypeError: run, config or mesh are of another kind.
           ValueError: the model or its patcher sees the future, or the mesh splits other axes.
         """
-        self._mesh = _check_mesh(mesh.build() if isinstance(mesh, MeshConfig) else mesh)
+        check_kind("run", run, DecodableRun, fix="load one by jaxblt.load(run_dir)")
+        check_kind(
+            "config", config, EngineConfig, fix="make one, such as EngineConfig(lanes=(Lane(slots=8),))"
+        )
+        self._mesh = _check_mesh(None if mesh is None else built_mesh(mesh))
         self.config, self._decoder, self._model = config, run.decoder, run.decoder.model
         decoder, self._params = run.decoder, nn.meta.unbox(run.decoder_params)
         self._letters = letters_of(run.recipe.data) if as_trained else None

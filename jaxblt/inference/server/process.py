@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxblt.inference.server.app import make_app
+from jaxblt.inference.server.framing import json_protocol
 from jaxblt.inference.server.service import Service
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -38,7 +39,8 @@ def run_server(
 
     listener = listen(host, port)
     options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
-    config = uvicorn.Config(make_app(service), timeout_graceful_shutdown=math.ceil(drain_s), **options)
+    options |= {"http": json_protocol(), "timeout_graceful_shutdown": math.ceil(drain_s)}
+    config = uvicorn.Config(make_app(service), **options)
     server, stop = uvicorn.Server(config), threading.Event()
     # Keep Uvicorn off the main thread: there it takes the signals, and dies of them once it has shut down
     thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)

@@ -37,8 +37,9 @@ class Text:
         ahead.setstate(self._decoder.getstate())
         at, found = self._characters, []
         for i in range(len(data)):
-            found.append(at)
             at += len(ahead.decode(data[i : i + 1]))
+            # A byte may end a sequence that is broken off before it, so that two characters come at once
+            found.append(at if ahead.getstate()[0] else at - 1)
         return found
 
 

@@ -115,7 +115,8 @@ class RunLog:
 def in_terminal_or_notebook() -> bool:
     """Return whether a bar that redraws itself will look like one."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return sys.stderr.isatty() or type(shell).__name__ == "ZMQInteractiveShell"
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()  # None where the caller closed it
+    return is_terminal or type(shell).__name__ == "ZMQInteractiveShell"
 
 
 class Progress:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxblt.data.batch import Batch
 from jaxblt.parallel.distributed import local_rows
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, layout_of
-from jaxblt.parallel.mesh import AXES, MeshConfig, off_mesh
+from jaxblt.parallel.mesh import AXES, MeshConfig, built_mesh, off_mesh
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.precision.weights import refuse_quantized
 from jaxblt.training.recipe import Recipe
@@ -27,11 +27,10 @@ def find_mesh(mesh: MeshConfig | Mesh | None) -> Mesh | None:
     """Return the mesh that is asked for, or else the one in force; None for one device.
 
     Raises:
+      TypeError: it is no mesh.
       ValueError: the mesh has other axes, or not as many devices as there are.
     """
-    found = (
-        mesh.build() if isinstance(mesh, MeshConfig) else jax.sharding.get_mesh() if mesh is None else mesh
-    )
+    found = jax.sharding.get_mesh() if mesh is None else built_mesh(mesh)
     if found.empty:
         return None
     if set(found.axis_names) != set(AXES):

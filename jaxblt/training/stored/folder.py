@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxblt.outputs import FULL, is_full
 from jaxblt.training.stored.checkpoint import Checkpointer
 from jaxblt.training.stored.links import check_stored
 from jaxblt.training.stored.resolved import checkpoint_dir
 from jaxblt.training.stored.safe_files import UnsafeFile, open_own
 
 LOCK = "trainer.lock"
-FULL = (errno.ENOSPC, errno.EDQUOT)
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 logger = logging.getLogger(__name__)
@@ -152,12 +152,3 @@ def _one_error_if_full(run_dir: str | os.PathLike[str]) -> Iterator[None]:
             "no space left on the disk: free some, then fit again, which goes on from the last whole checkpoint",
             str(run_dir),
         ) from error
-
-
-def is_full(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it came of, says that a disk or a quota is full."""
-    while error is not None:
-        if (isinstance(error, OSError) and error.errno in FULL) or "No space left on device" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

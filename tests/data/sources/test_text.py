@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxblt.data import TextSource, read_document
+from jaxblt.data import ChangedFileWarning, FastaSource, JsonlSource, TextSource, read_document
 from jaxblt.data.sources import files
 from jaxblt.data.sources.files import expand
 from tests.data.naive import ALL_BYTES
@@ -95,8 +95,40 @@ def test_what_is_inside_decides_and_not_the_name(folder):
 def test_a_file_that_shrinks_during_a_run_is_noticed(folder):
     source = TextSource(folder / "b.txt")
     (folder / "b.txt").write_bytes(b"short")
-    with pytest.raises(OSError, match="became shorter while it was in use"):
+    with (
+        pytest.warns(ChangedFileWarning),
+        pytest.raises(OSError, match="became shorter while it was in use"),
+    ):
         source.read(0, 0, 100)
+
+
+JSON = b'{"text": "%s"}\n'
+
+
+@pytest.mark.parametrize("how", ["written", "replaced"])
+@pytest.mark.parametrize(
+    ("source", "wrap"),
+    [(TextSource, b"%s"), (JsonlSource, JSON), (FastaSource, b">a\n%s\n")],
+    ids=["text", "jsonl", "fasta"],
+)
+def test_a_file_that_is_rewritten_at_its_length_is_told_of(source, wrap, how, tmp_path, recwarn):
+    file, other = tmp_path / "a.txt", tmp_path / "b.txt"
+    file.write_bytes(wrap % b"ACGT")
+    before = file.stat().st_mtime_ns
+    opened = source(file)
+    assert opened.read(0, 0, 4) == b"ACGT"
+    other.write_bytes(wrap % b"TTTT")
+    if how == "replaced":
+        os.utime(other, ns=(before, before))
+        other.replace(file)
+    else:
+        file.write_bytes(other.read_bytes())
+        os.utime(file, ns=(before + 1, before + 1))
+    assert not recwarn.list
+    with pytest.warns(
+        ChangedFileWarning, match=r"a\.txt' was changed while it was in use: do not change data"
+    ):
+        assert opened.read(0, 0, 4) == b"TTTT"
 
 
 def test_folders_of_a_glob_that_exist_are_taken_by_their_names(tmp_path: Path) -> None:

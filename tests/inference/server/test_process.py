@@ -1,6 +1,7 @@
 """The server on a real socket, with OpenAI's own client, until SIGTERM."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -30,6 +31,23 @@ def status_of(address, path):
             return error.code
 
 
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer secret\r\n"
+BROKEN = (
+    b"hello\r\n\r\n",
+    POST + b"Content-Length: ten\r\n\r\n",
+    POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+)
+"""Requests that are no HTTP: the first line, a header, a body."""
+
+
+def exchange(address, sent):
+    """Return all that the server answers to these bytes, until it closes the connection."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(sent)
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
 def use(address, run):
     """Ask as a client does, then end the server while it streams; return what was wrong."""
     import openai  # takes 1.5 s of CPU, which other processes need not spend
@@ -45,6 +63,12 @@ def use(address, run):
             client.completions.create(model="tiny", prompt="a", temperature=-1)
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="other").models.list()
+        for broken in BROKEN:
+            head, body = exchange(address, broken).split(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json")
+            error = json.loads(body)["error"]
+            assert error["type"] == "invalid_request_error"
+            assert "HTTP/1.1" in error["message"]
         parts = client.completions.create(stream=True, **asked)
         text = next(iter(parts)).choices[0].text
         os.kill(os.getpid(), signal.SIGTERM)

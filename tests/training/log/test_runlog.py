@@ -228,3 +228,8 @@ def test_estimates_leave_the_compilation_out(
     shown = capsys.readouterr().err
     assert "train: compiling" in shown
     assert "5/11 [00:08<00:12,  2.00s/step" in shown
+
+
+def test_a_process_without_standard_error_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runlog.sys, "stderr", None)
+    assert not runlog.in_terminal_or_notebook()

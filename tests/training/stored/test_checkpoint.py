@@ -20,6 +20,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxblt.outputs import is_full
 from jaxblt.parallel import make_mesh
 from jaxblt.training.stored import checkpoint as checkpoint_module
 from jaxblt.training.stored import integrity
@@ -31,7 +32,6 @@ from jaxblt.training.stored.checkpoint import (
     list_steps,
     restore,
 )
-from jaxblt.training.stored.folder import is_full
 from jaxblt.training.stored.integrity import (
     FILE_LIST,
     _sum_on_device,
