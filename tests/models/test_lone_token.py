@@ -21,8 +21,8 @@ from tests.tolerances import assert_close
 
 CONFIG = StackConfig(
     dim=32,
-    num_layers=3,
-    pattern=("window", "hyena", "other"),
+    num_layers=4,
+    pattern=("other", "window", "hyena", "hyena"),
     mixers={"other": AttentionConfig(32, num_heads=4, num_kv_heads=2, out_bias=True)},
     scan=False,
 )
@@ -70,8 +70,8 @@ def test_blocks_with_joined_products_compute_the_same(monkeypatch: pytest.Monkey
         launches.clear()
         joined = decoded(params, x, ids)
         # Two for each MLP, and two for each mixer but the one with a bias
-        assert len(launches) == 3 * 2 + 2 * 2
-        assert sum("scale" in options for options in launches) == 5
+        assert len(launches) == 4 * 2 + 3 * 2
+        assert sum("scale" in options for options in launches) == 7
         for found, known in zip(jax.tree.leaves(joined), jax.tree.leaves(apart[name]), strict=True):
             assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)
 
