@@ -302,6 +302,19 @@ def token_products(
     return token if x is None or token is None else token.reshape(x.shape), y
 
 
+def normed_linears(
+    x: Float[Array, "... D"], layers: Sequence[Linear], norm: "RMSNorm"
+) -> list[Float[Array, "... _"]]:
+    """Return y of each `Linear` of norm(x), over the last axis and without bias; of one token by one launch."""
+    token = x.reshape(-1, 1, x.shape[-1])
+    if not is_lone_token(token) or any(is_stored(layer.weights(x).kernel) for layer in layers):
+        h = norm(x)
+        return [layer(h) for layer in layers]
+    y = jnp.sum(token_products(token, layers, norm)[1], 0).astype(x.dtype)
+    ends = list(accumulate(layer.kernel_shape(x)[-1] for layer in layers))
+    return [part.reshape(*x.shape[:-1], -1) for part in jnp.split(y, ends[:-1])]
+
+
 def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:
     """Multiply y, and add the bias along its new axes, at the positions that the equation gives them."""
     y, bias = y if layer.times == 1 else y * layer.times, weights.bias
