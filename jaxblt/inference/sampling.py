@@ -137,17 +137,19 @@ def alphabet_table(alphabets: Sequence[bytes | None]) -> Bool[np.ndarray, "B N"]
 def _draw(
     sampling: SamplingArrays, noise: Float[Array, "B V"], logits: Float[Array, "B V"]
 ) -> Int[Array, "B"]:
-    highest = jnp.max(logits, -1, keepdims=True)
+    greedy, highest = sampling.temperature == 0, jnp.max(logits, -1, keepdims=True)
+    # Compute with the noise here: a loop's mere slice of it, copied for the condition, would lie in no CUDA graph
+    noise = jnp.where(greedy[:, None], 0, noise)
 
     def draw(are_kept: Callable[[SamplingArrays, Array], Array]) -> Int[Array, "B"]:
         # Subtract the maximum first: dividing by a small temperature could overflow to inf.
-        scaled = (logits - highest) / jnp.where(sampling.temperature == 0, 1, sampling.temperature)[:, None]
+        scaled = (logits - highest) / jnp.where(sampling.temperature > 0, sampling.temperature, 1)[:, None]
         return jnp.argmax(noise + jnp.where(are_kept(sampling, scaled), scaled, -jnp.inf), -1)
 
     # Sort if a row asks for it: that takes longer than all else of a draw
     cuts = jnp.any((sampling.top_k > 0) | (sampling.top_p < 1))
     drawn = jax.lax.cond(cuts, lambda: draw(_are_kept), lambda: draw(lambda _, scaled: ~jnp.isnan(scaled)))
-    return jnp.where(sampling.temperature == 0, jnp.argmax(logits, -1), drawn)
+    return jnp.where(greedy, jnp.argmax(logits, -1), drawn)
 
 
 def _are_kept(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Bool[Array, "B V"]:
