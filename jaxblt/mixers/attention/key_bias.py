@@ -55,7 +55,7 @@ class BiasedAttention(Attention):
 
     def _heads(
         self, products: Sequence[Float[Array, "B T _ K"]], positions: Int[Array, "#B T"]
-    ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
+    ) -> tuple[Float[Array, "B T H W"], Float[Array, "B T G W"], Float[Array, "B T G W"]]:
         """Return queries, keys and values, `FEATURES` wider: 1, b sqrt(K) and 0 in the first channel more."""
         q, k, v = super()._heads(products, positions)
         bias = KeyBias(self.config.groups, name=KEY_BIAS)()
