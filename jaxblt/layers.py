@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -245,7 +245,7 @@ def linears(x: Float[Array, "..."], layers: Sequence[Linear]) -> list[Float[Arra
     return [_shifted(*each) for each in zip(products, layers, weights, strict=True)]
 
 
-def is_lone_token(x: Float[Array, "B T D"]) -> bool:
+def is_lone_token(x: "Float[Array, 'B T D'] | OpenSum") -> bool:
     """Return whether x is one token in bfloat16, on one GPU that has a kernel for its products.
 
     In float16 a channel times its scale, which the kernel rounds before it divides by the norm, can be infinite.
@@ -261,8 +261,32 @@ def is_watched() -> bool:
     return bool(getattr(nn.module, "_global_interceptor_stack", ())) or any(capture[-1:])
 
 
+class OpenSum(NamedTuple):
+    """One token x + sum(parts): the product of the layer before, which the next product adds up while it reads."""
+
+    x: Float[Array, "1 1 D"]
+    parts: Float[Array, "S D"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the sum."""
+        return self.x.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the sum."""
+        return self.x.dtype
+
+
+def closed(x: Float[Array, "B T D"] | OpenSum) -> Float[Array, "B T D"]:
+    """Return x, with its parts added. Their sum is rounded to the dtype of x first, as a product would be."""
+    if not isinstance(x, OpenSum):
+        return x
+    return x.x + jnp.sum(x.parts, 0).astype(x.x.dtype).reshape(x.x.shape)
+
+
 def token_products(
-    x: Float[Array, "1 ..."] | None,
+    x: Float[Array, "1 ..."] | OpenSum | None,
     layers: Sequence[Linear],
     norm: "RMSNorm | None" = None,
     parts: Float[Array, "S _"] | None = None,
@@ -271,9 +295,10 @@ def token_products(
 ) -> tuple[Any, ...]:
     """Return one token, and its products with layers in parts whose sum they are, by one launch.
 
-    Kernels of the layers are plain, without bias. `norm` acts before the products. `lse` are of attention whose parts
-    are the token. See `pallas_kernels.token_product`, which has the options too.
+    Kernels of the layers are plain, without bias. `norm` acts before the products. `parts` without x are of a gate, or
+    with `lse` of attention. See `pallas_kernels.token_product`, which has the options too.
     """
+    x, parts = x if isinstance(x, OpenSum) else (x, parts)
     like: Any = x
     if x is None and parts is not None:
         sizes = (parts.shape[1] // 2,) if lse is None else (lse.shape[1], parts.shape[1] // lse.shape[1])
@@ -282,12 +307,25 @@ def token_products(
     if norm is not None:
         options |= {"scale": norm.scale(like), "epsilon": norm.epsilon}
     token = None if x is None else x.reshape(-1).astype(layers[0].dtype)
-    return token_product(token, kernels, parts=parts, lse=lse, **options)
+    token, *products = token_product(token, kernels, parts=parts, lse=lse, **options)
+    return token if x is None or token is None else token.reshape(x.shape), *products
 
 
-def add_parts(x: Float[Array, "1 1 D"], parts: Float[Array, "S D"]) -> Float[Array, "1 1 D"]:
-    """Return x + sum(parts). The sum is rounded to the dtype of x first, as a product would be."""
-    return x + jnp.sum(parts, 0).astype(x.dtype).reshape(x.shape)
+def normed_linears(
+    x: Float[Array, "... D"], layers: Sequence[Linear], norm: "RMSNorm"
+) -> list[Float[Array, "... _"]]:
+    """Return y of each `Linear` of norm(x), over the last axis and without bias; of one token by one launch."""
+    token = x.reshape(-1, 1, x.shape[-1])
+    if (
+        not is_lone_token(token)
+        or is_watched()
+        or any(is_stored(layer.weights(x).kernel) for layer in layers)
+    ):
+        h = norm(x)
+        return [layer(h) for layer in layers]
+    y = jnp.sum(token_products(token, layers, norm)[1], 0).astype(x.dtype)
+    ends = list(accumulate(layer.kernel_shape(x)[-1] for layer in layers))
+    return [part.reshape(*x.shape[:-1], -1) for part in jnp.split(y, ends[:-1])]
 
 
 def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:
@@ -479,11 +517,10 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T D"] | OpenSum,
         norm: "RMSNorm | None" = None,
-        parts: Float[Array, "S D"] | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Return MLP(x), or y + MLP(norm(y)) with a norm, for one token y = x + sum(parts).
+    ) -> Float[Array, "B T D"] | OpenSum:
+        """Return MLP(x), or x + MLP(norm(x)) of one token with a norm.
 
         With a norm the MLP must be gated by silu, with plain kernels (see `token_products`).
         """
@@ -492,10 +529,10 @@ class MLP(nn.Module):
         into = [dense(self.hidden, axes=("embed", "mlp"), name=name, joins=True, **options) for name in names]
         down = dense(x.shape[-1], axes=("mlp", "embed"), name="down", scale=self.out_scale, **options)
         if norm is not None:
-            token, hidden, squares = token_products(x, into, norm, parts, leaves_norm=True)
+            token, hidden, squares = token_products(x, into, norm, leaves_norm=True)
             norms = {"squares": squares, "epsilon": norm.epsilon}
-            return add_parts(token.reshape(x.shape), token_products(None, [down], parts=hidden, **norms)[1])
-        hidden = linears(x, into)
+            return OpenSum(token, token_products(None, [down], parts=hidden, **norms)[1])
+        hidden = linears(closed(x), into)
         if not self.gated:
             return down(_activated(hidden[0], self.activation))
         if isinstance(hidden, JoinedProducts):

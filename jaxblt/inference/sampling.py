@@ -1,7 +1,7 @@
 """The draw of the next byte from logits."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import flax.struct
@@ -137,16 +137,23 @@ def alphabet_table(alphabets: Sequence[bytes | None]) -> Bool[np.ndarray, "B N"]
 def _draw(
     sampling: SamplingArrays, noise: Float[Array, "B V"], logits: Float[Array, "B V"]
 ) -> Int[Array, "B"]:
-    best, greedy = jnp.argmax(logits, -1), sampling.temperature == 0
-    # Subtract the maximum first: dividing by a small temperature could overflow to inf.
-    scale = jnp.where(greedy, 1, sampling.temperature)[:, None]
-    scaled = (logits - jnp.max(logits, -1, keepdims=True)) / scale
-    kept = jnp.where(_are_kept(sampling, scaled), scaled, -jnp.inf)
-    return jnp.where(greedy, best, jnp.argmax(noise + kept, -1))
+    greedy, highest = sampling.temperature == 0, jnp.max(logits, -1, keepdims=True)
+    # Compute with the noise here: a loop's mere slice of it, copied for the condition, would lie in no CUDA graph
+    noise = jnp.where(greedy[:, None], 0, noise)
+
+    def draw(are_kept: Callable[[SamplingArrays, Array], Array]) -> Int[Array, "B"]:
+        # Subtract the maximum first: dividing by a small temperature could overflow to inf.
+        scaled = (logits - highest) / jnp.where(sampling.temperature > 0, sampling.temperature, 1)[:, None]
+        return jnp.argmax(noise + jnp.where(are_kept(sampling, scaled), scaled, -jnp.inf), -1)
+
+    # Sort if a row asks for it: that takes longer than all else of a draw
+    cuts = jnp.any((sampling.top_k > 0) | (sampling.top_p < 1))
+    drawn = jax.lax.cond(cuts, lambda: draw(_are_kept), lambda: draw(lambda _, scaled: ~jnp.isnan(scaled)))
+    return jnp.where(greedy, jnp.argmax(logits, -1), drawn)
 
 
 def _are_kept(sampling: SamplingArrays, logits: Float[Array, "B V"]) -> Bool[Array, "B V"]:
-    """Tell which ids of each row top-k, then top-p among what top-k keeps, leave in."""
+    """Tell which ids of each row top-k, then top-p among what top-k keeps, leave in; none whose logit is NaN."""
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None]
     top_k, top_p = sampling.top_k[:, None], sampling.top_p[:, None]
     order = jnp.argsort(-logits, axis=-1, stable=True).astype(jnp.int32)

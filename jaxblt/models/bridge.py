@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxblt.layers import RMSNorm, dense, named
+from jaxblt.layers import RMSNorm, dense, named, normed_linears
 from jaxblt.parallel.carry import exclusive_scan
 from jaxblt.parallel.halo import by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch
@@ -75,8 +75,8 @@ class BytesToPatches(nn.Module):
 
     def keys(self, h: Float[Array, "*S C"]) -> tuple[Float[Array, "*S C"], Float[Array, "*S C"]]:
         """Return keys and values of bytes."""
-        h = self.norm(h)
-        return self.key(h), self.value(h)
+        k, v = normed_linears(h, [self.key, self.value], self.norm)
+        return k, v
 
     def read_bytes(
         self,
@@ -103,7 +103,8 @@ class BytesToPatches(nn.Module):
           patch_ids: the slot of each byte; P for bytes of no patch.
           real: False for holes, whose vector is zero.
         """
-        q, k, v = (split_heads(x, self.heads) for x in (self.query(self.norm(last)), *keys))
+        (query,) = normed_linears(last, [self.query], self.norm)
+        q, k, v = (split_heads(x, self.heads) for x in (query, *keys))
         pooled = over_blocks(lambda args, _: pool(*args[0], *args[1]), (q, k, v), (patch_ids,))
         patches = self.up(last + self.out(pooled.reshape(*pooled.shape[:-2], -1)))
         return patches * real[..., None].astype(patches.dtype)
@@ -151,9 +152,8 @@ class PatchesToBytes(nn.Module):
           valid: False for keys of another document and for holes.
         """
         width = h.shape[-1]
-        q = dense(width, axes=("embed", "heads"), dtype=self.dtype, name="query")(
-            RMSNorm(dtype=self.dtype, name="norm")(h)
-        )
+        query = dense(width, axes=("embed", "heads"), dtype=self.dtype, name="query")
+        (q,) = normed_linears(h, [query], RMSNorm(dtype=self.dtype, name="norm"))
         keys = RMSNorm(dtype=self.dtype, name="key_norm")(keys)
         k = dense(width, axes=("latent", "heads"), dtype=self.dtype, name="key")(keys)
         v = dense(width, axes=("latent", "heads"), dtype=self.dtype, name="value")(keys)

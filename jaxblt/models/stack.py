@@ -19,14 +19,15 @@ from jaxblt.layers import (
     Activation,
     Dropout,
     LayerNorm,
+    OpenSum,
     RMSNorm,
-    add_parts,
+    closed,
     is_lone_token,
     is_stored,
     is_watched,
 )
 from jaxblt.mixers import MixerConfig, init_state
-from jaxblt.mixers.driver.base import blank, content_of
+from jaxblt.mixers.driver.base import Clock, blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.mixers.driver.sequence import check_call, splits_call
 from jaxblt.models.adapter import CHOSEN, StackAdapter
@@ -282,6 +283,20 @@ def init_stack_state(
     return StackState(periods=periods, rest=states(config.remainder), router=router)
 
 
+def _with_one_clock(state: StackState) -> StackState:
+    """Return the state with the first block's clock in all: they count the same tokens, so XLA counts once for all."""
+    first: list[Clock] = []
+
+    def shared(own: Any) -> Any:
+        if not isinstance(getattr(own, "__dict__", {}).get("clock"), Clock):
+            return own
+        first.append(own.clock)
+        return dataclasses.replace(own, clock=first[0])
+
+    periods = tuple(tuple(map(shared, period)) for period in state.periods)
+    return dataclasses.replace(state, periods=periods, rest=tuple(map(shared, state.rest)))
+
+
 def _check_depth(config: StackConfig, state: StackState) -> None:
     """Raise ValueError for the state of a stack of another depth.
 
@@ -322,16 +337,17 @@ class Block(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T D"] | OpenSum,
         segment_ids: Int[Array, "B T"] | None,
         positions: Any,
         state: Any,
         code: Float[Array, "B T E"] | None = None,
         side: Float[Array, "B T S"] | None = None,
-    ) -> tuple[Float[Array, "B T D"], Any]:
+    ) -> tuple[Float[Array, "B T D"] | OpenSum, Any]:
         adapter = self.config.adapter
-        split = state is None or splits_call(x.shape[1])
-        x = checkpoint_name(by_token(x, split=split), BLOCK_INPUT)
+        if not isinstance(x, OpenSum):
+            split = state is None or splits_call(x.shape[1])
+            x = checkpoint_name(by_token(x, split=split), BLOCK_INPUT)
         if adapter is None or not adapter.of_blocks:
             return self._adapted(x, segment_ids, positions, state, code)
         before = BlockState(None, None) if state is None else state
@@ -358,25 +374,28 @@ class Block(nn.Module):
     def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any) -> tuple[Any, Any]:
         config, split = self.config, state is None or splits_call(x.shape[1])
         fuses, options = self._fuses(x, state), {"segment_ids": segment_ids, "positions": positions}
-        own, content, parts = config.mixer(self.kind), content_of(segment_ids), None
+        own, content = config.mixer(self.kind), content_of(segment_ids)
         mixer, norm = own.build(dtype=self.dtype, name="mixer"), self._norm("mixer_norm", segment_ids)
         if fuses and isinstance(norm, RMSNorm) and getattr(own, "takes_norm", False):
-            parts, state = mixer(x, **options, state=state, norm=norm)
+            x, state = mixer(x, **options, state=state, norm=norm)
         else:
+            x = closed(x)
             y, state = mixer(norm(x), **options, state=state)
             x = by_token(x + self._drop(y), split=split)
-        if not config.hidden or getattr(config.mixers[self.kind], "bare", False):
-            x = x if parts is None else add_parts(x, parts)
-        else:
+            x = blank(x, content) if fuses else x
+        if config.hidden and not getattr(config.mixers[self.kind], "bare", False):
             scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
-            mlp = MLP(config.hidden, self.dtype, scale, activation, config.gated_mlp, name="mlp")
+            mlp: Any = MLP(config.hidden, self.dtype, scale, activation, config.gated_mlp, name="mlp")
             norm = self._norm("mlp_norm", segment_ids)
             if fuses and isinstance(norm, RMSNorm) and config.gated_mlp and activation == "silu":
-                x = mlp(x, norm, parts)
+                x = mlp(x, norm)
             else:
-                x = x if parts is None else add_parts(x, parts)
+                x = closed(x)
                 x = x + self._drop(mlp(norm(x)))
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
+        if isinstance(x, OpenSum):
+            # It is zero there: mixers with a norm add nothing, and an MLP without bias keeps it so
+            return x, state
         return by_token(blank(x, content), split=split), state
 
     def _fuses(self, x: Any, state: Any) -> bool:
@@ -424,7 +443,8 @@ class Period(nn.Module):
                 x, segment_ids, positions, state, code, side
             )
             after.append(state)
-        return x, tuple(after) if states else ()
+        # A scan carries one array
+        return closed(x) if self.config.scan else x, tuple(after) if states else ()
 
 
 class Stack(nn.Module):
@@ -483,13 +503,14 @@ class Stack(nn.Module):
         The code scales their sites, or their routers read the side features.
         """
         config = self.config
+        state = state if state is None or state.scanned else _with_one_clock(state)
         carried = (state.periods, state.rest) if state else ((), ())
         x, periods = self._periods(x, segment_ids, positions, carried[0], code, side)
         scanned = config.repeats * len(config.pattern)
         x, rest = Period(config, config.remainder, self.dtype, scanned, self._chosen(), name="rest")(
             x, segment_ids, positions, carried[1], code, side
         )
-        return x, StackState(periods, rest, scanned=config.scan) if state else None
+        return closed(x), StackState(periods, rest, scanned=config.scan) if state else None
 
     def _periods(
         self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any, side: Any

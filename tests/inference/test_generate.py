@@ -17,7 +17,7 @@ from jaxblt.inference import (
     init_decoder,
     sample,
 )
-from jaxblt.inference.sampling import alphabet_table
+from jaxblt.inference.sampling import alphabet_table, sampling_arrays
 from jaxblt.mixers import AttentionConfig
 from jaxblt.mixers.driver.sequence import splits_call
 from jaxblt.models import BLTConfig, ByteLMConfig, HashConfig, StackConfig, init_byte_lm_state
@@ -185,6 +185,19 @@ def test_equal_logits_leave_exactly_k_and_the_fewest():
     }
     for config, kept in configs.items():
         assert sorted(set(np.asarray(draw(config, keys, logits)).tolist())) == kept
+
+
+def test_ids_are_sorted_only_if_a_row_cuts_them():
+    """Rows that cut nothing are drawn alike beside one that does, also where logits are not finite."""
+    keys, logits = jax.random.split(make_key(0), 8), jax.random.normal(make_key(1), (8, 260))
+    logits = logits.at[3, 7].set(jnp.nan).at[4, 8:10].set(jnp.inf).at[5].set(-jnp.inf)
+    plain = [SamplingConfig(temperature=t) for t in (1.0, 0.5, 0.0, 1.0, 1.0, 1.0, 0.01, 1.0)]
+    beside, program = sampling_arrays([*plain[:-1], SamplingConfig(top_k=2)]), jax.jit(sample)
+    found, known = (program(setting, keys, logits)[:-1] for setting in (sampling_arrays(plain), beside))
+    np.testing.assert_array_equal(found, known)
+    equations = jax.make_jaxpr(sample)(beside, keys, logits).jaxpr.eqns
+    assert {" sort[" in str(e) for e in equations if e.primitive.name == "cond"} == {True}
+    assert not any(" sort[" in str(e) for e in equations if e.primitive.name != "cond")
 
 
 def test_an_alphabet_is_kept_to_and_holds_eos():

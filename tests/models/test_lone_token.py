@@ -1,6 +1,6 @@
 """A block that decodes one token: norms, products, gates and sums in few launches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +13,7 @@ from jaxblt import layers
 from jaxblt.mixers import AttentionConfig
 from jaxblt.mixers.attention import attention
 from jaxblt.mixers.attention.attention import Attention
+from jaxblt.mixers.driver.base import start_clock
 from jaxblt.models import Stack, StackConfig, init_stack_state, stack
 from jaxblt.parallel.attention import plan
 from pallas_kernels.attention import token_attention
@@ -21,8 +22,8 @@ from tests.tolerances import assert_close
 
 CONFIG = StackConfig(
     dim=32,
-    num_layers=3,
-    pattern=("window", "hyena", "other"),
+    num_layers=4,
+    pattern=("other", "window", "hyena", "hyena"),
     mixers={"other": AttentionConfig(32, num_heads=4, num_kv_heads=2, out_bias=True)},
     scan=False,
 )
@@ -70,8 +71,8 @@ def test_blocks_with_joined_products_compute_the_same(monkeypatch: pytest.Monkey
         launches.clear()
         joined = decoded(params, x, ids)
         # Two for each MLP, and two for each mixer but the one with a bias
-        assert len(launches) == 3 * 2 + 2 * 2
-        assert sum("scale" in options for options in launches) == 5
+        assert len(launches) == 4 * 2 + 3 * 2
+        assert sum("scale" in options for options in launches) == 7
         for found, known in zip(jax.tree.leaves(joined), jax.tree.leaves(apart[name]), strict=True):
             assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)
 
@@ -176,3 +177,16 @@ def test_large_channels_in_float16_stay_finite(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(layers, "is_one_launch", lambda dtype: dtype in (jnp.bfloat16, jnp.float16))
     joined, _ = decoded(params, x, ids, config)
     assert_close(joined, np.asarray(apart), n=256)
+
+
+def test_blocks_read_the_first_one_s_clock() -> None:
+    """So XLA counts once for all blocks of a stack."""
+    config = StackConfig(32, 3, pattern=("window", "hyena"), scan=False)
+    x, ids = jax.random.normal(jax.random.key(0), (1, 3, 32)), jnp.ones((1, 3), jnp.int32)
+    params = nn.meta.unbox(Stack(config).init(jax.random.key(1), x))
+    _, state = decoded(params, x[:, :2], ids[:, :2], config)
+    others = [replace(block, clock=start_clock(1)) for block in (state.periods[0][1], *state.rest)]
+    without = replace(state, periods=((state.periods[0][0], others[0]),), rest=tuple(others[1:]))
+    step = jax.jit(lambda state: Stack(config).apply(params, x[:, 2:], segment_ids=ids[:, 2:], state=state))
+    for found, known in zip(jax.tree.leaves(step(without)), jax.tree.leaves(step(state)), strict=True):
+        np.testing.assert_array_equal(found, known)

@@ -1,6 +1,7 @@
 """Attention as a sequence mixer: grouped queries, rotary or ALiBi positions, full or sliding window, KV cache."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.layers import Linear, RMSNorm, linears, token_products
+from jaxblt.layers import Linear, OpenSum, RMSNorm, linears, token_products
 from jaxblt.mixers.attention.cached import attend_cached
 from jaxblt.mixers.attention.kv_cache import AttentionState, check_ring, init_attention_state, meet
 from jaxblt.mixers.attention.rotary import alibi_slopes, rotary_frequencies, turn
@@ -180,18 +181,20 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T D"] | OpenSum,
         *,
         segment_ids: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         state: AttentionState | None = None,
         norm: RMSNorm | None = None,
-    ) -> tuple[Float[Array, "... D"], AttentionState | None]:
+    ) -> tuple[Float[Array, "B T D"] | OpenSum, AttentionState | None]:
         """Return the output and the state after the tokens (None in training).
 
-        With a norm the output is in parts [S, D] whose sum is attention(norm(x)), of one token: see `token_products`.
+        With a norm the output is x + attention(norm(x)) of one token, zero if it is no content: see `token_products`.
         """
-        config, clock, token = self.config, None if state is None else state.clock, x
+        config, clock = self.config, None if state is None else state.clock
+        token: Any = x
+        x = x.x if isinstance(x, OpenSum) else x
         check_kind(AttentionState, state)
         check_ring(state, config.window)
         alone = not config.packed
@@ -219,7 +222,11 @@ class Attention(nn.Module):
             content = content_first(hides)
             x, hides = content.sort(x), content.lengths
             positions = jnp.take_along_axis(positions, content.order, 1)
-        q, k, v = self._heads(x, positions) if norm is None else self._heads(token, positions, norm)
+        if norm is None:
+            q, k, v = self._heads(linears(x, self._projections()), positions)
+        else:
+            token, joined = token_products(token, self._projections(), norm)
+            q, k, v = self._heads(self._split(joined), positions)
         if state is None:
             given = (hides, self._slopes, rule_times(call, plan, segment_ids))
             attend = lambda v: attend_rows(plan, q, k, v, *given)  # noqa: E731
@@ -230,7 +237,8 @@ class Attention(nn.Module):
         o, cache = attend_cached(plan, q, met, self._slopes)
         state = dataclasses.replace(state, clock=rows.clock, **cache._asdict())
         if norm is not None:
-            return token_products(o, [self._projection()])[1], state
+            o = jnp.where(rows.arranged.content[..., None, None], o, jnp.zeros((), o.dtype))
+            return OpenSum(token, token_products(o, [self._projection()])[1]), state
         return rows.restore(self._out(o)), state
 
     def _writes_in_place(self, plan: Plan, state: AttentionState) -> bool:
@@ -239,11 +247,11 @@ class Attention(nn.Module):
         return plan.cache == "prefix" and writes_token(q, state.k)
 
     def _decode(
-        self, x: Float[Array, "1 1 D"], norm: RMSNorm, rows: Rows, state: AttentionState
-    ) -> tuple[Float[Array, "S D"], AttentionState]:
-        """Return one token's output in parts, and the state: the token is written and read in one launch."""
+        self, x: Float[Array, "1 1 D"] | OpenSum, norm: RMSNorm, rows: Rows, state: AttentionState
+    ) -> tuple[OpenSum, AttentionState]:
+        """Return one token's output and the state: the token is written and read in one launch."""
         config, tokens = self.config, rows.arranged
-        heads = token_products(x, self._projections(), norm)[1][:, None]
+        token, heads = token_products(x, self._projections(), norm)
         fresh = jnp.broadcast_to(last_run(tokens)[:, None] > 0, tokens.content.shape)
         marks = jnp.concatenate([tokens.positions, tokens.time, tokens.content, fresh], 1, dtype=jnp.int32)
         turns = None
@@ -253,23 +261,23 @@ class Attention(nn.Module):
             )
         window = config.window if state.capacity is None else None
         cache, options = (state.k, state.v, state.times), {"dtype": self.dtype, "window": window}
-        found = token_attention(heads, *cache, marks, turns, **options)
+        found = token_attention(heads[:, None], *cache, marks, turns, **options)
         parts, lse = found.o.reshape(len(found.o), -1), found.lse[:, 0]
         y = token_products(None, [self._projection()], parts=parts, lse=lse)[1]
         after = {"clock": rows.clock, "k": found.k, "v": found.v, "times": found.times}
-        return y, dataclasses.replace(state, **after)
+        return OpenSum(token, y), dataclasses.replace(state, **after)
+
+    def _split(self, parts: Float[Array, "P N"]) -> list[Float[Array, "1 1 _ K"]]:
+        """Return queries, keys and values of one token, from the parts of their products."""
+        joined, config = jnp.sum(parts, 0).astype(self.dtype), self.config
+        ends = config.num_heads, config.num_heads + config.groups
+        return jnp.split(joined.reshape(1, 1, ends[1] + config.groups, -1), ends, 2)
 
     def _heads(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"], norm: RMSNorm | None = None
+        self, products: Sequence[Float[Array, "B T _ K"]], positions: Int[Array, "#B T"]
     ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
         """Return queries, keys and values, position encoding applied."""
-        config, layers = self.config, self._projections()
-        if norm is None:
-            q, k, v = linears(x, layers)
-        else:
-            joined = jnp.sum(token_products(x, layers, norm)[1], 0).astype(self.dtype)
-            ends = config.num_heads, config.num_heads + config.groups
-            q, k, v = jnp.split(joined.reshape(1, 1, ends[1] + config.groups, -1), ends, 2)
+        config, (q, k, v) = self.config, products
         if config.position == "rope":
             q, k = turn(q, k, positions, theta=config.rope_theta, scale=config.rope_scale)
         return q, k, v

@@ -1,13 +1,14 @@
 """Attention whose logits have a bias by key: a linear function of the code that an adapter gives the key's token."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.layers import RMSNorm, named
+from jaxblt.layers import named
 from jaxblt.mixers.attention.attention import Attention, AttentionConfig
 from jaxblt.mixers.attention.kv_cache import AttentionState, init_attention_state
 from jaxblt.parallel.attention.plan import Asked
@@ -53,10 +54,10 @@ class BiasedAttention(Attention):
     """The module of a `BiasedAttentionConfig`; it runs inside an adapter, which gives codes."""
 
     def _heads(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"], norm: RMSNorm | None = None
-    ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T G K"], Float[Array, "B T G K"]]:
+        self, products: Sequence[Float[Array, "B T _ K"]], positions: Int[Array, "#B T"]
+    ) -> tuple[Float[Array, "B T H W"], Float[Array, "B T G W"], Float[Array, "B T G W"]]:
         """Return queries, keys and values, `FEATURES` wider: 1, b sqrt(K) and 0 in the first channel more."""
-        q, k, v = super()._heads(x, positions, norm)
+        q, k, v = super()._heads(products, positions)
         bias = KeyBias(self.config.groups, name=KEY_BIAS)()
         key = (bias * jnp.float32(self.config.width**0.5)).astype(k.dtype)
         return _widened(q, jnp.ones(q.shape[:3], q.dtype)), _widened(k, key), _widened(v, jnp.zeros_like(key))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.einsums import multiply
-from jaxblt.layers import Linear, RMSNorm, named, token_products
+from jaxblt.layers import Linear, OpenSum, RMSNorm, named, token_products
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import ShortHistory
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
@@ -170,17 +170,19 @@ class Hyena(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T D"] | OpenSum,
         *,
         segment_ids: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         state: HyenaState | None = None,
         norm: RMSNorm | None = None,
-    ) -> tuple[Float[Array, "... D"], HyenaState | None]:
+    ) -> tuple[Float[Array, "B T D"] | OpenSum, HyenaState | None]:
         """Return the output and the next state (None in training); positions play no part.
 
-        With a norm the output is in parts [S, D] whose sum is hyena(norm(x)), of one token: see `token_products`.
+        With a norm the output is x + hyena(norm(x)) of one token, zero if it is no content: see `token_products`.
         """
+        token: Any = x
+        x = x.x if isinstance(x, OpenSum) else x
         config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
         bias = nn.initializers.zeros if config.in_bias else None
         product = fp8_by_ratio if config.fp8_in else multiply
@@ -198,8 +200,8 @@ class Hyena(nn.Module):
         if norm is None:
             z = self._blank(rows, project_in(rows.x))
         else:
-            z = jnp.sum(token_products(x, [project_in], norm)[1], 0).astype(self.dtype)
-            z = self._blank(rows, z.reshape(1, -1, 1))
+            token, parts = token_products(token, [project_in], norm)
+            z = self._blank(rows, jnp.sum(parts, 0).astype(self.dtype).reshape(1, -1, 1))
         z, short = self._short(rows, z, None if state is None else state.short)
         v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)
         v = v if room == 1 else v / room
@@ -211,7 +213,9 @@ class Hyena(nn.Module):
                 check_filter_state(config.filter, carry, state.capacity)
             v, after = self._long_conv(i)(rows, (v, gates[i], post_gate), carry)
             filters.append(after)
-        y = rows.restore(project_out(v)) if norm is None else token_products(v, [project_out])[1]
+        # The driver has zeroed v at a hole: nothing is added to the token there
+        y: Any = rows.restore(project_out(v)) if norm is None else token_products(v, [project_out])[1]
+        y = y if norm is None else OpenSum(token, y)
         if state is None:
             return y, None
         return y, dataclasses.replace(state, clock=rows.clock, short=short, filters=tuple(filters))
