@@ -23,6 +23,7 @@ from jaxblt.layers import (
     add_parts,
     is_lone_token,
     is_stored,
+    stream_dtype,
 )
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import blank, content_of
@@ -363,7 +364,7 @@ class Block(nn.Module):
             parts, state = mixer(x, **options, state=state, norm=norm)
         else:
             y, state = mixer(norm(x), **options, state=state)
-            x = by_token(x + self._drop(y), split=split)
+            x = by_token(x + self._drop(y).astype(x.dtype), split=split)
         if not config.hidden or getattr(config.mixers[self.kind], "bare", False):
             x = x if parts is None else add_parts(x, parts)
         else:
@@ -374,7 +375,7 @@ class Block(nn.Module):
                 x = mlp(x, norm, parts)
             else:
                 x = x if parts is None else add_parts(x, parts)
-                x = x + self._drop(mlp(norm(x)))
+                x = x + self._drop(mlp(norm(x))).astype(x.dtype)
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
         return by_token(blank(x, content), split=split), state
 
@@ -453,7 +454,7 @@ class Stack(nn.Module):
             _check_depth(config, state)
             check_routers(config.adapter, state, x.shape[0], config.dim)
         # Zero holes, which norms and MLPs would read: one NaN there would be in the gradient of their weights
-        x = blank(x.astype(self.dtype), content_of(segment_ids))
+        x = blank(x.astype(stream_dtype(self.dtype)), content_of(segment_ids))
         adapter = config.adapter
         router = None
         if adapter is not None and not adapter.of_blocks:
