@@ -115,7 +115,8 @@ class Linear(nn.Module):
       accumulate: dtype of sums and result; None for the default.
       product: function that multiplies.
       joins: let `linears` multiply by this kernel and others in one product (see `JoinedProducts`).
-      times: number by which products are multiplied: the layer is called with its input divided by it.
+      times: number by which products are multiplied: the layer is called with its input divided by it. The result is in
+        fp32 then, as it may exceed the largest number of `dtype`.
     """
 
     equation: str
@@ -328,9 +329,17 @@ def normed_linears(
     return [part.reshape(*x.shape[:-1], -1) for part in jnp.split(y, ends[:-1])]
 
 
+def stream_dtype(dtype: Any) -> Any:
+    """Return the dtype in which a stack of layers adds up what they compute in `dtype`: fp32 for fp16.
+
+    Norms stand before the layers, so that sums may grow. In fp16 they would exceed 65,504.
+    """
+    return jnp.float32 if jnp.dtype(dtype) == jnp.float16 else dtype
+
+
 def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:
     """Multiply y, and add the bias along its new axes, at the positions that the equation gives them."""
-    y, bias = y if layer.times == 1 else y * layer.times, weights.bias
+    y, bias = y if layer.times == 1 else y.astype(jnp.float32) * layer.times, weights.bias
     if bias is None:
         return y
     _, _, new, result = read_equation(layer.equation)

@@ -25,6 +25,7 @@ from jaxblt.layers import (
     is_lone_token,
     is_stored,
     is_watched,
+    stream_dtype,
 )
 from jaxblt.mixers import MixerConfig, init_state
 from jaxblt.mixers.driver.base import Clock, blank, content_of
@@ -381,7 +382,7 @@ class Block(nn.Module):
         else:
             x = closed(x)
             y, state = mixer(norm(x), **options, state=state)
-            x = by_token(x + self._drop(y), split=split)
+            x = by_token(x + self._drop(y).astype(x.dtype), split=split)
             x = blank(x, content) if fuses else x
         if config.hidden and not getattr(config.mixers[self.kind], "bare", False):
             scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
@@ -391,7 +392,7 @@ class Block(nn.Module):
                 x = mlp(x, norm)
             else:
                 x = closed(x)
-                x = x + self._drop(mlp(norm(x)))
+                x = x + self._drop(mlp(norm(x))).astype(x.dtype)
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
         if isinstance(x, OpenSum):
             # It is zero there: mixers with a norm add nothing, and an MLP without bias keeps it so
@@ -477,7 +478,7 @@ class Stack(nn.Module):
             _check_depth(config, state)
             check_routers(config.adapter, state, x.shape[0], config.dim)
         # Zero holes, which norms and MLPs would read: one NaN there would be in the gradient of their weights
-        x = blank(x.astype(self.dtype), content_of(segment_ids))
+        x = blank(x.astype(stream_dtype(self.dtype)), content_of(segment_ids))
         adapter = config.adapter
         router = None
         if adapter is not None and not adapter.of_blocks:

@@ -236,3 +236,10 @@ def test_letters_of_stored_stacks_are_read():
     assert StackConfig(**old).mixers["R"] == ATTENTION
     assert StackConfig(**old).mixers["S"] == StackConfig(pattern=("hyena_short",)).mixers["hyena_short"]
     assert [type(StackConfig(**old).mixers[c]).__name__ for c in "NB"] == ["NTMConfig", "SlotMemoryConfig"]
+
+
+def test_a_stack_in_float16_adds_up_beyond_its_largest_number():
+    _, params, x = plain()
+    whole, half = (Stack(config(), d).apply({"params": params}, 1e5 * x)[0] for d in (jnp.float32, jnp.float16))
+    assert np.abs(whole).max() > 65_504
+    assert_close(half, np.asarray(whole), n=64, dtype=jnp.float16)
