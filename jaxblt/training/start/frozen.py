@@ -35,7 +35,7 @@ from jaxblt.training.start.calibrations import calibration_key, read_calibration
 from jaxblt.training.start.setup import boxed_params, entropy_history, make_task, place_frozen
 from jaxblt.training.start.startup import cache_folder
 from jaxblt.training.state import ENTROPY, Frozen, Weights, freeze_entropy
-from jaxblt.training.step import find_entropies
+from jaxblt.training.step import compiler_options, find_entropies
 from jaxblt.training.stored.checkpoint import restore
 from jaxblt.training.stored.fitting import fitting_shapes
 from jaxblt.training.stored.frozen_store import read_frozen
@@ -254,7 +254,9 @@ def _calibrate(
     if patcher.capacity is None and patcher.mode in ("entropy", "greedy", "space"):
         # Count under jit, so that XLA compiles nothing of patches except their number
         cut = partial(make_patches, patcher)
-        count = jax.jit(lambda *given, **rows: patches_per_block(cut(*given, **rows)))
+        count = jax.jit(
+            lambda *given, **rows: patches_per_block(cut(*given, **rows)), compiler_options=compiler_options()
+        )
         counts = count(ids, segment_ids=segments, entropies=entropies)
         multiple = capacity_multiple(recipe.model, recipe.data, patcher)
         slots = calibrate_capacity(counts, block_size=patcher.block_size, multiple=multiple)
@@ -284,7 +286,9 @@ def sample(
     longest = max(batch.inputs.shape[1] for batch in batches)
     if ENTROPY in frozen and batches[0].entropies is None:
         task = replace(make_task(recipe), packed=True)
-        entropy = jax.jit(partial(find_entropies, task), out_shardings=replicated(mesh))
+        # By the step's options: it compiles sooner, and entropies are rounded as in the step
+        options: Any = {"out_shardings": replicated(mesh), "compiler_options": compiler_options()}
+        entropy = jax.jit(partial(find_entropies, task), **options)
         batches = [
             replace(b, entropies=np.asarray(entropy(frozen, jax.device_put(b, replicated(mesh)))))
             for b in batches
