@@ -36,10 +36,8 @@ def draw_seeds(stack: nn.Module, blocks: Mapping[str, Sequence[str]]) -> list[ja
     if not typed or str(jax.random.key_impl(above.rng)) != GENERATOR:
         return None
     stack.scope.rng_counters["dropout"] += 1
-    call, paths = (
-        stack.scope.rng_counters["dropout"],
-        [(p, block) for p, own in blocks.items() for block in own],
-    )
+    call = stack.scope.rng_counters["dropout"]
+    paths = [(period, block) for period, own in blocks.items() for block in own]
     numbers = [
         [_number((*above.suffix, *path, f"Dropout_{i}", call)) for i in range(A_BLOCK)] for path in paths
     ]
