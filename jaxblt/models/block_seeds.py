@@ -5,6 +5,7 @@ A draw by Threefry is about 200 operations whatever the number of seeds, and XLA
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import flax
 import flax.linen as nn
@@ -42,7 +43,7 @@ def draw_seeds(stack: nn.Module, blocks: Mapping[str, Sequence[str]]) -> list[ja
         [_number((*above.suffix, *path, f"Dropout_{i}", call)) for i in range(A_BLOCK)] for path in paths
     ]
 
-    def draw(number: jax.Array) -> jax.Array:
+    def draw(number: Any) -> jax.Array:
         return jax.random.bits(jax.random.fold_in(above.rng, number), (2,), jnp.uint32)
 
     drawn = jax.vmap(jax.vmap(draw))(np.array(numbers, np.uint32))
