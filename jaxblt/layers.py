@@ -457,10 +457,13 @@ class Dropout(nn.Module):
     rate: float
 
     @nn.compact
-    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def __call__(self, x: Float[Array, "..."], seed: UInt32[Array, "2"] | None = None) -> Float[Array, "..."]:
+        """Drop entries; a `seed` stands for the rng's two words."""
         if self.rate == 0 or not self.has_rng("dropout"):
             return x
-        return _dropped(x, jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32), self.rate)
+        if seed is None:
+            seed = jax.random.bits(self.make_rng("dropout"), (2,), jnp.uint32)
+        return _dropped(x, seed, self.rate)
 
 
 @partial(jax.checkpoint, prevent_cse=False, static_argnums=2)

@@ -10,7 +10,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from jaxblt.array_checks import check_width
 from jaxblt.layers import (
@@ -32,6 +32,7 @@ from jaxblt.mixers.driver.base import Clock, blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.mixers.driver.sequence import check_call, splits_call
 from jaxblt.models.adapter import CHOSEN, StackAdapter
+from jaxblt.models.block_seeds import draw_seeds
 from jaxblt.models.mixer_table import (
     BUILT_IN,
     OLD_LETTERS,
@@ -344,13 +345,14 @@ class Block(nn.Module):
         state: Any,
         code: Float[Array, "B T E"] | None = None,
         side: Float[Array, "B T S"] | None = None,
+        seeds: UInt32[Array, "2 2"] | None = None,
     ) -> tuple[Float[Array, "B T D"] | OpenSum, Any]:
         adapter = self.config.adapter
         if not isinstance(x, OpenSum):
             split = state is None or splits_call(x.shape[1])
             x = checkpoint_name(by_token(x, split=split), BLOCK_INPUT)
         if adapter is None or not adapter.of_blocks:
-            return self._adapted(x, segment_ids, positions, state, code)
+            return self._adapted(x, segment_ids, positions, state, code, seeds)
         before = BlockState(None, None) if state is None else state
         x, own, routed = call_routed(
             adapter.build(dtype=self.dtype, name="router"),
@@ -359,20 +361,22 @@ class Block(nn.Module):
             positions,
             before.router,
             side,
-            lambda x, ids, positions, code: self._adapted(x, ids, positions, before.mixer, code),
+            lambda x, ids, positions, code: self._adapted(x, ids, positions, before.mixer, code, seeds),
         )
         return x, None if state is None else BlockState(own, routed)
 
-    def _adapted(self, x: Any, segment_ids: Any, positions: Any, state: Any, code: Any) -> tuple[Any, Any]:
+    def _adapted(
+        self, x: Any, segment_ids: Any, positions: Any, state: Any, code: Any, seeds: Any
+    ) -> tuple[Any, Any]:
         """Run the block, whose sites are scaled by the code."""
         adapter = self.config.adapter
         if adapter is None:
-            return self._mix(x, segment_ids, positions, state)
+            return self._mix(x, segment_ids, positions, state, seeds)
         chosen = self.chosen or self.has_variable(CHOSEN, "router")
         with adapter.inside(self.path, self.layer, code, chosen=chosen):
-            return self._mix(x, segment_ids, positions, state)
+            return self._mix(x, segment_ids, positions, state, seeds)
 
-    def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any) -> tuple[Any, Any]:
+    def _mix(self, x: Any, segment_ids: Any, positions: Any, state: Any, seeds: Any) -> tuple[Any, Any]:
         config, split = self.config, state is None or splits_call(x.shape[1])
         fuses, options = self._fuses(x, state), {"segment_ids": segment_ids, "positions": positions}
         own, content = config.mixer(self.kind), content_of(segment_ids)
@@ -382,7 +386,7 @@ class Block(nn.Module):
         else:
             x = closed(x)
             y, state = mixer(norm(x), **options, state=state)
-            x = by_token(x + self._drop(y).astype(x.dtype), split=split)
+            x = by_token(x + self._drop(y, seeds, 0).astype(x.dtype), split=split)
             x = blank(x, content) if fuses else x
         if config.hidden and not getattr(config.mixers[self.kind], "bare", False):
             scale, activation = (2 * config.num_layers) ** -0.5, config.activation_of(self.layer)
@@ -392,7 +396,7 @@ class Block(nn.Module):
                 x = mlp(x, norm)
             else:
                 x = closed(x)
-                x = x + self._drop(mlp(norm(x))).astype(x.dtype)
+                x = x + self._drop(mlp(norm(x)), seeds, 1).astype(x.dtype)
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
         if isinstance(x, OpenSum):
             # It is zero there: mixers with a norm add nothing, and an MLP without bias keeps it so
@@ -416,8 +420,8 @@ class Block(nn.Module):
         packed = getattr(config.mixers[self.kind], "packed", True)
         return partial(RowNorm(self.dtype, config.norm_epsilon, packed, name=name), segment_ids=segment_ids)
 
-    def _drop(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return Dropout(self.config.dropout)(x)
+    def _drop(self, x: Float[Array, "B T D"], seeds: Any, number: int) -> Float[Array, "B T D"]:
+        return Dropout(self.config.dropout)(x, None if seeds is None else seeds[number])
 
 
 class Period(nn.Module):
@@ -434,14 +438,22 @@ class Period(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any = None, side: Any = None
+        self,
+        x: Any,
+        segment_ids: Any,
+        positions: Any,
+        states: Any,
+        code: Any = None,
+        side: Any = None,
+        seeds: Any = None,
     ) -> tuple[Any, Any]:
         block = remat(Block, self.config.remat)
         after = []
         for i, kind in enumerate(self.kinds):
             state = states[i] if states else None
+            own = seeds[self.first + i] if seeds else None
             x, state = block(self.config, kind, self.dtype, self.first + i, self.chosen, name=f"block_{i}")(
-                x, segment_ids, positions, state, code, side
+                x, segment_ids, positions, state, code, side, own
             )
             after.append(state)
         # A scan carries one array
@@ -506,15 +518,17 @@ class Stack(nn.Module):
         config = self.config
         state = state if state is None or state.scanned else _with_one_clock(state)
         carried = (state.periods, state.rest) if state else ((), ())
-        x, periods = self._periods(x, segment_ids, positions, carried[0], code, side)
+        # Each layer of a scan draws its own
+        seeds = None if config.scan or config.dropout == 0 else draw_seeds(self, block_names(config))
+        x, periods = self._periods(x, segment_ids, positions, carried[0], code, side, seeds)
         scanned = config.repeats * len(config.pattern)
         x, rest = Period(config, config.remainder, self.dtype, scanned, self._chosen(), name="rest")(
-            x, segment_ids, positions, carried[1], code, side
+            x, segment_ids, positions, carried[1], code, side, seeds
         )
         return closed(x), StackState(periods, rest, scanned=config.scan) if state else None
 
     def _periods(
-        self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any, side: Any
+        self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any, side: Any, seeds: Any
     ) -> tuple[Any, Any]:
         config = self.config
         if not config.repeats:
@@ -545,7 +559,7 @@ class Stack(nn.Module):
         for i in range(config.repeats):
             first, name = i * len(config.pattern), f"period_{i}"
             x, here = Period(config, config.pattern, self.dtype, first, self._chosen(), name=name)(
-                x, segment_ids, positions, states[i] if states else (), code, side
+                x, segment_ids, positions, states[i] if states else (), code, side, seeds
             )
             after.append(here)
         return x, tuple(after) if states else ()

@@ -84,11 +84,7 @@ def from_closed(
     closed = to_blocks(closed, block_size)
     segments = to_blocks(segment_ids, block_size)
     valid = segments > 0
-    edge = jnp.arange(block_size) == block_size - 1
-    wanted = jnp.where(edge, True, closed) & valid
-    before = jnp.concatenate([jnp.ones_like(valid[..., :1]), wanted[..., :-1]], -1)
-    changed = jnp.concatenate([jnp.ones_like(valid[..., :1]), segments[..., 1:] != segments[..., :-1]], -1)
-    starts = (before | changed) & valid
+    wanted, starts = _wanted(closed, segments)
     rank = jnp.cumsum(starts, -1, dtype=jnp.int32)
     patch_ids = jnp.where(valid, jnp.minimum(rank, capacity) - 1, capacity)
     next_ok = jnp.concatenate([(rank[..., :-1] < capacity), jnp.ones_like(valid[..., :1])], -1)
@@ -102,6 +98,25 @@ def from_closed(
         num_bytes=num_bytes,
         **_slots(patch_ids, segments, capacity),
     )
+
+
+def count_wanted(
+    closed: Bool[Array, "B T"], segment_ids: Int[Array, "B T"], *, block_size: int
+) -> Int[Array, "B N"]:
+    """Count the patches of each block that `from_closed` would make with slots for all of them."""
+    _, starts = _wanted(to_blocks(closed, block_size), to_blocks(segment_ids, block_size))
+    return jnp.sum(starts, -1, dtype=jnp.int32)
+
+
+def _wanted(
+    closed: Bool[Array, "B N S"], segments: Int[Array, "B N S"]
+) -> tuple[Bool[Array, "B N S"], Bool[Array, "B N S"]]:
+    """Return where patches are to end, and where they start."""
+    valid, size = segments > 0, segments.shape[-1]
+    wanted = jnp.where(jnp.arange(size) == size - 1, True, closed) & valid
+    before = jnp.concatenate([jnp.ones_like(valid[..., :1]), wanted[..., :-1]], -1)
+    changed = jnp.concatenate([jnp.ones_like(valid[..., :1]), segments[..., 1:] != segments[..., :-1]], -1)
+    return wanted, (before | changed) & valid
 
 
 def check_patches(patches: Patches, ids: Int[Array, "B T"], segment_ids: Int[Array, "B T"] | None) -> None:

@@ -13,7 +13,10 @@ from jaxblt.patching import (
     patches_per_block,
     threshold_margin,
 )
+from jaxblt.patching.patches import count_wanted
+from jaxblt.patching.segment import closes
 from tests.patching.cases import patch
+from tests.patching.rows import random_rows
 
 BLOCK = 256
 
@@ -104,6 +107,15 @@ def test_capacity(sample):
     # Refused boundaries count, so that a sample measured with too few slots gives the same answer.
     small = measure(dataclasses.replace(config, capacity=8), entropies, segments)
     np.testing.assert_array_equal(patches_per_block(small)[:2], counts[:2])
+
+
+def test_patches_are_counted_as_they_are_made():
+    config = PatcherConfig(mode="entropy", threshold=4.0, block_size=16)
+    ids, entropies, segments = (jnp.asarray(x) for x in random_rows(0, 3, 5, 16))
+    made = patches_per_block(patch(config, ids, segment_ids=segments, entropies=entropies))
+    counted = count_wanted(closes(config, ids, entropies, segments), segments, block_size=16)
+    np.testing.assert_array_equal(counted, made)
+    assert len(np.unique(made)) > 3
 
 
 def test_capacity_is_a_multiple_and_at_most_the_block():

@@ -22,10 +22,10 @@ from jaxblt.patching import (
     PatcherConfig,
     calibrate_capacity,
     calibrate_threshold,
-    make_patches,
-    patches_per_block,
+    closes,
     threshold_margin,
 )
+from jaxblt.patching.patches import count_wanted
 from jaxblt.precision.weights import from_stored, shapes_as_stored
 from jaxblt.random_keys import make_key
 from jaxblt.training.packing import capacity_multiple, fill_rows, mean_slots
@@ -35,7 +35,7 @@ from jaxblt.training.start.calibrations import calibration_key, read_calibration
 from jaxblt.training.start.setup import boxed_params, entropy_history, make_task, place_frozen
 from jaxblt.training.start.startup import cache_folder
 from jaxblt.training.state import ENTROPY, Frozen, Weights, freeze_entropy
-from jaxblt.training.step import find_entropies
+from jaxblt.training.step import compiler_options, find_entropies
 from jaxblt.training.stored.checkpoint import restore
 from jaxblt.training.stored.fitting import fitting_shapes
 from jaxblt.training.stored.frozen_store import read_frozen
@@ -252,15 +252,19 @@ def _calibrate(
         margin = threshold_margin(entropies, config=patcher, segment_ids=segments)
         patcher = replace(patcher, margin=float(_from_first(np.float32(margin))))
     if patcher.capacity is None and patcher.mode in ("entropy", "greedy", "space"):
-        # Count under jit, so that XLA compiles nothing of patches except their number
-        cut = partial(make_patches, patcher)
-        count = jax.jit(lambda *given, **rows: patches_per_block(cut(*given, **rows)))
-        counts = count(ids, segment_ids=segments, entropies=entropies)
+        rows = {"entropies": entropies, "segment_ids": segments}
+        counts = jax.jit(partial(_wanted_patches, patcher), compiler_options=compiler_options())(ids, **rows)
         multiple = capacity_multiple(recipe.model, recipe.data, patcher)
         slots = calibrate_capacity(counts, block_size=patcher.block_size, multiple=multiple)
         slots = fill_rows(slots, recipe.data, patcher, multiple=multiple)
         patcher = replace(patcher, capacity=int(_from_first(np.int32(slots))))
     return patcher
+
+
+def _wanted_patches(patcher: PatcherConfig, ids: Any, *, entropies: Any, segment_ids: Any) -> Any:
+    """Count the patches of each block before slots are limited."""
+    closed = closes(patcher, ids, entropies, segment_ids)
+    return count_wanted(closed, segment_ids, block_size=patcher.block_size)
 
 
 def sample_batches(data: Dataset, recipe: Recipe) -> list[Batch]:
@@ -284,7 +288,9 @@ def sample(
     longest = max(batch.inputs.shape[1] for batch in batches)
     if ENTROPY in frozen and batches[0].entropies is None:
         task = replace(make_task(recipe), packed=True)
-        entropy = jax.jit(partial(find_entropies, task), out_shardings=replicated(mesh))
+        # By the step's options: it compiles sooner, and entropies are rounded as in the step
+        options: Any = {"out_shardings": replicated(mesh), "compiler_options": compiler_options()}
+        entropy = jax.jit(partial(find_entropies, task), **options)
         batches = [
             replace(b, entropies=np.asarray(entropy(frozen, jax.device_put(b, replicated(mesh)))))
             for b in batches
