@@ -115,8 +115,6 @@ class Linear(nn.Module):
       accumulate: dtype of sums and result; None for the default.
       product: function that multiplies.
       joins: let `linears` multiply by this kernel and others in one product (see `JoinedProducts`).
-      times: number by which products are multiplied: the layer is called with its input divided by it. The result is in
-        fp32 then, as it may exceed the largest number of `dtype`.
     """
 
     equation: str
@@ -129,7 +127,6 @@ class Linear(nn.Module):
     accumulate: Any = None
     product: Product = multiply
     joins: bool = False
-    times: float = 1.0
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         (y,) = linears(x, [self])
@@ -228,9 +225,7 @@ def _are_joined(x: Float[Array, "..."], layers: Sequence[Linear], weights: Seque
     One gradient by x is then summed in fp32, where each layer's would be rounded and added in memory. Devices that
     share a kernel would sum its gradient whole, before it is split.
     """
-    if len(layers) < 2 or not all(
-        layer.joins and layer.bias is None and layer.times == 1 for layer in layers
-    ):
+    if len(layers) < 2 or not all(layer.joins and layer.bias is None for layer in layers):
         return False
     if open_axes() or current_device().platform != "gpu" or any(is_stored(w.kernel) for w in weights):
         return False
@@ -338,8 +333,8 @@ def stream_dtype(dtype: Any) -> Any:
 
 
 def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:
-    """Multiply y, and add the bias along its new axes, at the positions that the equation gives them."""
-    y, bias = y if layer.times == 1 else y.astype(jnp.float32) * layer.times, weights.bias
+    """Add the bias to y along its new axes, at the positions that the equation gives them."""
+    bias = weights.bias
     if bias is None:
         return y
     _, _, new, result = read_equation(layer.equation)

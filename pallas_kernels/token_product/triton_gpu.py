@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from pallas_kernels._compat import vary_alike
 from pallas_kernels._hopper import varying_like
 from pallas_kernels._pallas_triton import FLOOR, LOWEST, launch, span
-from pallas_kernels.token_product.split import Split, Tile, choose_tile, split_rows
+from pallas_kernels.token_product.split import TILE, Split, Tile, split_rows
 
 Make = Callable[[], Float[Array, "T"]]
 """Computes channels of the token, which were loaded before."""
@@ -62,7 +62,7 @@ def token_product(
       interpret: run on the CPU, for tests.
     """
     dim, widths = kernels[0].shape[0], tuple(kernel.shape[1] for kernel in kernels)
-    tile, split = chosen or (choose_tile(dim, widths), split_rows(dim, widths))
+    tile, split = chosen or (TILE, split_rows(dim, widths))
     given = vary_alike(*(z for z in (x, parts, scale, lse, squares, *kernels) if z is not None))
     has = tuple(z is not None for z in (x, parts, scale, lse, squares))
     call = _Call(has, epsilon, split, tile, interpret, leaves_norm)

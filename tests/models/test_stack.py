@@ -240,6 +240,8 @@ def test_letters_of_stored_stacks_are_read():
 
 def test_a_stack_in_float16_adds_up_beyond_its_largest_number():
     _, params, x = plain()
-    whole, half = (Stack(config(), d).apply({"params": params}, 1e5 * x)[0] for d in (jnp.float32, jnp.float16))
+    whole, half = (
+        Stack(config(), d).apply({"params": params}, 1e5 * x)[0] for d in (jnp.float32, jnp.float16)
+    )
     assert np.abs(whole).max() > 65_504
     assert_close(half, np.asarray(whole), n=64, dtype=jnp.float16)

@@ -1,6 +1,7 @@
 """The form of results: figures as JSON with the device, versions and commit that they are of."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,22 @@ def save(benchmark: str, out: str, figures: dict[str, Any], origin: dict[str, An
     check_origin(benchmark, origin, published=Path(out).resolve().is_relative_to(RECORD))
     if taken := sorted(figures.keys() & origin.keys()):
         raise ValueError(f"figures named {taken} would be lost: {sorted(origin)} say where they come from")
+    figures = finite(figures)
     file = Path(out)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")  # a call that is cut off leaves the old file
     partial.write_text(json.dumps({**figures, **origin}, indent=2) + "\n", encoding="utf-8")
     partial.replace(file)
     print(json.dumps(figures, indent=2))
+
+
+def finite(value: Any) -> Any:
+    """Return the figures with None for each number that is not finite, which JSON cannot write."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_commit(commit: str | None) -> None:

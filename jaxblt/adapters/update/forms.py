@@ -84,10 +84,7 @@ class Formed(Weights):
     code: Float[Array, "#B #T E"]
 
     def change(self, layer: Linear, x: Float[Array, "..."], y: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Return what becomes of y, whose axes stay as the layer orders them.
-
-        Forms see x and y as they are after `layer.times`, in fp32 if they are multiplied.
-        """
+        """Return what becomes of y, whose axes stay as the layer orders them."""
         given, summed, new, result = (
             letters.replace("...", "BT") for letters in read_equation(layer.equation)
         )
@@ -96,11 +93,8 @@ class Formed(Weights):
         wide = jnp.einsum(f"{result}->{lead}{new}", y.astype(jnp.float32))
         shape, tokens = wide.shape, rows.shape[: len(lead)]
         rows, wide = rows.reshape(*tokens, -1), wide.reshape(*tokens, -1)
-        if layer.times != 1:
-            rows, wide = rows.astype(jnp.float32) * layer.times, wide * layer.times
         for form, own in self.parts:
             wide = form.change(own, rows, wide, self.code)
-        wide = wide if layer.times == 1 else wide / layer.times
         return jnp.einsum(f"{lead}{new}->{result}", wide.reshape(shape)).astype(y.dtype)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxblt.einsums import multiply
-from jaxblt.layers import Linear, OpenSum, RMSNorm, named, token_products
+from jaxblt.layers import Linear, OpenSum, RMSNorm, named, stream_dtype, token_products
 from jaxblt.mixers.driver.base import Clock, start_clock
 from jaxblt.mixers.driver.history import ShortHistory
 from jaxblt.mixers.driver.sequence import Rows, check_kind, read
@@ -29,8 +29,6 @@ from pallas_kernels import modal_conv
 from pallas_kernels.short_conv import short_conv
 
 MOST_ORDER = 64
-HALF_ROOM = 64.0
-"""What v is divided by in float16, a power of two: sums of long filters soon exceed 65,504, its largest number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,9 +117,9 @@ class HyenaConfig:
             filters = [jnp.zeros((batch_size, self.dim, filter.modes), jnp.float32) for _ in range(count)]
         else:
             limit = capacity if capacity < filter.taps else None
-            given = {"capacity": capacity, "dtype": dtype}
+            given = {"capacity": capacity, "dtype": stream_dtype(dtype)}
             filters = [init_filter_state(filter, batch_size, self.dim, **given) for _ in range(count)]
-        short = jnp.zeros((batch_size, (self.order + 1) * self.dim, self.short_taps - 1), dtype)
+        short = jnp.zeros((batch_size, (self.order + 1) * self.dim, self.short_taps - 1), stream_dtype(dtype))
         kind = type(filter).__name__
         return HyenaState(start_clock(batch_size), short, tuple(filters), capacity=limit, filter=kind)
 
@@ -161,7 +159,8 @@ class Hyena(nn.Module):
     """v, x_1, ..., x_N = short_conv(x W_in); v <- h_i * (x_i v) + b_i (x_i v) for i < N; y = (x_N v) W_out.
 
     Arrays between the projections are channel-major, [B, D, T]. Projections are zero at holes and padding, which
-    therefore add nothing to any convolution. In float16 a 64th of v is convolved, and states are a 64th.
+    therefore add nothing to any convolution. In float16 all behind the first product is in fp32, the output too: gated
+    sums of long filters exceed 65,504.
     """
 
     config: HyenaConfig
@@ -183,28 +182,29 @@ class Hyena(nn.Module):
         """
         token: Any = x
         x = x.x if isinstance(x, OpenSum) else x
-        config, width = self.config, {"e": (self.config.order + 1) * self.config.dim}
+        config, width, wide = (
+            self.config,
+            {"e": (self.config.order + 1) * self.config.dim},
+            stream_dtype(self.dtype),
+        )
         bias = nn.initializers.zeros if config.in_bias else None
         product = fp8_by_ratio if config.fp8_in else multiply
         options: dict[str, Any] = {"bias": bias, "product": product, "name": "in"}
         project_in = Linear("btd,de->bet", width, ("embed", "channels"), self.dtype, **options)
         sizes, names = {"d": config.dim}, ("channels", "embed")
         bias = nn.initializers.zeros if config.out_bias else None
-        room = HALF_ROOM if jnp.dtype(self.dtype) == jnp.float16 else 1.0
-        options = {"bias": bias, "times": room, "name": "out"}
-        project_out = Linear("bct,cd->btd", sizes, names, self.dtype, **options)
+        project_out = Linear("bct,cd->btd", sizes, names, wide, bias=bias, name="out")
         check_kind(HyenaState, state, filter=type(config.filter).__name__)
         clock = None if state is None else state.clock
         options = {"width": config.dim, "alignment": config.segment_alignment, "packed": config.packed}
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, **options)
         if norm is None:
-            z = self._blank(rows, project_in(rows.x))
+            z = self._blank(rows, project_in(rows.x).astype(wide))
         else:
             token, parts = token_products(token, [project_in], norm)
             z = self._blank(rows, jnp.sum(parts, 0).astype(self.dtype).reshape(1, -1, 1))
         z, short = self._short(rows, z, None if state is None else state.short)
         v, *gates = jnp.split(rows.clear(z), config.order + 1, axis=1)
-        v = v if room == 1 else v / room
         filters = []
         for i in range(config.order - 1):
             post_gate = gates[-1] if i == config.order - 2 else None  # x_N, fused into the last op
@@ -231,7 +231,7 @@ class Hyena(nn.Module):
         offset = None
         if self.config.in_bias:
             start = named(nn.initializers.zeros, "channels")
-            offset = self.param("short_bias", start, (z.shape[1],), jnp.float32).astype(self.dtype)[
+            offset = self.param("short_bias", start, (z.shape[1],), jnp.float32).astype(z.dtype)[
                 None, :, None
             ]
         cores = [ShortHistory(short_conv, side, None, size=size) for side in taps]

@@ -123,7 +123,7 @@ def test_film_keeps_its_bounds_whatever_the_code(rows: Any) -> None:
 
 
 class Out(nn.Module):
-    """A Hyena whose last product has all forms; in float16 the product is of a part of its input."""
+    """A Hyena whose last product, in fp32 if the rest is in float16, has all forms."""
 
     dtype: Any
 
@@ -135,7 +135,7 @@ class Out(nn.Module):
             return HyenaConfig(dim=6).build(dtype=self.dtype, name="mixer")(x)[0]
 
 
-def test_forms_see_the_whole_of_a_product_that_is_multiplied(rows: Any) -> None:
+def test_forms_of_a_product_that_is_wider_than_its_layer(rows: Any) -> None:
     x, _ = rows
     params = drawn(Out(jnp.float32), x)
     known, found = (jax.jit(Out(dtype).apply)(params, x) for dtype in (jnp.float32, jnp.float16))

@@ -13,7 +13,7 @@ from pallas_kernels.attention import EMPTY_LSE
 from pallas_kernels.token_product import api, reference, token_product, triton_gpu
 from pallas_kernels.token_product.bench import plan
 from pallas_kernels.token_product.shapes import SHAPES, TokenShape
-from pallas_kernels.token_product.split import Tile, choose_tile, cut_rows, split_rows
+from pallas_kernels.token_product.split import TILE, Tile, cut_rows, split_rows
 from tests.tolerances import assert_close
 
 SMALL = {
@@ -128,7 +128,7 @@ def test_a_norm_may_be_left_to_the_next_product() -> None:
 def test_rows_are_split_into_whole_tiles_that_cover_them() -> None:
     for dim, widths in ((768, (768,)), (2752, (1024,)), (5504, (2048,)), (8, (8,))):
         parts, rows = split_rows(dim, widths)
-        assert rows % choose_tile(dim, widths).rows == 0
+        assert rows % TILE.rows == 0
         assert (parts - 1) * rows < dim <= parts * rows
 
 

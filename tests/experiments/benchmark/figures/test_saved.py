@@ -33,6 +33,13 @@ def test_figures_lie_beside_what_they_were_measured_on(tmp_path: Path) -> None:
     assert written["devices"]["platform"] == "cpu"
 
 
+def test_numbers_that_json_cannot_write_are_left_empty(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    save("ring", str(out), {"losses": [1.0, float("nan")], "gap": {"fp16": float("inf")}})
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert (written["losses"], written["gap"]) == ([1.0, None], {"fp16": None})
+
+
 def test_a_figure_that_would_be_lost_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     with pytest.raises(ValueError, match=r"figures named \['devices'\] would be lost"):
