@@ -456,7 +456,7 @@ class Period(nn.Module):
                 x, segment_ids, positions, state, code, side, own
             )
             after.append(state)
-        # A scan carries one array
+        # Add the parts before a scan's next turn: it carries one array
         return closed(x) if self.config.scan else x, tuple(after) if states else ()
 
 
