@@ -23,7 +23,8 @@ A_BLOCK = 2
 def draw_seeds(stack: nn.Module, blocks: Mapping[str, Sequence[str]]) -> list[jax.Array] | None:
     """Return for each block the UInt32[2, 2] that its two `Dropout`s would draw by `make_rng("dropout")`.
 
-    None without such an rng. None also for keys of another generator than Threefry: under `vmap` they may draw other bits.
+    None without such an rng. None also for keys of a generator other than Threefry, which may draw other bits under
+    `vmap`.
 
     Args:
       stack: the stack that holds the blocks.

@@ -22,8 +22,8 @@ PROMPT = 60
 def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, rounds: int) -> dict[str, Any]:
     """Return what a step of all rows launches in an engine's decoding program, and the milliseconds of its rounds.
 
-    Rows start behind prompts of `make_prompts`, each with its own seed. Rounds are timed in the program that serves, and
-    each is waited for. Kernels are counted in a program that launches them one by one. `bytes_a_step` and
+    Rows start behind prompts of `make_prompts`, each with its own seed. Rounds are timed in the program that serves,
+    and each is waited for. Kernels are counted in a program that launches them one by one. `bytes_a_step` and
     `closed_a_byte` are the bytes that a step drew and the patches that a byte closed in these rounds.
 
     Args:

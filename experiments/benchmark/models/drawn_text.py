@@ -2,8 +2,8 @@
 
 A model of random parameters writes cycles of few bytes, and its entropies repeat with them. Patches then end at rates
 between 0.03 and 0.72 a byte, which differ from run to run. So tables, one kernel and the scales of two norms are set
-here. All shapes stay, so the model computes and reads as much as before. Each row draws words by its own seed: rows that
-wrote one text would soon stand at the same places, and no longer wait for each other.
+here. All shapes stay, so the model computes and reads as much as before. Each row draws words by its own seed: rows
+that wrote one text would soon stand at the same places, and no longer wait for each other.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -41,9 +41,9 @@ def serving(
     rows that become free, and `generate` waits for the longest row of each batch.
 
     With `--patches entropy` an entropy model cuts, and bytes are drawn at temperature 1. Rows close patches at unlike
-    bytes, four in words of 18 (`drawn_text`). The result then has the bytes of weights and states that a byte reads, and
-    the copy bandwidth of the device. It has the bytes a second that these allow if no row waits, too: the latent stack
-    is read where the patch of any row closes. `share_of_floor` is the share of them that medians reach.
+    bytes, four in words of 18 (`drawn_text`). The result then has the bytes of weights and states that a byte reads,
+    the copy bandwidth of the device, and the bytes a second that both allow if no row waits. The latent stack is read
+    where the patch of any row closes. `share_of_floor` is the share of this bound that medians reach.
 
     The arm `once` leaves the waves out, and compiles in its first call only what that needs. First calls of all rows
     and ways compile side by side. Further arms time delays.
