@@ -453,7 +453,7 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "..."], seed: UInt32[Array, "2"] | None = None) -> Float[Array, "..."]:
-        """Drop entries; a `seed` stands for the rng's two words."""
+        """Drop entries. A `seed` is used in place of two words that the rng would draw."""
         if self.rate == 0 or not self.has_rng("dropout"):
             return x
         if seed is None:

@@ -71,7 +71,7 @@ def whole_file(path: Name) -> Iterator[Path]:
     Missing folders are made. Where `path` is a link, the file that it leads to is replaced.
 
     Raises:
-      OSError: the disk is full.
+      OSError: the disk or the quota is full; the error names `path`.
     """
     refuse_remote("out", path)
     target = Path(os.path.realpath(path))

@@ -52,7 +52,7 @@ def _narrowed(params: Any, dtype: Any, products: set[str]) -> Any:
 
     def cast(path: tuple[Any, ...], leaf: Any) -> Any:
         *above, own = (entry.key for entry in path)
-        # A tied head would cast its table, which is read for embeddings too, at each byte
+        # Cast the table of embeddings too: a tied head would cast it at each byte
         is_table = own == "bytes" and above[-1:] == ["embedding"]
         return leaf.astype(dtype) if is_table or (own == "kernel" and "/".join(above) in products) else leaf
 

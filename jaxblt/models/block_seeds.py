@@ -23,11 +23,12 @@ A_BLOCK = 2
 def draw_seeds(stack: nn.Module, blocks: Mapping[str, Sequence[str]]) -> list[jax.Array] | None:
     """Return for each block the UInt32[2, 2] that its two `Dropout`s would draw by `make_rng("dropout")`.
 
-    None without such an rng, or for one of a generator whose keys do not draw by themselves under `vmap`.
+    None without such an rng. None also for keys of a generator other than Threefry, which may draw other bits under
+    `vmap`.
 
     Args:
-      stack: whose blocks are meant.
-      blocks: names of its periods, each with those of its blocks.
+      stack: the stack that holds the blocks.
+      blocks: the names of the blocks in each period, by the name of the period.
     """
     if not stack.has_rng("dropout"):
         return None
@@ -47,7 +48,7 @@ def draw_seeds(stack: nn.Module, blocks: Mapping[str, Sequence[str]]) -> list[ja
         return jax.random.bits(jax.random.fold_in(above.rng, number), (2,), jnp.uint32)
 
     drawn = jax.vmap(jax.vmap(draw))(np.array(numbers, np.uint32))
-    # XLA would draw them again in each block
+    # XLA would draw the seeds again in each block without this barrier
     return list(jnp.unstack(jax.lax.optimization_barrier(drawn)))
 
 

@@ -135,7 +135,12 @@ class BLTOptions(ABC):
         return dataclasses.replace(promise(self, of_bytes), **parts)
 
     def check_patcher(self, patcher: PatcherConfig) -> None:
-        """Raise ValueError if only one of patcher and router is of learned boundaries, or only one of entropies."""
+        """Check that patcher and router fit together.
+
+        Raises:
+          TypeError: it is no `PatcherConfig`.
+          ValueError: only one of patcher and router is of learned boundaries, or only one of entropies.
+        """
         check_kind("patcher", patcher, PatcherConfig, fix="make one, such as PatcherConfig(mode='space')")
         if (patcher.mode == "learned") != (self.router is not None):
             raise ValueError(

@@ -28,7 +28,7 @@ from jaxblt.layers import (
     stream_dtype,
 )
 from jaxblt.mixers import MixerConfig, init_state
-from jaxblt.mixers.driver.base import Clock, blank, content_of
+from jaxblt.mixers.driver.base import blank, content_of
 from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.mixers.driver.sequence import check_call, splits_call
 from jaxblt.models.adapter import CHOSEN, StackAdapter
@@ -47,6 +47,7 @@ from jaxblt.models.mixer_table import (
 from jaxblt.models.remat import BLOCK_INPUT, Remat, remat
 from jaxblt.models.routed import BlockState, call_routed, check_routers
 from jaxblt.models.row_norm import RowNorm
+from jaxblt.models.stack_states import check_depth, share_clock
 from jaxblt.parallel.constraints import by_token
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout
 from jaxblt.show import show
@@ -285,44 +286,6 @@ def init_stack_state(
     return StackState(periods=periods, rest=states(config.remainder), router=router)
 
 
-def _with_one_clock(state: StackState) -> StackState:
-    """Return the state with the first block's clock in all: they count the same tokens, so XLA counts once for all."""
-    first: list[Clock] = []
-
-    def shared(own: Any) -> Any:
-        if not isinstance(getattr(own, "__dict__", {}).get("clock"), Clock):
-            return own
-        first.append(own.clock)
-        return dataclasses.replace(own, clock=first[0])
-
-    periods = tuple(tuple(map(shared, period)) for period in state.periods)
-    return dataclasses.replace(state, periods=periods, rest=tuple(map(shared, state.rest)))
-
-
-def _check_depth(config: StackConfig, state: StackState) -> None:
-    """Raise ValueError for the state of a stack of another depth.
-
-    Blocks without a state would begin anew each call.
-    """
-    if state.scanned != config.scan:
-        raise ValueError(
-            f"the state is of a stack with scan={state.scanned}, and this one has scan={config.scan}: make it by "
-            "init_stack_state of the same config, or by unstack_state"
-        )
-    if state.scanned:
-        repeats = max((len(leaf) for leaf in jax.tree.leaves(state.periods)), default=0)
-        given = (repeats, len(state.periods), len(state.rest))
-    else:
-        blocks = max((len(period) for period in state.periods), default=0)
-        given = (len(state.periods), blocks, len(state.rest))
-    own = (config.repeats, len(config.pattern) if config.repeats else 0, len(config.remainder))
-    if given != own:
-        told = ["{} x {} + {} blocks".format(*counts) for counts in (given, own)]
-        raise ValueError(
-            f"the state holds {told[0]}, and the stack has {told[1]}: make it by init_stack_state of the same config"
-        )
-
-
 class Block(nn.Module):
     """One pre-norm block: a mixer along the sequence, then an MLP at each position.
 
@@ -456,7 +419,7 @@ class Period(nn.Module):
                 x, segment_ids, positions, state, code, side, own
             )
             after.append(state)
-        # A scan carries one array
+        # Add the parts before a scan's next turn: it carries one array
         return closed(x) if self.config.scan else x, tuple(after) if states else ()
 
 
@@ -487,7 +450,7 @@ class Stack(nn.Module):
         check_width("Stack", x, config.dim)
         check_call(x, segment_ids, positions)
         if state is not None:
-            _check_depth(config, state)
+            check_depth(config, state)
             check_routers(config.adapter, state, x.shape[0], config.dim)
         # Zero holes, which norms and MLPs would read: one NaN there would be in the gradient of their weights
         x = blank(x.astype(stream_dtype(self.dtype)), content_of(segment_ids))
@@ -516,7 +479,7 @@ class Stack(nn.Module):
         The code scales their sites, or their routers read the side features.
         """
         config = self.config
-        state = state if state is None or state.scanned else _with_one_clock(state)
+        state = state if state is None or state.scanned else share_clock(state)
         carried = (state.periods, state.rest) if state else ((), ())
         # Each layer of a scan draws its own
         seeds = None if config.scan or config.dropout == 0 else draw_seeds(self, block_names(config))

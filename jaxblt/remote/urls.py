@@ -16,7 +16,7 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
     Both slashes are put back; `file:///` has three.
 
     Raises:
-      TypeError: it is no path.
+      TypeError: `path` is neither text nor a path.
     """
     check_kind("a path", path, str, os.PathLike, fix="write it as text, or as a pathlib.Path")
     found = URL.fullmatch(os.fspath(path))

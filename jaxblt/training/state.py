@@ -151,7 +151,7 @@ def freeze(params: Any, dtype: Any = None) -> Frozen:
     """Return `params` as a frozen tree, rounded to `dtype`; None keeps their dtypes."""
     arrays = jax.tree.map(jnp.asarray, params)
     if dtype is not None:
-        # One program instead of one for each shape
+        # Round by one program: without jit there is one for each shape
         arrays = jax.jit(lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree))(arrays)
     return Frozen(params=arrays, content_hash=content_hash(arrays))
 

@@ -179,8 +179,8 @@ def test_large_channels_in_float16_stay_finite(monkeypatch: pytest.MonkeyPatch) 
     assert_close(joined, np.asarray(apart), n=256)
 
 
-def test_blocks_read_the_first_one_s_clock() -> None:
-    """So XLA counts once for all blocks of a stack."""
+def test_all_blocks_read_the_clock_of_the_first() -> None:
+    """XLA then counts tokens once for all blocks of a stack."""
     config = StackConfig(32, 3, pattern=("window", "hyena"), scan=False)
     x, ids = jax.random.normal(jax.random.key(0), (1, 3, 32)), jnp.ones((1, 3), jnp.int32)
     params = nn.meta.unbox(Stack(config).init(jax.random.key(1), x))

@@ -13,7 +13,7 @@ from jaxblt.training.log.meter import peak_memory
 from pallas_kernels.runtime import alone
 
 LONG = 4.0
-"""Seconds of a call behind which three calls are timed and no more."""
+"""Seconds that a call may take; of longer ones only three are timed."""
 
 SINGLY = {"xla_gpu_enable_command_buffer": ""}
 """Options of the compiler that launch kernels one by one: a trace does not tell the kernels of a command buffer."""

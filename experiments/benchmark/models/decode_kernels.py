@@ -22,9 +22,9 @@ PROMPT = 60
 def decode_kernels(decoder: Any, params: Any, *, rows: int, capacity: int, rounds: int) -> dict[str, Any]:
     """Return what a step of all rows launches in an engine's decoding program, and the milliseconds of its rounds.
 
-    Rows stand behind prompts of `make_prompts`, and draw at seeds of their own. Rounds are those of the program as it
-    serves, each waited for; kernels are counted in one that launches them singly. In these rounds bytes a step were
-    drawn, and patches closed a byte.
+    Rows start behind prompts of `make_prompts`, each with its own seed. Rounds are timed in the program that serves,
+    and each is waited for. Kernels are counted in a program that launches them one by one. `bytes_a_step` and
+    `closed_a_byte` are the bytes that a step drew and the patches that a byte closed in these rounds.
 
     Args:
       decoder, params: of the model.

@@ -1,9 +1,9 @@
 """Drawn models that write a text whose patches are known: words follow each other at random, each of four patches.
 
-Bytes that merely drawn parameters write fall into cycles of few, and entropies with them. So patches end at rates
-between 0.03 and 0.72 a byte, otherwise in each run. Here only tables, one product and the scales of two norms are
-chosen, of the very shapes of the model: what is computed and read stays as it is. Words are drawn by each row's own
-seed: rows that wrote one text would soon stand at the same places together, and wait for each other no more.
+A model of random parameters writes cycles of few bytes, and its entropies repeat with them. Patches then end at rates
+between 0.03 and 0.72 a byte, which differ from run to run. So tables, one kernel and the scales of two norms are set
+here. All shapes stay, so the model computes and reads as much as before. Each row draws words by its own seed: rows
+that wrote one text would soon stand at the same places, and no longer wait for each other.
 """
 
 from typing import TYPE_CHECKING, Any

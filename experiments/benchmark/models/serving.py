@@ -40,10 +40,10 @@ def serving(
     requests come as there are rows. Then three times as many come, of half the length to the whole: the engine fills
     rows that become free, and `generate` waits for the longest row of each batch.
 
-    With `--patches entropy` an entropy model cuts, bytes are drawn at temperature 1, and rows close patches at unlike
-    bytes, four in words of 18 (`drawn_text`). Then the bytes of weights and states that a byte reads are told, the
-    copy bandwidth of the device, and the bytes a second that it allows if no row waits: the latent stack is read where
-    the patch of any row closes. `share_of_floor` is the share that medians reach.
+    With `--patches entropy` an entropy model cuts, and bytes are drawn at temperature 1. Rows close patches at unlike
+    bytes, four in words of 18 (`drawn_text`). The result then has the bytes of weights and states that a byte reads,
+    the copy bandwidth of the device, and the bytes a second that both allow if no row waits. The latent stack is read
+    where the patch of any row closes. `share_of_floor` is the share of this bound that medians reach.
 
     The arm `once` leaves the waves out, and compiles in its first call only what that needs. First calls of all rows
     and ways compile side by side. Further arms time delays.
@@ -65,7 +65,7 @@ def serving(
       scale: by which prompts of the further arms are shorter, to try the script.
       patches: how bytes are cut, of about four bytes each.
       size: the recipe of a model with entropy patches.
-      ways: what is timed in waves and once: `--ways engine` compiles `generate` not at all.
+      ways: what the arms `rates` and `once` time; `--ways engine` does not compile `generate`.
       tiny: a model that a CPU compiles, to try the script.
 
     Raises:

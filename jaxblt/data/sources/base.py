@@ -51,7 +51,7 @@ class BytesSource:
       lengths: Int64[N], bytes in each.
 
     Raises:
-      TypeError: a document is text, or no document.
+      TypeError: a document is text, or anything else than bytes.
       ValueError: another number of names than of documents.
     """
 

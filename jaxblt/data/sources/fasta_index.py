@@ -204,7 +204,16 @@ def _lies_within(layout: FastaLayout, size: int) -> bool:
 
 
 def read_bases(path: Path, layout: FastaLayout, start: int, stop: int, stamp: Stamp) -> bytes:
-    """Return bases [start, stop) of a record, line ends removed, of a file that had this stamp.
+    """Return bases [start, stop) of a record, line ends removed.
+
+    Args:
+      path: the FASTA file.
+      layout: where the record lies in it.
+      start, stop: bases of the record.
+      stamp: `stamp_of` the file when it was indexed.
+
+    Warns:
+      ChangedFileWarning: the file was written or replaced since.
 
     Raises:
       OSError: the file has changed since it was indexed, or its index is wrong.

@@ -29,7 +29,7 @@ def expand(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]
     for its Arrow files.
 
     Raises:
-      TypeError: it is no path.
+      TypeError: one of them is no path.
       FileNotFoundError: a path or glob names no file.
       IsADirectoryError: a path is a folder.
       ValueError: no path was given, a glob names empty files only, or a file and a compressed copy of it are named.

@@ -12,11 +12,11 @@ Stamp = tuple[int, int, int]
 
 
 class ChangedFileWarning(UserWarning):
-    """A file was written or replaced while it was in use, so that rows are of other bytes than before."""
+    """A file was written or replaced while it was in use: rows that are read now hold other bytes."""
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return what another content of a file changes."""
+    """Return the stamp of a file, which changes when the file is written or replaced."""
     return _stamp(os.stat(path))
 
 
@@ -24,7 +24,7 @@ def tell_change(file: IO[bytes], path: Path, stamp: Stamp) -> None:
     """Warn if an open file is not the one that had this stamp.
 
     Warns:
-      ChangedFileWarning: it is another one, or was written since.
+      ChangedFileWarning: the file was written or replaced since.
     """
     if _stamp(os.fstat(file.fileno())) != stamp:
         warnings.warn(

@@ -288,7 +288,7 @@ def sample(
     longest = max(batch.inputs.shape[1] for batch in batches)
     if ENTROPY in frozen and batches[0].entropies is None:
         task = replace(make_task(recipe), packed=True)
-        # By the step's options: it compiles sooner, and entropies are rounded as in the step
+        # Take the step's options: this program compiles sooner, and rounds entropies as the step does
         options: Any = {"out_shardings": replicated(mesh), "compiler_options": compiler_options()}
         entropy = jax.jit(partial(find_entropies, task), **options)
         batches = [

@@ -121,7 +121,7 @@ def test_a_norm_may_be_left_to_the_next_product() -> None:
         assert squares.shape == hidden.shape[:1]
         assert_close(squares.sum(), np.mean(np.asarray(token, np.float32) ** 2), n=256)
         found = run(None, (down,), hidden, None, None, squares)[1]
-        # An other order of fp32 sums may round a half of the gate the other way
+        # Another order of fp32 sums may round a half of the gate the other way
         assert_close(found, np.asarray(exact), n=4 * 64, dtype=jnp.bfloat16)
 
 
