@@ -229,7 +229,7 @@ class BLT(BytePatched):
             p, _, own["router"] = self.router(h, ids, **options, state=own["router"])
             scores = p
         patches, place = cut(scores)
-        return h + self.position(place), patches, p, own
+        return h + self.position(place).astype(h.dtype), patches, p, own
 
     def latent_forward(
         self, h: Float[Array, "B T C"], patches: Patches, p: Float[Array, "B T"] | None = None
@@ -300,10 +300,10 @@ class BLT(BytePatched):
         self, h: Float[Array, "B T C"], read: Float[Array, "B T C"], p: Any, closed: Bool[Array, "B T"]
     ) -> Float[Array, "B T C"]:
         """Return bytes with what they read, weighed by the router's confidence if there is one."""
-        router = self.config.router
+        router, read = self.config.router, read.astype(h.dtype)
         if router is None:
             return h + read
-        kept = self.keep(h) if router.unmerge == "gather" else h
+        kept = self.keep(h).astype(h.dtype) if router.unmerge == "gather" else h
         return kept + confidence(p, closed)[..., None].astype(h.dtype) * read
 
     def prefill(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxblt.layers import stream_dtype
 from jaxblt.mixers.driver.base import rows
 from jaxblt.models.embeddings import EmbeddingConfig, check_embedding_state, init_embedding_state
 from jaxblt.models.level import LevelConfig, LevelState, init_level_state
@@ -149,7 +150,7 @@ class OpenByte(flax.struct.PyTreeNode):
 def init_open_byte(config: PatchedConfig, batch_size: int, *, dtype: Any = jnp.float32) -> OpenByte:
     """Return no byte in any row."""
     p = None if config.router is None else jnp.zeros((batch_size, 1), jnp.float32)
-    h = jnp.zeros((batch_size, 1, config.encoder.dim), dtype)
+    h = jnp.zeros((batch_size, 1, config.encoder.dim), stream_dtype(dtype))
     none = jnp.zeros((batch_size,), jnp.int32)
     return OpenByte(segment_ids=none, closed=none != 0, h=h, p=p)
 
@@ -169,7 +170,7 @@ def init_blt_state(
       patcher: how its bytes are grouped.
       batch_size: rows.
       num_bytes: the most bytes a document may hold.
-      dtype: of the caches.
+      dtype: of the caches. What stacks returned is kept as they add it up (`stream_dtype`).
 
     Raises:
       ValueError: the model or the patcher sees the future.
@@ -200,7 +201,7 @@ def init_blt_state(
         decoder=init_stack_state(config.decoder, batch_size, **byte_rows),
         keys=jnp.zeros(open_patch, dtype),
         values=jnp.zeros(open_patch, dtype),
-        recent=jnp.zeros((batch_size, config.look_back, config.slot_dim), dtype),
+        recent=jnp.zeros((batch_size, config.look_back, config.slot_dim), stream_dtype(dtype)),
         recent_valid=jnp.zeros((batch_size, config.look_back), bool),
         router=router,
         smoothed=smoothed,

@@ -106,7 +106,8 @@ class BytesToPatches(nn.Module):
         (query,) = normed_linears(last, [self.query], self.norm)
         q, k, v = (split_heads(x, self.heads) for x in (query, *keys))
         pooled = over_blocks(lambda args, _: pool(*args[0], *args[1]), (q, k, v), (patch_ids,))
-        patches = self.up(last + self.out(pooled.reshape(*pooled.shape[:-2], -1)))
+        found = self.out(pooled.reshape(*pooled.shape[:-2], -1))
+        patches = self.up(last + found.astype(last.dtype))
         return patches * real[..., None].astype(patches.dtype)
 
 

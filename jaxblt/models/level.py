@@ -238,7 +238,8 @@ class Level(nn.Module):
         return closes(rule, jnp.zeros_like(segment_ids), p, segment_ids)
 
     def _merge(self, h: Any, read: Any, p: Any, closed: Any) -> Float[Array, "B T D"]:
-        return self.keep(h) + confidence(p, closed)[..., None].astype(h.dtype) * read
+        kept, read = (x.astype(h.dtype) for x in (self.keep(h), read))
+        return kept + confidence(p, closed)[..., None].astype(h.dtype) * read
 
     def _stream(
         self, x: Any, segment_ids: Any, ends: Any, state: LevelState

@@ -1,5 +1,7 @@
 """The released BLT: hashes of 64 bits, and a state that goes on as the parallel pass."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,6 +61,18 @@ def test_a_state_goes_on_as_the_parallel_pass_does():
         found.append(logits)
     live = np.asarray(segment_ids)[..., None] > 0
     assert_close(np.where(live, np.concatenate(found, 1), 0), np.where(live, whole, 0), n=64)
+
+
+def test_a_call_in_float16_keeps_the_dtypes_of_the_state():
+    """What a stack returned is kept in fp32, in which it adds up."""
+    model = CONFIG.build(dtype=jnp.float16, patcher=PatcherConfig(threshold=1.0, block_size=12))
+    ids, entropies = jnp.ones((2, 12), jnp.int32), jnp.zeros((2, 12))
+    params = jax.eval_shape(model.init, jax.random.key(0), ids, entropies=entropies)
+    state = jax.eval_shape(lambda: model.init_state(2, num_bytes=24))
+    stream = partial(model.apply, segment_ids=ids, entropies=entropies, method="stream")
+    _, after = jax.eval_shape(stream, params, ids, state)
+    assert [x.dtype for x in jax.tree.leaves(after)] == [x.dtype for x in jax.tree.leaves(state)]
+    assert state.peak.dtype == state.recent.dtype == jnp.float32
 
 
 def test_what_it_cannot_do_is_said():

@@ -60,7 +60,7 @@ class Read(nn.Module):
 
     def add(self, x: Float[Array, "*S C"], found: Float[Array, "*S H K"]) -> Float[Array, "*S C"]:
         """Return x with what it read."""
-        return x + (self.out(found) + x)
+        return x + (self.out(found).astype(x.dtype) + x)
 
 
 class BytesToVectors(nn.Module):

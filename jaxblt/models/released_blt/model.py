@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.data.vocab import VOCAB_SIZE
-from jaxblt.layers import dense
+from jaxblt.layers import dense, stream_dtype
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models.blt_state import begin, check_rule, check_state
 from jaxblt.models.blt_stream import CLOSED, CUT, after_bytes, cut_bytes, lay_bytes
@@ -325,7 +325,7 @@ class ReleasedBLT(BytePatched):
         def close(model: "ReleasedBLT", before: tuple[Array, StackState]) -> tuple[Array, StackState]:
             return model._close(before[1], peaks[:, :-1], laid, slots)
 
-        nothing = jnp.zeros((*slots.shape, self.config.latent.dim), self.dtype)
+        nothing = jnp.zeros((*slots.shape, self.config.latent.dim), stream_dtype(self.dtype))
         z, latent = change_in(self, jnp.any(real), close, (nothing, begun.latent))
         recent = jnp.where(begun.recent_valid[..., None], begun.recent, 0).astype(z.dtype)
         seen = (jnp.concatenate([recent, z], 1), jnp.concatenate([begun.recent_valid, real], 1))

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxblt.layers import stream_dtype
 from jaxblt.models.blt_state import BLTState, PatchedConfig, init_blt_state
 from jaxblt.models.blt_stream import Cut
 from jaxblt.models.released_blt.bridge import find_peaks
@@ -47,7 +48,8 @@ def init_released_state(
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     fields |= {"keys": jnp.zeros(room, dtype), "values": jnp.zeros(room, dtype)}
     fields |= {"block_size": patcher.block_size, "capacity": patcher.slots}
-    return ReleasedState(**fields, peak=jnp.zeros((batch_size, config.encoder.dim), dtype))
+    peak = jnp.zeros((batch_size, config.encoder.dim), stream_dtype(dtype))
+    return ReleasedState(**fields, peak=peak)
 
 
 def open_peak(state: ReleasedState, cut: Cut, h: Float[Array, "B T C"], slots: int) -> Float[Array, "B N C"]:

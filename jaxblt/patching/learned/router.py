@@ -193,7 +193,7 @@ class Router(nn.Module):
         sow_metric(self, "cut_rate", cut)
         sow_metric(self, "mean_p", soft)
         sow_metric(self, "undecided", share(jnp.abs(p - MIDDLE) < UNDECIDED))
-        sow_metric(self, "flip_rate", share(jnp.abs(p - MIDDLE) < slope * jnp.finfo(self.dtype).eps))
+        sow_metric(self, "flip_rate", share(jnp.abs(p - MIDDLE) < slope * float(jnp.finfo(self.dtype).eps)))
 
     def _ratio(self, cut: Float[Array, ""], soft: Float[Array, ""], target: float) -> Float[Array, ""]:
         """Return the ratio loss of these bytes.

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,10 @@ from hypothesis import strategies as st
 
 from jaxblt.inference import Decoder, init_decoder
 from jaxblt.inference.waiting import MOST_STEPS, SHARE, none_waiting, step_or_wait
-from jaxblt.models import ByteLMConfig
+from jaxblt.models import BLTConfig, ByteLMConfig
+from jaxblt.models.level import LevelConfig
+from jaxblt.patching import PatcherConfig
+from jaxblt.patching.learned import BoundaryConfig
 from tests.inference.engine.conftest import ONE
 
 ROWS, BYTES = 6, 24
@@ -92,3 +96,29 @@ def test_where_no_row_waits(runs):
     decoder = runs["patches"].decoder
     assert none_waiting(decoder, 1) is None
     assert none_waiting(Decoder(ByteLMConfig(stack=ONE)), 4) is None
+
+
+LEARNED = {"features_enter": "output", "router": BoundaryConfig()}
+LEVEL = LevelConfig(encoder=ONE, decoder=ONE)
+
+
+@pytest.mark.parametrize(
+    ("patcher", "options"),
+    [
+        (PatcherConfig(mode="static", block_size=32), {}),
+        (PatcherConfig(mode="learned", target=3.0, block_size=32), LEARNED),
+        (PatcherConfig(mode="learned", target=3.0, block_size=32), LEARNED | {"level": LEVEL}),
+    ],
+    ids=["static", "learned", "levels"],
+)
+def test_a_step_in_float16_keeps_the_dtypes_of_what_it_carries(patcher, options):
+    """A loop refuses others; and what a stack returned, it adds up in fp32, so that it may exceed 65,504."""
+    decoder = Decoder(BLTConfig(ONE, ONE, ONE, hash=None, **options), patcher, dtype=jnp.float16)
+    shapes = jax.eval_shape(decoder.build().init, jax.random.key(0), jnp.zeros((2, 32), jnp.int32))
+    carried = jax.eval_shape(lambda: (init_decoder(decoder, 2, num_bytes=64), none_waiting(decoder, 2)))
+    params, ids = {"model": nn.meta.unbox(shapes)["params"]}, jnp.ones((2,), jnp.int32)
+    after = jax.eval_shape(partial(step_or_wait, decoder), params, ids, carried[0], ids, carried[1])[2:]
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), carried
+    )
+    assert carried[0].model.recent.dtype == carried[1].byte.h.dtype == jnp.float32
