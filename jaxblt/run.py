@@ -193,7 +193,9 @@ class Run:
           trust_sources: fetch URLs that the run's config names.
 
         Raises:
-          ValueError: the mesh has not as many devices as there are, or the batch or the rows do not divide among them.
+          TypeError: the mesh is none.
+          ValueError: the mesh has other axes, or not as many devices as there are, or the batch or the rows do not
+            divide among them.
           ValueError: packed documents cannot start where the patcher's blocks do.
           ValueError: labels are others than the run learned, or no byte is scored.
           ValueError: the data are at a URL that is not trusted.

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 
 import jaxblt
@@ -20,6 +21,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "mesh of evaluate": (lambda x: jaxblt.load(RUN).evaluate(mesh=x), {"seq": 1}, "parallel.make_mesh"),
     "folder of load": (jaxblt.load, b"genes", "pathlib.Path"),
     "recipe of fit": (lambda x: fit(x, "nowhere"), "demo", "recipes.get"),
+    "recipe of fit in a store": (lambda x: fit(x, "s3://nowhere/run"), "demo", "recipes.get"),
     "folder of fit": (lambda x: fit(jaxblt.load(RUN).recipe, x), 3, "pathlib.Path"),
     "config of make_dataset": (make_dataset, "a.txt", "DataConfig"),
     "source of make_dataset": (lambda x: make_dataset(DATA, source=x), "a.txt", "TextSource"),
@@ -42,6 +44,12 @@ def test_a_value_of_another_kind_is_named_with_what_to_hand_over(name: str) -> N
     assert f"got {value!r}" in said
     assert fix in said
     assert "\n" not in said
+
+
+def test_a_mesh_of_other_axes_is_named_before_it_is_used() -> None:
+    mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
+    with pytest.raises(ValueError, match="the mesh has axes x, expected data, fsdp, seq, tensor: make it"):
+        jaxblt.load(RUN).evaluate(mesh=mesh)
 
 
 def test_prompts_that_are_no_list_are_refused() -> None:

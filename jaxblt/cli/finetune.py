@@ -1,6 +1,7 @@
 """Fine-tunes a run on labelled records: jaxblt finetune BASE_RUN --data.paths FILE [--data.labels TABLE] [options]."""
 
 import functools
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -173,4 +174,4 @@ def main(argv: Sequence[str]) -> None:
         if run.step == 0:
             print("the best checkpoint is the start: on validation, training came to nothing better")
     best = " --step best" if has_best else ""
-    print(f"next: jaxblt evaluate {run_dir}{best} --predictions predictions.tsv")
+    print(f"next: jaxblt evaluate {shlex.quote(run_dir)}{best} --predictions predictions.tsv")

@@ -43,18 +43,27 @@ def _tell_of_compiling(heard: int) -> None:
 
     Python handles signals in the main thread only, which may be inside XLA, or wait for a thread that is.
     """
-    told = False
     while signals := os.read(heard, 1):
         if signals[0] != signal.SIGINT:
             continue
-        if told and _is_compiling():
-            os._exit(128 + signal.SIGINT)
         time.sleep(ANSWER_S)
         if select.select([heard], [], [], 0)[0]:
             os.read(heard, select.PIPE_BUF)
-        if _is_compiling():
-            print(WAITING, file=sys.stderr, flush=True)
-            told = True
+        if not _is_compiling():
+            continue
+        # Standard error may be closed, and None then
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"{WAITING}\n")
+            sys.stderr.flush()
+        _end_at_next(heard)
+
+
+def _end_at_next(heard: int) -> None:
+    """End the process at the next interrupt, until XLA has compiled: a later one may come while a run is saved."""
+    while _is_compiling():
+        is_heard = select.select([heard], [], [], ANSWER_S)[0]
+        if is_heard and signal.SIGINT in os.read(heard, select.PIPE_BUF):
+            os._exit(128 + signal.SIGINT)
 
 
 def _is_compiling() -> bool:

@@ -72,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
         raise FileNotFoundError(f"{error}{fetch_hint(recipe)}") from error
     print(f"\n{table_of(outcomes, ranking)}\n")
     best = outcomes[0]
-    print(f"{run_dir}/sweep.tsv holds the table; next: jaxblt evaluate {Path(run_dir) / best.name}")
+    place = shlex.quote(str(Path(run_dir) / best.name))
+    print(f"{run_dir}/sweep.tsv holds the table; next: jaxblt evaluate {place}")
     return int(any(outcome.status != "finished" for outcome in outcomes))
 
 

@@ -75,10 +75,16 @@ def built_mesh(mesh: MeshConfig | Mesh) -> Mesh:
 
     Raises:
       TypeError: it is neither.
-      ValueError: the config does not suit the number of devices.
+      ValueError: the config does not suit the number of devices, or the mesh has other axes.
     """
     check_kind("mesh", mesh, MeshConfig, Mesh, fix="make one by jaxblt.parallel.make_mesh(data=2, seq=4)")
-    return mesh.build() if isinstance(mesh, MeshConfig) else mesh
+    found = mesh.build() if isinstance(mesh, MeshConfig) else mesh
+    if set(found.axis_names) != set(AXES):
+        raise ValueError(
+            f"the mesh has axes {', '.join(found.axis_names)}, expected {', '.join(AXES)}: make it with "
+            "jaxblt.parallel.make_mesh"
+        )
+    return found
 
 
 def _check_sizes(sizes: dict[str, int]) -> None:

@@ -60,6 +60,7 @@ def fit(
       FileNotFoundError: the folder holds checkpoints without the config that they belong to.
       OSError: the disk is full.
     """
+    check_kind("recipe", recipe, Recipe, fix="make one, such as jaxblt.recipes.get('demo')")
     with trained_in(run_dir) as folder:
         return _fit(recipe, folder, str(run_dir), source, devices, resume_with, trackers)
 
@@ -74,7 +75,6 @@ def _fit(
     trackers: Sequence[Tracker],
 ) -> Fitted:
     """Train in a local folder, which messages call something else if it is a copy."""
-    check_kind("recipe", recipe, Recipe, fix="make one, such as jaxblt.recipes.get('demo')")
     startup = Startup()
     check_trackers(recipe.train.trackers)
     mesh, is_main = recipe.mesh.build(devices), jax.process_index() == 0
@@ -100,4 +100,4 @@ def _fit(
             stop = closed_last.enter_context(StopRequest())
             write_folder(run_dir, begun, is_main=is_main)
             journal.begin(begun.first)
-            return train(begun, checkpoints, journal, stop, source=source)
+            return train(begun, checkpoints, journal, stop, called=called, source=source)

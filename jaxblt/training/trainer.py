@@ -1,5 +1,6 @@
 """The loop of steps, evaluations and saves, from a first step to the last checkpoint."""
 
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -71,7 +72,7 @@ class Fitted:
 class Trainer:
     """The loop itself, with everything it talks to, and shapes compiled for.
 
-    Metrics stay on the devices between log lines. Two steps at most are in flight.
+    Metrics stay on the devices between log lines. Two steps at most are in flight. Messages call the folder `called`.
     """
 
     setup: Setup
@@ -83,6 +84,7 @@ class Trainer:
     journal: Journal
     stop: StopRequest
     startup: Startup
+    called: str
     compiled: set[tuple[int, ...]] = field(default_factory=set)
     in_flight: deque[Metrics] = field(default_factory=deque)
 
@@ -136,7 +138,7 @@ class Trainer:
             )
         if finished:
             self.journal.progress.say(
-                f"finished at step {step}; next: jaxblt evaluate {self.journal.log.run_dir}"
+                f"finished at step {step}; next: jaxblt evaluate {shlex.quote(self.called)}"
             )
         else:
             told = "fit again to go on, or repeat the jaxblt command"
@@ -238,12 +240,13 @@ def train(
     journal: Journal,
     stop: StopRequest,
     *,
+    called: str,
     source: DocumentSource | None,
 ) -> Fitted:
     """Take the steps that a run has left, as `Trainer` does; `source` holds the documents of evaluations."""
     validation = Validation(begun.setup, source)
     parts = (begun.setup, begun.data, begun.train_step, validation, begun.standing)
-    trainer = Trainer(*parts, checkpoints, journal, stop, begun.startup)
+    trainer = Trainer(*parts, checkpoints, journal, stop, begun.startup, called)
     return trainer.run(begun.state, begun.first)
 
 

@@ -46,14 +46,17 @@ def names(folder: Path) -> set[str]:
 
 @pytest.mark.slow(days=28, group="costly", turn="cli/test_sweep")
 def test_a_sweep_trains_each_run_once_and_ranks_them(recipe, tmp_path, capsys):
-    folder = tmp_path / "sweep"
+    folder = tmp_path / "my sweep"
     argv = ["sweep", recipe, "--run-dir", str(folder), "--vary", f"optimizer.learning-rate={','.join(RATES)}"]
     assert main([*argv, "--train.time-limit-s", "1e-9"]) == 1
     stopped = json.loads((folder / "sweep.json").read_text())
     assert [run["status"] for run in stopped["runs"]].count("stopped") == 1
     assert names(folder) == {"learning-rate=0.02"}
     assert main(argv) == 0
-    table = capsys.readouterr().out.split("\n\n")[-2]
+    said, shown = capsys.readouterr()
+    table = said.split("\n\n")[-2]
+    for rate, text in zip(RATES, (said, said + shown), strict=True):
+        assert f"next: jaxblt evaluate '{folder}/learning-rate={rate}'\n" in text
     ranked = json.loads((folder / "sweep.json").read_text())
     assert (ranked["metric"], ranked["order"]) == ("validation/bits_per_byte", "lowest")
     assert [run["changes"] for run in ranked["runs"]] == [{"optimizer.learning-rate": rate} for rate in RATES]

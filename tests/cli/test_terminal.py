@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxblt.cli import interrupts
 from jaxblt.cli.interrupts import WAITING
 from jaxblt.cli.main import main as jaxblt_main
 from jaxblt.cli.parsing import FIXES, explain, run
@@ -255,6 +256,34 @@ def test_ctrl_c_while_xla_compiles_is_answered_and_the_next_one_ends_the_command
         assert process.wait() == 130
         assert process.stdout.read() == ""
         assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_an_interrupt_of_a_later_compilation_is_told_again_and_never_on_standard_output(
+    is_closed, monkeypatch, capsys
+):
+    heard, written = os.pipe()
+    pressed = bytes([signal.SIGINT])
+
+    def answers():
+        yield True
+        os.write(written, pressed)
+        yield False  # the first program is compiled
+        yield True
+        os.close(written)
+        yield False
+
+    compiling = answers()
+    monkeypatch.setattr(interrupts, "_is_compiling", lambda: next(compiling))
+    monkeypatch.setattr(interrupts, "ANSWER_S", 0)
+    if is_closed:
+        monkeypatch.setattr(sys, "stderr", None)
+    os.write(written, pressed)
+    interrupts._tell_of_compiling(heard)
+    os.close(heard)
+    assert next(compiling, None) is None
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "" if is_closed else f"{WAITING}\n" * 2)
 
 
 def test_a_misspelt_environment_variable_is_told(monkeypatch, capsys):

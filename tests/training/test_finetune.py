@@ -260,10 +260,10 @@ def test_a_run_says_what_it_took_and_draws_what_it_confuses(folder):
 @pytest.mark.slow(days=28, group="whole runs")
 def test_a_run_that_its_time_limit_ends_before_an_evaluation_is_compared(capsys):
     limit = ["--train.time-limit-s", "1e-3", "--train.no-eval-start"]
-    main([f"{RUN}_short" if word == RUN else word for word in command(40, *limit)])
+    main([f"{RUN} short" if word == RUN else word for word in command(40, *limit)])
     said = capsys.readouterr().out
     assert "this run" in said
-    assert f"next: jaxblt evaluate {RUN}_short --predictions" in said
+    assert f"next: jaxblt evaluate '{RUN} short' --predictions" in said
 
 
 @OF_THE_RUN

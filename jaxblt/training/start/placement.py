@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxblt.data.batch import Batch
 from jaxblt.parallel.distributed import local_rows
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, layout_of
-from jaxblt.parallel.mesh import AXES, MeshConfig, built_mesh, off_mesh
+from jaxblt.parallel.mesh import MeshConfig, built_mesh, off_mesh
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.precision.weights import refuse_quantized
 from jaxblt.training.recipe import Recipe
@@ -30,15 +30,8 @@ def find_mesh(mesh: MeshConfig | Mesh | None) -> Mesh | None:
       TypeError: it is no mesh.
       ValueError: the mesh has other axes, or not as many devices as there are.
     """
-    found = jax.sharding.get_mesh() if mesh is None else built_mesh(mesh)
-    if found.empty:
-        return None
-    if set(found.axis_names) != set(AXES):
-        raise ValueError(
-            f"the mesh has axes {', '.join(found.axis_names)}, expected {', '.join(AXES)}: make it with "
-            "jaxblt.parallel.make_mesh"
-        )
-    return found
+    found = jax.sharding.get_mesh() if mesh is None else mesh
+    return None if isinstance(found, Mesh) and found.empty else built_mesh(found)
 
 
 def place_params(

@@ -55,13 +55,16 @@ def finished_steps(objects: dict[str, bytes], folder: str = "bucket/runs/a/check
 
 
 @pytest.mark.slow(days=28, group="whole runs")
-def test_a_run_goes_on_in_an_object_store(store: Store, temporary: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_in_an_object_store(
+    store: Store, temporary: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = train(tmp_path / "local")
     first = train(URL, source=stop_at(60))
     assert 0 < first.step < 12
     assert not first.finished
     assert max(finished_steps(store.objects)) == first.step
     assert train(URL).finished
+    assert f"finished at step 12; next: jaxblt evaluate {URL}\n" in capsys.readouterr().out
     download(f"{URL}/metrics.jsonl", tmp_path / "metrics.jsonl")
     assert losses(tmp_path) == losses(tmp_path / "local")
     assert finished_steps(store.objects) == set(list_steps(tmp_path / "local" / "checkpoints"))
