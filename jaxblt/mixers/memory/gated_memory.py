@@ -117,7 +117,7 @@ class MAG(nn.Module):
         x = blank(x, content_of(segment_ids))
         given: Any = {"segment_ids": segment_ids, "positions": positions}
         memory = config.memory.build(dtype=self.dtype, name="memory")
-        attention = config.attention.build(dtype=self.dtype, name="attention")
+        attention: Any = config.attention.build(dtype=self.dtype, name="attention")
         far, remembered = memory(x, **given, state=None if state is None else state.memory)
         near, cached = attention(x, **given, state=None if state is None else state.attention)
         sizes, names = {"e": config.dim}, ("embed", None)
