@@ -1,6 +1,6 @@
 """One new token a row: the kernel, interpreted and on a GPU, and the definition as attention to the written cache."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -44,9 +44,7 @@ def drawn(case: Case, dtype: Any = jnp.bfloat16, parts: int = 2) -> tuple[Any, .
     """Return arguments; one slot in five holds nothing."""
     rng, rows = np.random.default_rng(0), len(case.now)
     heads = rng.standard_normal((parts, rows, (case.heads + 2 * case.groups) * case.width))
-    k, v = (
-        jnp.asarray(rng.standard_normal((rows, case.slots, case.groups, case.width)), dtype) for _ in "kv"
-    )
+    k, v = (rng.standard_normal((rows, case.slots, case.groups, case.width)).astype(dtype) for _ in "kv")
     now, slot = np.array(case.now)[:, None], np.arange(case.slots)[None]
     # The last token before now that went to each slot
     times = now - 1 - (now - 1 - slot) % case.slots
@@ -55,23 +53,22 @@ def drawn(case: Case, dtype: Any = jnp.bfloat16, parts: int = 2) -> tuple[Any, .
     kept[list(case.idle)], fresh[list(case.fresh)] = 0, 1
     marks = np.stack([np.array(case.now) + 1_000_000, case.now, kept, fresh], 1)
     turns = 10_000 ** (-np.arange(0, case.width, 2) / case.width) / (2 * np.pi) * 2.0**32
-    arrays = (
-        jnp.asarray(heads, jnp.float32),
-        k,
-        v,
-        jnp.asarray(times, jnp.int32),
-        jnp.asarray(marks, jnp.int32),
-    )
-    return *arrays, jnp.asarray(turns.astype(np.uint32)) if case.turned else None
+    arrays = heads.astype(np.float32), k, v, times.astype(np.int32), marks.astype(np.int32)
+    return *jax.device_put(arrays), jax.device_put(turns.astype(np.uint32)) if case.turned else None
 
 
 def options(case: Case) -> dict[str, Any]:
     return {"dtype": jnp.bfloat16, "window": case.window, "scale": case.width**-0.5}
 
 
+@cache
+def definition(case: Case) -> Any:
+    return jax.jit(partial(token_attention, implementation="reference", **options(case)))
+
+
 def check(case: Case, run: Any, dtype: Any = jnp.bfloat16) -> None:
     arrays = drawn(case, dtype)
-    known = jax.jit(partial(token_attention, implementation="reference", **options(case)))(*arrays)
+    known = definition(case)(*arrays)
     found = api.TokenAttention(*run(*arrays, **options(case)))
     some = np.asarray(known.lse) > EMPTY_LSE
     assert ((np.asarray(found.lse) > EMPTY_LSE) == some).all()
@@ -113,31 +110,32 @@ def test_the_definition_is_attention_to_the_written_cache(name: str) -> None:
     """Nothing is turned here; `tests/models/test_lone_token.py` compares with rotary positions."""
     case = CASES[name]
     *arrays, _ = drawn(case)
-    found = token_attention(*arrays, implementation="reference", **options(case))
+    found = definition(case)(*arrays, None)
     rows, _, groups, width = found.k.shape
-    joined = jnp.sum(arrays[0], 0).astype(jnp.bfloat16).reshape(rows, 1, -1, width)
-    _, now, kept, _ = arrays[4].T
-    times = found.times
+    joined = np.asarray(arrays[0]).sum(0).astype(jnp.bfloat16).reshape(rows, 1, -1, width)
+    _, now, kept, _ = np.asarray(arrays[4]).T
+    times = np.asarray(found.times)
     if case.window is not None:
-        times = jnp.where(times > now[:, None] - case.window, times, -1)
-    counts = jnp.where(kept > 0, now + 1, 0)[:, None]
-    known = prefix_attention(
-        joined[:, :, : -2 * groups], found.k, found.v, counts, times, implementation="reference"
-    )
+        times = np.where(times > now[:, None] - case.window, times, -1)
+    counts = np.where(kept > 0, now + 1, 0)[:, None]
+    attended = joined[:, :, : -2 * groups], found.k, found.v, counts, times
+    known = jax.jit(partial(prefix_attention, implementation="reference"))(*attended)
     assert_close(merged(found).astype(np.float32), np.asarray(known.o)[:, 0], jnp.bfloat16, n=case.slots)
-    written = np.asarray(found.k)[np.arange(rows), np.asarray(now) % case.slots]
-    own = np.asarray(joined[:, 0, -2 * groups : -groups])
+    written = np.asarray(found.k)[np.arange(rows), now % case.slots]
+    own = joined[:, 0, -2 * groups : -groups]
     for row in range(rows):
         assert (row in case.idle) or (written[row] == own[row]).all()
         if row in case.fresh:
-            assert (np.asarray(times[row]) >= 0).sum() == (row not in case.idle)
+            assert (times[row] >= 0).sum() == (row not in case.idle)
 
 
 def test_rows_change_no_bit_of_others_interpreted() -> None:
     case = CASES["ring"]
     heads, k, v, times, marks, turns = drawn(case)
     found = INTERPRETED(heads, k, v, times, marks, turns, **options(case))
-    other = INTERPRETED(heads, k, v, times, marks.at[0, 1].set(0), turns, **options(case))
+    moved = np.array(marks)
+    moved[0, 1] = 0
+    other = INTERPRETED(heads, k, v, times, jax.device_put(moved), turns, **options(case))
     for x, y in zip(found[:2], other[:2], strict=True):
         np.testing.assert_array_equal(np.asarray(x)[:, 1:], np.asarray(y)[:, 1:])
 
@@ -151,7 +149,7 @@ def test_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) 
             found = token_attention(heads, k, v, *rest, implementation=name, **options(case))
             return jnp.sum(found.o**2) + jnp.sum(found.k**2)
 
-        return jax.grad(loss, (0, 1, 2))(heads, k, v)
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(heads, k, v)
 
     known = gradients("reference")
     monkeypatch.setattr(triton_token, "token_attention", INTERPRETED)
