@@ -173,6 +173,7 @@ def test_slope_repeats_the_function_on_its_inputs() -> None:
             np.testing.assert_array_equal(value, expected)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_forward_backward_gives_outputs_and_the_vjp_of_a_random_cotangent() -> None:
     x, w = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4), jnp.linspace(0.0, 2.0, 20).reshape(4, 5)
     index = jnp.array([0, 2])

@@ -72,6 +72,7 @@ with StopRequest() as stop, Progress(9) as progress:
 """
 
 
+@pytest.mark.slow(days=28, group="processes of their own")
 @pytest.mark.parametrize("hangup", ["stops", "ignores"])
 def test_a_terminal_that_closes_is_no_error(hangup: str, tmp_path: Path) -> None:
     """The run is saved, and its process ends with status 0 as at SIGTERM; a run without SIGHUP goes on."""

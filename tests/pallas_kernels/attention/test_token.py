@@ -89,6 +89,7 @@ def check(case: Case, run: Any, dtype: Any = jnp.bfloat16) -> None:
 INTERPRETED = partial(triton_token.token_attention, interpret=True)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every=("ring", "idle and new"))
 @pytest.mark.parametrize("name", SMALL)
 def test_interpreted(name: str) -> None:
     check(CASES[name], INTERPRETED)

@@ -142,6 +142,7 @@ def test_packed_documents_are_computed_as_if_apart() -> None:
     assert_packed_is_apart(monarch, arrays, n=600)
 
 
+@pytest.mark.slow(days=28, group="costly", every=("1", "7", "130"))
 @pytest.mark.parametrize("points", [1, 7, 130, 1000])
 def test_stages_are_the_transform_of_their_formula_and_undo_themselves(points: int) -> None:
     stages = radices(points) if points != 130 else (8, 3, 6)

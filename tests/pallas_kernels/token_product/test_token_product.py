@@ -101,6 +101,7 @@ def test_each_part_is_that_of_the_definition(name: str) -> None:
     assert_close(found, np.asarray(known), n=4 * SMALL[name].dim, dtype=jnp.bfloat16)
 
 
+@pytest.mark.slow(days=28, group="properties of kernels", every="several-2")
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("name", ["several", "summed", "gated", "merged"])
 def test_loads_of_several_turns_add_up(name: str, parts: int) -> None:

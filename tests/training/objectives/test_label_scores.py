@@ -79,6 +79,7 @@ def test_figures_of_classes_are_those_of_scikit_learn(classes):
     )
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_smooth_labels_are_those_of_optax_and_leave_other_figures_alone():
     """Labels 1 and 0 of the logits ln 2, ln 1, ln 1 have p = 1/4 and 1/2; a third row holds nothing."""
     logits = jnp.log(jnp.array([[2.0, 1.0, 1.0]] * 3))

@@ -73,6 +73,7 @@ def loss_of(objective, answers, batch):
     return objective.sums(answers, batch)["loss"] / objective.weight(batch)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_fixed_weights_sum_the_mean_losses():
     objective, answers = tasks_of(kind=0.25, size=3.0), answers_of()
     (kind, size), slopes = by_hand(answers)

@@ -110,6 +110,7 @@ def test_a_tree_is_written_once_and_outlives_the_steps(trees: dict[str, Frozen],
     assert {file: written(file) for file in before} == before
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_save_that_was_cut_off_is_made_again(trees: dict[str, Frozen], tmp_path: Path) -> None:
     folder = frozen_dir(tmp_path, trees[BASE].content_hash)
     (folder / "0.orbax-checkpoint-tmp-1").mkdir(parents=True)
