@@ -125,6 +125,7 @@ def test_prompts_that_are_read_together_keep_their_bytes(name, runs, monkeypatch
         np.testing.assert_array_equal(other.closed, one.closed)
 
 
+@pytest.mark.slow(days=28, group="costly", turn="the end of a prompt")
 @pytest.mark.parametrize("prefix_bytes", [0, 1 << 20])
 def test_the_end_of_a_prompt_is_read_behind_its_beginning_in_one_round(prefix_bytes, runs):
     """While no row decodes, a round may read the end of one prompt, and both pieces of the next."""
@@ -138,6 +139,7 @@ def test_the_end_of_a_prompt_is_read_behind_its_beginning_in_one_round(prefix_by
         assert [stream.read().data for stream in streams] == alone
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_one_program_reads_sixty_four_prompts_that_wait(runs, monkeypatch):
     """`generate` reads them by one call too; no prompt is read before its neighbours, nor copied into its row."""
     programs_sent = Counter()
@@ -157,6 +159,7 @@ def test_one_program_reads_sixty_four_prompts_that_wait(runs, monkeypatch):
     assert engine.stats.prompt_bytes == sum(1 + i % 60 for i in range(64))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_parameters_that_are_bound_to_their_device_compile_no_program_twice(runs):
     """Those of a loaded run are, and what a program returns from them; so the rows must be from the start."""
     run = runs["transformer"]

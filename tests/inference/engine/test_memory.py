@@ -20,6 +20,7 @@ def out_of_memory_above(slots, call):
     return simulated
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_lane_shrinks_until_rows_and_prompts_fit(runs, monkeypatch):
     for name, slots in (("decode", 6), ("read", 3)):
         call = getattr(programs.LanePrograms, name)

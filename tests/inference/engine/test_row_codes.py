@@ -51,6 +51,7 @@ def test_rows_of_many_adapters_decode_in_one_program(run, alone):
     assert [call._cache_size() for call in calls] == compiled
 
 
+@pytest.mark.slow(days=28, group="costly", turn="inference/engine/test_row_codes")
 def test_prompts_that_are_read_into_their_rows_have_their_adapters(run, alone):
     """In one program too, whose layers are named one by one."""
     engine = Engine(run, replace(CONFIG, prefix_bytes=0, piece_bytes=128))

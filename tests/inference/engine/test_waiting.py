@@ -102,6 +102,7 @@ LEARNED = {"features_enter": "output", "router": BoundaryConfig()}
 LEVEL = LevelConfig(encoder=ONE, decoder=ONE)
 
 
+@pytest.mark.slow(days=28, group="costly", every="levels")
 @pytest.mark.parametrize(
     ("patcher", "options"),
     [
