@@ -1,6 +1,7 @@
 """A block that decodes one token: norms, products, gates and sums in few launches."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -18,6 +19,7 @@ from jaxblt.models import Stack, StackConfig, init_stack_state, stack
 from jaxblt.parallel.attention import plan
 from pallas_kernels.attention import token_attention
 from pallas_kernels.token_product import token_product
+from tests.parameters import drawn
 from tests.tolerances import assert_close
 
 CONFIG = StackConfig(
@@ -44,22 +46,32 @@ class DoubledConfig(AttentionConfig):
         return Doubled(self, dtype, name=name)
 
 
-def decoded(params: Any, x: Any, segments: Any, config: StackConfig = CONFIG) -> Any:
-    """Return what each token gives, and the state behind them."""
+def decoded(params: Any, x: Any, rows: Any, config: StackConfig = CONFIG) -> Any:
+    """Return, for each row of segment ids, what each token gives and the state behind them."""
     model = Stack(config, x.dtype)
     step = jax.jit(lambda x, ids, state: model.apply(params, x, segment_ids=ids, state=state))
-    state, found = init_stack_state(config, 1, capacity=8, dtype=x.dtype), []
-    for t in range(x.shape[1]):
-        y, state = step(x[:, t : t + 1], segments[:, t : t + 1], state)
-        found.append(y)
-    return jnp.concatenate(found, 1), state
+    begin = jax.jit(lambda: init_stack_state(config, 1, capacity=8, dtype=x.dtype))
+
+    def of_row(ids: Any) -> Any:
+        state, found = begin(), []
+        for t in range(len(ids)):
+            token = jax.device_put((np.asarray(x)[:, t : t + 1], ids[None, t : t + 1]))
+            y, state = step(*token, state)
+            found.append(y)
+        return np.concatenate(found, 1), state
+
+    return [of_row(ids) for ids in np.asarray(rows, np.int32)]
+
+
+def assert_same(joined: Any, apart: Any) -> None:
+    for found, known in zip(jax.tree.leaves(joined), jax.tree.leaves(apart), strict=True):
+        assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)
 
 
 def test_blocks_with_joined_products_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = jax.random.normal(jax.random.key(0), (1, 6, 32))
-    params = nn.meta.unbox(Stack(CONFIG).init(jax.random.key(1), x))
-    rows = {name: jnp.array([ids]) for name, ids in SEGMENTS.items()}
-    apart, launches = {name: decoded(params, x, ids) for name, ids in rows.items()}, []
+    x, rows = jax.random.normal(jax.random.key(0), (1, 6, 32)), list(SEGMENTS.values())
+    params = drawn(Stack(CONFIG), x)
+    apart, launches = decoded(params, x, rows), []
 
     def count(*given: Any, **options: Any) -> Any:
         launches.append(options)
@@ -67,29 +79,22 @@ def test_blocks_with_joined_products_compute_the_same(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(stack, "is_lone_token", lambda x: x.shape[:2] == (1, 1))
     monkeypatch.setattr(layers, "token_product", count)
-    for name, ids in rows.items():
-        launches.clear()
-        joined = decoded(params, x, ids)
-        # Two for each MLP, and two for each mixer but the one with a bias
-        assert len(launches) == 4 * 2 + 3 * 2
-        assert sum("scale" in options for options in launches) == 7
-        for found, known in zip(jax.tree.leaves(joined), jax.tree.leaves(apart[name]), strict=True):
-            assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)
+    assert_same(decoded(params, x, rows), apart)
+    # Two for each MLP, and two for each mixer but the one with a bias
+    assert len(launches) == 4 * 2 + 3 * 2
+    assert sum("scale" in options for options in launches) == 7
 
 
-@pytest.mark.parametrize("name", SEGMENTS)
-def test_a_token_that_is_written_where_it_attends_computes_the_same(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_that_is_written_where_it_attends_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ring of four slots, shared key heads, and a layer without positions."""
     mixers = {
         "ring": AttentionConfig(32, num_heads=4, num_kv_heads=2, window=4),
         "whole": AttentionConfig(32, num_heads=2, position="none"),
     }
     config = StackConfig(32, 2, pattern=("ring", "whole"), mixers=mixers, scan=False)
-    x, ids, launches = jax.random.normal(jax.random.key(0), (1, 6, 32)), jnp.array([SEGMENTS[name]]), []
-    params = nn.meta.unbox(Stack(config).init(jax.random.key(1), x))
-    apart = decoded(params, x, ids, config)
+    x, rows, launches = jax.random.normal(jax.random.key(0), (1, 6, 32)), list(SEGMENTS.values()), []
+    params = drawn(Stack(config), x)
+    apart = decoded(params, x, rows, config)
 
     def count(*given: Any, **options: Any) -> Any:
         launches.append(options)
@@ -99,10 +104,8 @@ def test_a_token_that_is_written_where_it_attends_computes_the_same(
     monkeypatch.setattr(plan, "skips_empty_slots", lambda q, k: True)
     monkeypatch.setattr(attention, "writes_token", lambda q, k: True)
     monkeypatch.setattr(attention, "token_attention", count)
-    joined = decoded(params, x, ids, config)
+    assert_same(decoded(params, x, rows, config), apart)
     assert [options["window"] for options in launches] == [4, None]
-    for found, known in zip(jax.tree.leaves(joined), jax.tree.leaves(apart), strict=True):
-        assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)
 
 
 @pytest.mark.gpu
@@ -115,8 +118,8 @@ def test_a_gpu_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         "whole": AttentionConfig(256, num_heads=4),
     }
     config = StackConfig(256, 2, pattern=("ring", "whole"), mixers=mixers, scan=False)
-    x, ids = jax.random.normal(jax.random.key(0), (1, 6, 256), jnp.bfloat16), jnp.array([SEGMENTS[name]])
-    params = nn.meta.unbox(Stack(config).init(jax.random.key(1), x))
+    x, ids = jax.random.normal(jax.random.key(0), (1, 6, 256), jnp.bfloat16), [SEGMENTS[name]]
+    params = drawn(Stack(config), x)
     joined, written = decoded(params, x, ids, config), []
     monkeypatch.setattr(attention, "token_attention", lambda *_, **__: written.append(1))
     monkeypatch.setattr(stack, "is_lone_token", lambda x: False)
@@ -131,12 +134,12 @@ def test_a_mixer_that_is_derived_from_one_with_joined_products_takes_no_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = StackConfig(32, 1, pattern=("doubled",), mixers={"doubled": DoubledConfig(32)})
-    x, ids = jax.random.normal(jax.random.key(0), (1, 2, 32)), jnp.ones((1, 2), jnp.int32)
-    params = nn.meta.unbox(Stack(config).init(jax.random.key(1), x))
-    apart, _ = decoded(params, x, ids, config)
+    x = jax.random.normal(jax.random.key(0), (1, 2, 32))
+    params = drawn(Stack(config), x)
+    ((apart, _),) = decoded(params, x, [[1, 1]], config)
     monkeypatch.setattr(stack, "is_lone_token", lambda x: x.shape[:2] == (1, 1))
-    joined, _ = decoded(params, x, ids, config)
-    assert_close(joined, np.asarray(apart), n=256)
+    ((joined, _),) = decoded(params, x, [[1, 1]], config)
+    assert_close(joined, apart, n=256)
 
 
 @pytest.mark.parametrize("by", ["intercept_methods", "capture_intermediates"])
@@ -145,7 +148,7 @@ def test_a_caller_that_sees_methods_sees_those_of_one_token(by: str, monkeypatch
     config = StackConfig(32, 1, pattern=("hyena",), scan=False)
     x, ids = jax.random.normal(jax.random.key(0), (1, 1, 32)), jnp.ones((1, 1), jnp.int32)
     model, state = Stack(config), init_stack_state(config, 1, capacity=8, dtype=x.dtype)
-    params = nn.meta.unbox(model.init(jax.random.key(1), x))
+    params = drawn(model, x)
     seen: list[set[str]] = []
 
     def watch(call: Any, args: Any, options: Any, context: Any) -> Any:
@@ -157,10 +160,10 @@ def test_a_caller_that_sees_methods_sees_those_of_one_token(by: str, monkeypatch
         seen.append(set())
         if by == "intercept_methods":
             with nn.intercept_methods(watch):
-                model.apply(params, x, segment_ids=ids, state=state)
+                jax.eval_shape(partial(model.apply, segment_ids=ids), params, x, state=state)
         else:
-            options = {"segment_ids": ids, "state": state, "mutable": ["intermediates"]}
-            _, held = model.apply(params, x, capture_intermediates=True, **options)
+            options = {"segment_ids": ids, "capture_intermediates": True, "mutable": ["intermediates"]}
+            _, held = jax.eval_shape(partial(model.apply, **options), params, x, state=state)
             seen[-1].update(jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(held))
     assert any("norm" in name for name in seen[0])
     assert seen[0] == seen[1]
@@ -169,22 +172,22 @@ def test_a_caller_that_sees_methods_sees_those_of_one_token(by: str, monkeypatch
 def test_large_channels_in_float16_stay_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     """Joined products are of channels times scales, which are divided by their norm behind the product."""
     config = StackConfig(32, 1, pattern=("hyena",))
-    x, ids = jnp.full((1, 1, 32), 20_000.0, jnp.float16), jnp.ones((1, 1), jnp.int32)
-    params = nn.meta.unbox(Stack(config, x.dtype).init(jax.random.key(1), x))
+    x = jnp.full((1, 1, 32), 20_000.0, jnp.float16)
+    params = drawn(Stack(config, x.dtype), x)
     norm = params["params"]["periods"]["block_0"]["mixer_norm"]
     norm["scale"] = 4 * norm["scale"]
-    apart, _ = decoded(params, x, ids, config)
+    ((apart, _),) = decoded(params, x, [[1]], config)
     monkeypatch.setattr(layers, "is_one_launch", lambda dtype: dtype in (jnp.bfloat16, jnp.float16))
-    joined, _ = decoded(params, x, ids, config)
-    assert_close(joined, np.asarray(apart), n=256)
+    ((joined, _),) = decoded(params, x, [[1]], config)
+    assert_close(joined, apart, n=256)
 
 
 def test_all_blocks_read_the_clock_of_the_first() -> None:
     """XLA then counts tokens once for all blocks of a stack."""
     config = StackConfig(32, 3, pattern=("window", "hyena"), scan=False)
     x, ids = jax.random.normal(jax.random.key(0), (1, 3, 32)), jnp.ones((1, 3), jnp.int32)
-    params = nn.meta.unbox(Stack(config).init(jax.random.key(1), x))
-    _, state = decoded(params, x[:, :2], ids[:, :2], config)
+    params = drawn(Stack(config), x)
+    ((_, state),) = decoded(params, x[:, :2], [[1, 1]], config)
     others = [replace(block, clock=start_clock(1)) for block in (state.periods[0][1], *state.rest)]
     without = replace(state, periods=((state.periods[0][0], others[0]),), rest=tuple(others[1:]))
     step = jax.jit(lambda state: Stack(config).apply(params, x[:, 2:], segment_ids=ids[:, 2:], state=state))
