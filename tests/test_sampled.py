@@ -102,6 +102,7 @@ def test_that_shares_something_else(case): pass
 """
 
 
+@pytest.mark.slow(days=28, group="processes of their own")
 def test_what_does_not_run_is_deselected_and_not_skipped(tmp_path: Path) -> None:
     """Over several processes too; the day is said, and runs the same cases again."""
     (tmp_path / "test_matrix.py").write_text(MATRIX, encoding="utf-8")

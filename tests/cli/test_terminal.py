@@ -241,6 +241,7 @@ COMPILES = (
 )
 
 
+@pytest.mark.slow(days=28, group="processes of their own")
 @pytest.mark.parametrize("where", ["the main thread", "another thread"])
 def test_ctrl_c_while_xla_compiles_is_answered_and_the_next_one_ends_the_command(where):
     given = ["thread"] if where == "another thread" else []

@@ -200,6 +200,7 @@ def test_ids_are_sorted_only_if_a_row_cuts_them():
     assert not any(" sort[" in str(e) for e in equations if e.primitive.name != "cond")
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_an_alphabet_is_kept_to_and_holds_eos():
     logits, keys = jnp.zeros((300, 260)).at[:, 70].set(30.0), jax.random.split(make_key(0), 300)
     table = alphabet_table([b"ACGT"] * 300)

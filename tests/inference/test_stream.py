@@ -106,6 +106,7 @@ def test_a_row_keeps_its_settings_in_any_company(write):
     assert write(PROMPTS, sampling=WARM, max_new_bytes=40, seed=[7, 8])[1] == second
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_eos_ends_the_stream(write):
     ask = partial(write, PROMPTS, sampling=EVEN, max_new_bytes=64)
     one, other = ask(seed=[EARLY, LATE])

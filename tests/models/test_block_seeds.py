@@ -53,6 +53,7 @@ def test_seeds_are_those_of_the_blocks() -> None:
     assert len({tuple(seed) for seed in given.tolist()}) == len(pairs)
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize("remat", ["none", "dots"])
 def test_a_stack_draws_as_often_whatever_its_depth(remat: Any) -> None:
     def draws(layers: int) -> int:

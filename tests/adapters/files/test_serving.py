@@ -97,6 +97,7 @@ def test_an_overriding_code_takes_the_routers_place(params, serve):
     assert "router" not in names
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_guard_falls_back_in_the_same_program(params, serve):
     (on, figures), (off, base) = serve(params, X, False), serve(params, X, True)
     assert serve._cache_size() == 1

@@ -22,6 +22,7 @@ def fresh(service):
     return make_app(replace(service, limits=LIMITS))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_logprobs_with_echo_are_those_of_the_prompt_and_of_what_follows(fresh, run):
     asked = {"prompt": PROMPTS[1:], "logprobs": 2, "max_tokens": 6}
     scored = run.score(PROMPTS[1:], per_byte=True).per_byte

@@ -132,6 +132,7 @@ def test_long_streams_forget_beyond_the_filter() -> None:
     assert_close(fed, subject.run(), jnp.float32, n=64 * 3)
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize("filter", [MODAL, ExplicitFilter(taps=4)], ids=["modal", "explicit"])
 def test_sums_of_a_filter_may_exceed_the_largest_number_of_float16(filter: ModalFilter | ExplicitFilter):
     config = HyenaConfig(dim=5, filter=filter, out_bias=True)

@@ -49,6 +49,7 @@ def subject_of(config: StateEngineConfig) -> Subject:
     )
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_engines_differ_only_by_the_parameters_of_their_states():
     """Each state of a head has a column of its route, the column's bias and a bias of its reads."""
     counts = []

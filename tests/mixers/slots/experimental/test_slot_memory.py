@@ -175,6 +175,7 @@ def test_the_state_holds_slots_usage_and_age_by_the_rules() -> None:
     assert {len(bank.slots) for heads in banks for bank in heads} > {SLOTS.slots}  # some are full, not all
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_stored_state_goes_on_as_the_same_program() -> None:
     subject, (_, _, state) = subject_of("slots"), followed()
     stored = flax.serialization.from_bytes(subject.start(), flax.serialization.to_bytes(state))
