@@ -68,6 +68,7 @@ def test_packed_with_others_is_equal(runs):
         np.testing.assert_allclose(found, apart[i], atol=1e-5)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_logits_are_read_off_the_final_states(runs):
     """The state behind byte t gives the log-likelihood of byte t + 1, also in the windows of a long record."""
     run = runs["bytes"]

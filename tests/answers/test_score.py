@@ -74,6 +74,7 @@ def test_packed_with_others_is_equal(run):
         np.testing.assert_allclose(found, apart[span.document], rtol=1e-5)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_model_that_needs_records_on_a_grid_scores_them():
     """MAC refuses documents that may start anywhere; a record read by itself starts a row, whatever is behind it."""
     mac = MACConfig(dim=16, num_heads=2, chunk_size=4, depth=1)

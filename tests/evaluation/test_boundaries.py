@@ -46,6 +46,7 @@ def test_planted_boundaries_stand_where_they_are_said_to(kind: str) -> None:
     assert found.random_f1 == pytest.approx(rate, abs=0.03)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_entropy_finds_random_regions() -> None:
     """The set's own entropies: that of a random base is log 4, of a repeated one 0."""
     texts = planted("regions", documents=4, length=256, seed=2)

@@ -18,6 +18,7 @@ def test_random_bytes_cost_eight_bits_and_zeros_next_to_none(name) -> None:
     assert compressor_bits_per_byte(bytes(200_000), name) < 0.02
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_figures_are_those_of_the_compressors_files() -> None:
     text = b"".join(b"line %d of a text that repeats itself somewhat\n" % (i * i) for i in range(5000))
     files = {

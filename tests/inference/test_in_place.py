@@ -33,7 +33,7 @@ def traced(request: pytest.FixtureRequest) -> Any:
     return programs._decode.trace(unrolled(decoder), None, *given)
 
 
-@pytest.mark.slow(days=28, group="costly", turn="inference/test_in_place", every="rows that wait")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_in_place")
 def test_every_loop_computes_its_condition(traced: Any) -> None:
     """In a CUDA graph XLA would let a loop that only reads a carried boolean run before that boolean is there."""
     loops = [e for e in equations(traced.jaxpr.jaxpr) if e.primitive.name == "while"]
@@ -42,7 +42,7 @@ def test_every_loop_computes_its_condition(traced: Any) -> None:
     assert not any(set(condition.outvars) & set(condition.invars) for condition in conditions)
 
 
-@pytest.mark.slow(days=28, group="costly", turn="inference/test_in_place", every="rows that wait")
+@pytest.mark.slow(days=28, group="costly", turn="inference/test_in_place")
 def test_a_round_stacks_nothing_that_it_carries(traced: Any) -> None:
     """XLA copies that by offsets that only the host knows, and keeps the loop out of a graph."""
     (scan,) = [e for e in traced.jaxpr.jaxpr.eqns if e.primitive.name == "scan"]

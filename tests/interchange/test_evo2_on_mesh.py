@@ -40,6 +40,7 @@ def run_dir(tmp_path_factory) -> Path:
     return import_run(tmp_path_factory.mktemp("evo2_on_mesh"), weights.CASES["mixed"], TENSORS)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_each_device_reads_its_own_part_of_an_imported_run(run_dir, monkeypatch):
     mesh = MeshConfig(data=1, fsdp=4, tensor=2)
     whole = jaxblt.load(run_dir)

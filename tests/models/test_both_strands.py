@@ -71,6 +71,7 @@ def test_a_run_calls_both_strands_the_same():
         replace(recipe, mesh=MeshConfig(seq=2))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_base_and_its_partner_have_one_class():
     model = LabellerConfig(BYTES, LabelHeadConfig(target="positions", outputs=4), "both").build()
     ids, segments = rows_of(RECORDS + OTHERS)

@@ -238,6 +238,7 @@ def test_letters_of_stored_stacks_are_read():
     assert [type(StackConfig(**old).mixers[c]).__name__ for c in "NB"] == ["NTMConfig", "SlotMemoryConfig"]
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_stack_in_float16_adds_up_beyond_its_largest_number():
     _, params, x = plain()
     whole, half = (

@@ -84,7 +84,7 @@ def test_documents_are_computed_as_if_apart(kind: str, start: int) -> None:
     assert_close(*found, n=given.terms)
 
 
-@pytest.mark.slow(days=28, group="properties of kernels", every="log_key_gate")
+@pytest.mark.slow(days=28, group="properties of kernels")
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_and_products_of_a_training_step(kind: str) -> None:
     """No array [time, keys, values]; backward keeps the inputs; products take bf16 and sum in fp32.

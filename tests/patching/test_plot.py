@@ -23,6 +23,7 @@ def passage():
     )
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_png_of_the_passage(passage, tmp_path):
     ids, entropies, patches = passage
     figure = plot_entropies(ids, entropies, patches, 1.5, bytes_per_line=40)

@@ -61,6 +61,7 @@ def test_sharded_arrays_count_by_the_share_of_one_device() -> None:
     assert memory.device_peak - memory.device_before == pytest.approx(8 * MIB, rel=0.1)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_host_peak_counts_touched_pages(wait_for_sample: Callable[[], None]) -> None:
     with profile_memory() as memory:
         block = np.ones(256 * MIB // 8)

@@ -103,6 +103,7 @@ def test_experts_that_were_drawn_are_taken_and_the_likeliest_else(drawn, params)
     np.testing.assert_array_equal(np.asarray(likeliest)[told].argmax(-1), shares[told].argmax(-1))
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_numbers_that_do_not_sum_to_one_are_shares_of_their_sum(params):
     config = dataclasses.replace(BANK, code=(TopK(2), Draw()))
     given = {"segment_ids": jnp.asarray(IDS), "mutable": ("intermediates",)}

@@ -173,6 +173,7 @@ def test_a_form_is_off_until_it_is_named_and_on_once_it_is_trained(model: Any) -
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-2
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_forms_distilled_are_merged_at_the_same_code(model: Any) -> None:
     config, params = model
     code = jnp.asarray([0.3, -0.6])

@@ -103,6 +103,7 @@ def test_peft_reads_what_is_written_and_is_read(folder, params, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, split_params(params)[1])
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_routed_adapter_is_written_at_a_code(tmp_path):
     router = RouterConfig(chunk=4, reads=(ChunkMean(), Prefix(3)), hidden=8)
     config = attach(MODEL, AdapterConfig(rank=4, blocks=2, router=router))

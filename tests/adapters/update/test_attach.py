@@ -174,6 +174,7 @@ def test_what_is_refused(build, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_merging_asks_for_the_code_of_a_routed_adapter():
     config = attach(MODEL, ROUTED)
     params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes_of(config))

@@ -67,6 +67,7 @@ def test_products_of_layers_are_found(products):
     assert {path[-1] for path in products} == {"q", "k", "v", "out", "gate", "up", "down"}
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_scores_are_those_of_the_rounded_weights(run, int4, products):
     wanted = replace(run, params=dense_params(int4.params, products)).score(TEXT)
     found = int4.score(TEXT)

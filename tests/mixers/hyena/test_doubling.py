@@ -78,6 +78,7 @@ def mean_flops(size: int) -> float:
     return total
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_a_token_after_32_times_as_many_costs_less_than_four_times_as_much() -> None:
     """One product with all taps costs 32 times as much: 2 FLOP a tap."""
     short, long = mean_flops(255), mean_flops(8191)

@@ -28,6 +28,7 @@ from tests.tolerances import assert_close
 GATED = CASES["beta"]
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize("beta", [0.0, 1.0, 2.0])
 def test_replacing_nothing_all_or_twice(beta: float) -> None:
     """2 reflects the state at one key again and again, and nothing decays."""

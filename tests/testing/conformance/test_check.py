@@ -91,6 +91,7 @@ def test_thirty_faults_and_every_property_but_one_that_another_includes() -> Non
     assert {*PROPERTIES} - {name for name, _ in FAULTS + OF_GRADIENTS} == {"padding"}
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize("gradients", [False, True])
 def test_a_sound_copy_has_no_finding(gradients: bool) -> None:
     outcomes = check(subject(gradients=gradients))

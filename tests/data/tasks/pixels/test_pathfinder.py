@@ -24,6 +24,7 @@ def drawn(task, count, seed=0):
     return np.stack([p.pixels for p in pictures]), np.array([p.label for p in pictures])
 
 
+@pytest.mark.slow(days=28, group="costly")
 @pytest.mark.parametrize(
     ("task", "count", "mean", "deviation", "lit", "spread"),
     [

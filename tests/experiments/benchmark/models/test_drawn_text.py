@@ -13,6 +13,7 @@ from jaxblt.patching.logits import entropies_from_logits
 from jaxblt.patching.segment import closes_at
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_the_next_byte_is_sure_and_patches_end_where_they_should():
     decoder, params = drawn_patches("books", "HHAH", tiny=True, dtype=jnp.float32)
     words, ends = draw_words()

@@ -57,6 +57,7 @@ def test_a_planted_dead_slot_is_pruned_and_begun_anew() -> None:
     assert np.all(np.asarray(read_mass(fresh)) > 0.1)
 
 
+@pytest.mark.slow(days=28, group="costly")
 def test_routes_begun_anew_are_as_wide_as_those_of_the_start() -> None:
     config = dataclasses.replace(CONFIG, dim=64, num_slots=16)
     params = nn.meta.unbox(jax.jit(config.build().init)(jax.random.key(1), jnp.zeros((1, 8, 64))))["params"]
