@@ -239,7 +239,7 @@ def test_config_file_round_trip_and_damage(tmp_path):
     for text in (file.read_text()[:100], "{}", "[]"):
         file.write_text(text)
         with pytest.raises(
-            ValueError, match="is not the config of a run .*: restore it from a copy"
+            ValueError, match=r"is not the config of a run .*: restore it from a copy"
         ) as error:
             read_resolved(tmp_path / "run")
         assert str(error.value).count("config.json") == 1
