@@ -232,7 +232,7 @@ COMPILES = (
     "        time.sleep(0.01)\n"
     "    print('ready', flush=True)\n"
     "def sort(x):\n"
-    "    for _ in range(600):\n"
+    "    for _ in range(1500):\n"
     "        x = jnp.sort(1.01 * x)\n"
     "    return x\n"
     "lowered = jax.jit(sort).lower(jnp.ones(65))\n"
