@@ -30,6 +30,8 @@ LONGEST_DEFAULT = 8192
 AT_ONCE = 256
 """Variants whose windows are held in memory together."""
 
+LACKING = "contig that the FASTA file lacks"
+
 FIGURES = ("score_forward", "score_reverse", "score")
 
 IUPAC = {
@@ -215,8 +217,16 @@ class Reference:
         if (kind := unscored_kind(variant)) is not None:
             return kind
         if variant.chrom not in self.numbers:
-            return "contig that the FASTA file lacks"
+            return LACKING
         return "allele longer than the windows" if max(map(len, variant[3:FIRST])) > self.size else None
+
+    def names_near(self, chrom: str) -> str:
+        """Return what the FASTA file calls its contigs, for an error about `chrom`, which it lacks."""
+        near = [x for x in (f"chr{chrom}", chrom.removeprefix("chr")) if x in self.numbers]
+        if near:
+            return f"; the FASTA file calls {chrom!r} {near[0]!r}: rename the contigs of one file"
+        more = ", ..." if len(self.numbers) > 4 else ""
+        return f"; the FASTA file has no {chrom!r}, only {', '.join(map(repr, list(self.numbers)[:4]))}{more}"
 
     def check(self, where: str, variant: Variant) -> None:
         """Raise ValueError unless the FASTA file holds the reference allele.
@@ -248,19 +258,21 @@ def _check_variants(file: VcfFile, reference: Reference, *, skip: bool) -> Mappi
 
     Without `skip`, raises ValueError for the first one.
     """
-    count, skipped = 0, Counter()
+    count, skipped, note = 0, Counter(), ""
     for where, variant in file.alleles():
         kind = reference.unscored_kind(variant)
+        if kind == LACKING:
+            note = note or reference.names_near(variant.chrom)
         if kind is None:
             reference.check(where, variant)
             count += 1
         elif skip:
             skipped[kind] += 1
         else:
-            raise unscored(where, variant, kind)
+            raise ValueError(f"{unscored(where, variant, kind)}{note}")
     if not count:
         raise ValueError(
-            f"{name_of(file.path)!r} has no allele to score, only {told_kinds(skipped)}: check both files"
+            f"{name_of(file.path)!r} has no allele to score, only {told_kinds(skipped)}: check both files{note}"
         )
     return dict(skipped.most_common())
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxblt.adapters.retrieval.index import FILE, save_index
 from jaxblt.answers.embed import Pool
 from jaxblt.answers.index import CHUNKS, build_index
-from jaxblt.answers.score import BATCH_SIZE
+from jaxblt.answers.score import BATCH_SIZE, Scores
 from jaxblt.answers.tables import write_tsv
 from jaxblt.answers.variants import stream_variants, told_kinds
 from jaxblt.cli.mesh import asked_mesh
@@ -75,9 +75,16 @@ def score(
         bases = zip(found.per_byte, found.lengths.tolist(), strict=True)
         write_track(track, source, [nats[:length] for nats, length in bases])
     replace(found, per_byte=found.per_byte if per_byte else None).to_tsv(out)
-    bits = -found.log_likelihood.sum() / found.scored.sum() / np.log(2)
     also = "" if track is None else f" and {track}"
-    return f"{len(found)} records, {found.lengths.sum():,} bytes, {bits:.4f} bits per byte, in {out}{also}"
+    return f"{len(found)} records, {found.lengths.sum():,} bytes, {_told_bits(found)}, in {out}{also}"
+
+
+def _told_bits(found: Scores) -> str:
+    """Return the mean over all scored bytes, and how many records have none, such as soft-masked ones."""
+    bare = int((found.scored == 0).sum())
+    bits = -found.log_likelihood.sum() / found.scored.sum() / np.log(2)
+    none = f", {bare} records without a byte that is scored (--no-as-trained scores every byte)"
+    return f"{bits:.4f} bits per byte{none if bare else ''}"
 
 
 def embed(

@@ -18,8 +18,10 @@ IMPORTS = "<frozen importlib"
 """Beginning of the file names of Python's own import system."""
 COMPILER = os.path.join("jax", "_src", "compiler.py")
 """End of the name of the file in which JAX waits for XLA to compile."""
-ANSWER_S = 0.3
-"""Seconds in which an interrupt may end the process; interrupts within them are one."""
+ANSWER_S = 1.0
+"""Seconds in which an interrupt may end the process; those within them are one, as a launcher sends several."""
+POLL_S = 0.3
+"""Seconds after which a wait for the next interrupt looks whether XLA has compiled."""
 WAITING = "waiting for XLA to finish compiling; press Ctrl-C again to end now"
 
 
@@ -61,8 +63,9 @@ def _tell_of_compiling(heard: int) -> None:
 def _end_at_next(heard: int) -> None:
     """End the process at the next interrupt, until XLA has compiled: a later one may come while a run is saved."""
     while _is_compiling():
-        is_heard = select.select([heard], [], [], ANSWER_S)[0]
-        if is_heard and signal.SIGINT in os.read(heard, select.PIPE_BUF):
+        is_heard = select.select([heard], [], [], POLL_S)[0]
+        # Look again: XLA may have compiled during the wait, and the run would end unsaved
+        if is_heard and signal.SIGINT in os.read(heard, select.PIPE_BUF) and _is_compiling():
             os._exit(128 + signal.SIGINT)
 
 

@@ -97,7 +97,8 @@ def bucket(count: int) -> int:
 
 def _checked_prompts(prompts: Sequence[bytes]) -> Sequence[bytes]:
     if isinstance(prompts, bytes | str) or not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts must be a list of bytes, got {prompts!r:.40}: put it in a list")
+        fix = "[b''] starts a new document" if prompts is None else "put it in a list"
+        raise ValueError(f"prompts must be a list of bytes, got {prompts!r:.40}: {fix}")
     if not len(prompts):
         raise ValueError("generate needs at least one prompt (b'' starts a new document)")
     for i, prompt in enumerate(prompts):

@@ -171,6 +171,20 @@ def test_alleles_without_a_score_are_named_by_kind(tmp_path, row, kind):
         run.variants(*files, context=CONTEXT, batch_size=ROWS, skip=True)
 
 
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize(
+    ("chrom", "note"),
+    [
+        ("chrone", "the FASTA file calls 'chrone' 'one': rename the contigs of one file"),
+        ("NC_1", "the FASTA file has no 'NC_1', only 'one', 'two'"),
+    ],
+)
+def test_the_contigs_of_the_fasta_file_are_named(tmp_path, chrom, note, skip):
+    run, files = unread(tmp_path, f"{chrom}\t5\t.\tA\tG\n")
+    with pytest.raises(ValueError, match=f"; {note}$"):
+        run.variants(*files, context=CONTEXT, batch_size=ROWS, skip=skip)
+
+
 def test_what_has_no_score_is_skipped_and_counted(files, tmp_path):
     """Alleles beside it are scored as they are without it."""
     p = random_probabilities()

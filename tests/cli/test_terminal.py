@@ -1,13 +1,16 @@
 """Terminals that lack a character get another one in its place; Ctrl-C is quiet."""
 
+import contextlib
 import errno
 import io
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -229,7 +232,7 @@ COMPILES = (
     "        time.sleep(0.01)\n"
     "    print('ready', flush=True)\n"
     "def sort(x):\n"
-    "    for _ in range(600):\n"
+    "    for _ in range(1500):\n"
     "        x = jnp.sort(1.01 * x)\n"
     "    return x\n"
     "lowered = jax.jit(sort).lower(jnp.ones(65))\n"
@@ -285,6 +288,45 @@ def test_an_interrupt_of_a_later_compilation_is_told_again_and_never_on_standard
     assert next(compiling, None) is None
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "" if is_closed else f"{WAITING}\n" * 2)
+
+
+@pytest.mark.parametrize(
+    ("pressed_at", "compiles", "ends"), [(0.6, True, False), (1.6, True, True), (1.6, False, False)]
+)
+def test_only_an_interrupt_behind_the_answer_ends_a_compilation(pressed_at, compiles, ends, monkeypatch):
+    """A launcher sends a second one at once, and one that meets the end of the compilation is for the run."""
+    heard, written = os.pipe()
+    presses, now = [pressed_at], [0.0]
+
+    def answers():
+        yield from (True, True, compiles)
+        os.close(written)
+        yield False
+
+    def wait(seconds):
+        now[0] += seconds
+        while presses and presses[0] <= now[0]:
+            os.write(written, bytes([signal.SIGINT]))
+            presses.pop()
+
+    def look(*args):
+        wait(1.0 if args[-1] else 0)
+        return select.select(*args[:-1], 0)
+
+    def end(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(interrupts, "time", SimpleNamespace(sleep=wait))
+    monkeypatch.setattr(interrupts, "select", SimpleNamespace(select=look, PIPE_BUF=select.PIPE_BUF))
+    compiling = answers()
+    monkeypatch.setattr(interrupts, "_is_compiling", lambda: next(compiling))
+    monkeypatch.setattr(os, "_exit", end)
+    os.write(written, bytes([signal.SIGINT]))
+    with pytest.raises(SystemExit) if ends else contextlib.nullcontext():
+        interrupts._tell_of_compiling(heard)
+    os.close(heard)
+    if ends:
+        os.close(written)
 
 
 def test_a_misspelt_environment_variable_is_told(monkeypatch, capsys):

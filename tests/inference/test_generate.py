@@ -344,6 +344,7 @@ def test_errors():
         ({"prompts": ["abc"]}, r"prompt 0 must be bytes, got 'abc': call its encode\(\)"),
         ({"prompts": [b"a", 7]}, "prompt 1 must be bytes, got 7: make it bytes"),
         ({"prompts": b"abc"}, "prompts must be a list of bytes, got b'abc': put it in a list"),
+        ({"prompts": None}, r"prompts must be a list of bytes, got None: \[b''\] starts a new document"),
         ({"prompts": "abc"}, "prompts must be a list of bytes, got 'abc'"),
         ({"max_new_bytes": 0}, "max_new_bytes must be an integer from 1 to 2147483647, got 0"),
         ({"max_new_bytes": 2.5}, "max_new_bytes must be an integer from 1 to 2147483647, got 2.5"),

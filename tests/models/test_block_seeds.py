@@ -1,5 +1,6 @@
 """Seeds of dropout that a stack draws at once are those that its blocks would draw."""
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -76,3 +77,23 @@ def test_keys_of_another_generator_are_drawn_one_by_one() -> None:
         return stack.apply(params, X, rngs={"dropout": key}, mutable=["losses", "metrics"])[0][0]
 
     assert str(jax.make_jaxpr(run)(params, jax.random.key(0, impl="rbg"))).count("random_bits") == 2 * 3
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_members_of_a_mapped_stack_draw_as_without_the_batch_of_seeds(apart: bool, monkeypatch: Any) -> None:
+    """`nn.vmap` over a stack: members draw apart if their rngs are split, and alike if not."""
+
+    class Members(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            options = {"metadata_params": {nn.PARTITION_NAME: None}, "variable_axes": {"params": 0}}
+            splits = {"params": False, "dropout": apart}
+            return nn.vmap(lambda stack, x: stack(x)[0], split_rngs=splits, **options)(Stack(a_stack()), x)
+
+    model, x = Members(), jnp.stack([X, X])
+    params = model.init(KEY, x)
+    apply = partial(model.apply, params, x, rngs={"dropout": KEY}, mutable=["losses", "metrics"])
+    given = apply()[0]
+    monkeypatch.setattr("jaxblt.models.stack.draw_seeds", lambda *_: None)
+    np.testing.assert_array_equal(given, apply()[0])
+    assert bool((given[0] == given[1]).all()) is not apart

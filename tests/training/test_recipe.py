@@ -238,8 +238,11 @@ def test_config_file_round_trip_and_damage(tmp_path):
     file = tmp_path / "run" / "config.json"
     for text in (file.read_text()[:100], "{}", "[]"):
         file.write_text(text)
-        with pytest.raises(ValueError, match="is not the config of a run"):
+        with pytest.raises(
+            ValueError, match=r"is not the config of a run .*: restore it from a copy"
+        ) as error:
             read_resolved(tmp_path / "run")
+        assert str(error.value).count("config.json") == 1
 
 
 @pytest.mark.parametrize(

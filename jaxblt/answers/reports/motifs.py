@@ -153,7 +153,9 @@ def choose_windows(
         if len(chosen) == most:
             break
     if not chosen:
-        raise ValueError(f"no record has {size} letters of the alphabet in a row: lower width = {width}")
+        raise ValueError(
+            f"no record has {size} letters of the alphabet in a row: lower width = {width} (--motif-width)"
+        )
     return np.stack([digits[i][t : t + size] for i, t in chosen]), chosen
 
 

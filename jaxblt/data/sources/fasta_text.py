@@ -32,7 +32,10 @@ def records_of(data: bytes, name: str) -> list[tuple[str, bytes]]:
                 "for example with seqtk seq -a"
             )
         if line and not line.startswith(b";"):
-            raise ValueError(f"{name!r} has text before its first '>' line: is it a FASTA file?")
+            fix = "is it a FASTA file?"
+            if line.startswith((b"LOCUS ", b"ID  ")):
+                fix = "it begins as GenBank or EMBL does, so write it as FASTA, for example with seqret"
+            raise ValueError(f"{name!r} has text before its first '>' line: {fix}")
     return [_parse_record(block, name) for block in blocks]
 
 

@@ -30,8 +30,9 @@ def open_regions(
       FileNotFoundError: a path names no file.
       ValueError: a line is bad, none is of the feature, or a region leaves its record.
     """
+    source, intervals = FastaSource(genome), read_regions(regions, feature=feature)
     try:
-        return BedSource(FastaSource(genome), read_regions(regions, feature=feature), pad=False)
+        return BedSource(source, intervals, pad=False)
     except ValueError as error:
         raise ValueError(f"{os.fspath(regions)}: {error}") from error
 
@@ -42,7 +43,7 @@ def read_regions(path: str | os.PathLike, *, feature: str | None = None) -> list
     if _ending(file) not in GFF:
         if feature is not None:
             raise ValueError(
-                f"feature = {feature!r} is a column of GFF and GTF, and this is BED: leave it out"
+                f"{name_of(file)}: feature = {feature!r} is a column of GFF and GTF, and this is BED: leave it out"
             )
         return read_bed(path)
     found, kinds = [], set()
@@ -56,7 +57,7 @@ def read_regions(path: str | os.PathLike, *, feature: str | None = None) -> list
                 found.append(interval)
     if not found:
         wanted = "line of nine columns" if feature is None else f"feature {feature!r}, only {sorted(kinds)}"
-        raise ValueError(f"there is no {wanted}")
+        raise ValueError(f"{name_of(file)}: there is no {wanted}")
     return found
 
 

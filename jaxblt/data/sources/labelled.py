@@ -139,14 +139,20 @@ def _check_once(header: list[str], columns: Iterable[str], place: str) -> None:
             )
 
 
+def _option(columns: Columns, column: str) -> str:
+    """Return how a caller names another column of sequences or of the one label."""
+    field = "sequence" if column == columns.sequence else "label" if columns.labels == (column,) else None
+    return f" (--data.{field} COLUMN)" if field else ""
+
+
 def _from_table(path: Path, columns: Columns) -> Iterator[LabelledRecord]:
     rows = read_table(path, TABLES[ending(path)])
     line, header = next(rows)
     for column in (columns.sequence, *columns.needed):
         if column not in header:
             raise ValueError(
-                f"{path}:{line} has no column {column!r}, it has {header}: name the right one, with "
-                f"{'tabs' if TABLES[ending(path)] != ',' else 'commas'} between cells"
+                f"{path}:{line} has no column {column!r}, it has {header}: name the right one"
+                f"{_option(columns, column)}, with {'tabs' if TABLES[ending(path)] != ',' else 'commas'} between cells"
             )
     _check_once(header, (columns.sequence, columns.name, *columns.needed), f"{path}:{line}")
     for line, cells in rows:

@@ -27,6 +27,9 @@ PAGE = resources.files("jaxblt.inference.server") / "page.html"
 Call = Callable[[Any], Awaitable[Answer]]
 """From a request of Starlette to a response."""
 
+CLIENT_GONE = 499
+"""The status that is counted, and never sent, if a client leaves before its answer begins; nginx counts the same."""
+
 
 def make_app(service: Service) -> Any:
     """Return the ASGI application of a service, whose engine is started and closed by the caller."""
@@ -95,10 +98,14 @@ class _Endpoint:
         except ClientDisconnect:
             # Nobody waits for an answer to half a body
             return
+        unsent = CLIENT_GONE
         try:
             await answer(scope, receive, send)
+        except Exception:
+            unsent = 500
+            raise
         finally:
-            self._routes.metrics.responses.labels(self._path, str(answer.status)).inc()
+            self._routes.metrics.responses.labels(self._path, str(answer.status or unsent)).inc()
 
 
 class _Routes:

@@ -139,9 +139,9 @@ def encode_text(name: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise ApiError(
-            400, f"{name} holds a lone surrogate at character {error.start}", param=name
-        ) from error
+        fix = f"send its bytes as {name}_base64" if name in ("prompt", "input") else "leave it out"
+        said = f"{name} holds a lone surrogate at character {error.start}, which has no UTF-8 form: {fix}"
+        raise ApiError(400, said, param=name) from error
 
 
 def _document(name: str, item: Any) -> bytes:

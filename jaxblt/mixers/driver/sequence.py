@@ -231,9 +231,8 @@ def check_call(
 ) -> None:
     """Raise ValueError unless the arrays of a call fit each other, `clock` and `width`."""
     if len(x.shape) != 3:
-        raise ValueError(
-            f"a mixer reads x of shape [rows, tokens, width], got {x.shape}: write x[None] for one row"
-        )
+        fix = "write x[None] for one row" if len(x.shape) == 2 else "reshape it, or map the call by jax.vmap"
+        raise ValueError(f"a mixer reads x of shape [rows, tokens, width], got {x.shape}: {fix}")
     if 0 in x.shape[:2]:
         raise ValueError(
             f"a mixer reads at least one row and one token, got x {x.shape}: leave empty calls out"

@@ -160,9 +160,12 @@ def trained_in(run_dir: str | os.PathLike[str]) -> Iterator[Path]:
     Nothing keeps a second trainer out of a remote folder.
 
     Raises:
-      ValueError: files of this scheme cannot be written, or several processes would each have their own copy.
+      ValueError: no folder is named, files of this scheme cannot be written, or several processes would each have
+        their own copy.
       OSError: the folder cannot be reached.
     """
+    if not os.fspath(run_dir):
+        raise ValueError("run_dir is '' (an unset variable?): name a folder (--run-dir), or '.' for this one")
     url = url_of(run_dir)
     if url is None:
         yield Path(os.path.expanduser(run_dir))

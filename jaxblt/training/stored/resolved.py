@@ -117,7 +117,9 @@ def _read(run_dir: Path) -> Resolved:
         content = read_json(file, run_dir, most=MAX_BYTES)
         found, frozen = content["recipe"], _frozen_hashes(content)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not the config of a run: {one_line(error)}") from error
+        said = one_line(error).removeprefix(f"{file} ")
+        fix = "restore it from a copy of the run"
+        raise ValueError(f"{file} is not the config of a run ({said}): {fix}") from error
     try:
         recipe = decode(forget_promises(found), "recipe")
     except ValueError as error:

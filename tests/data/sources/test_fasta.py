@@ -78,6 +78,7 @@ def test_fetch_names_what_is_wrong(write):
         (b"", r"is empty \(0 bytes\)"),
         (b"; only a comment\n", "has no FASTA record: expected a line that starts with '>'"),
         (b"ACGT\n>x\nACGT\n", "has text before its first '>' line: is it a FASTA file"),
+        (b"LOCUS       X 10 bp DNA\nORIGIN\n", "as GenBank or EMBL does, so write it as FASTA"),
         (b">\nACGT\n", "has a header without a name: b'>'"),
         (b">x\nAC\n>x\nGT\n", "FASTA record 'x' occurs twice"),
     ],

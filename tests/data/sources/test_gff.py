@@ -53,3 +53,15 @@ def test_bad_regions_are_named(genome, tmp_path, name, text, feature, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         open_regions(genome, tmp_path / name, feature=feature)
+
+
+def test_an_error_names_its_file_once(genome, tmp_path):
+    (tmp_path / "a.bed").write_text("chr1\t5\t1\n")
+    with pytest.raises(ValueError, match=r"a\.bed:1") as error:
+        open_regions(genome, tmp_path / "a.bed")
+    assert str(error.value).count("a.bed") == 1
+    (tmp_path / "b.bed").write_text("chr1\t1\t5\n")
+    (tmp_path / "twice.fa").write_text(">a\nAC\n>a\nAC\n")
+    with pytest.raises(ValueError, match="record 'a' occurs twice") as error:
+        open_regions(tmp_path / "twice.fa", tmp_path / "b.bed")
+    assert "b.bed" not in str(error.value)

@@ -273,7 +273,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("semicolons", "a.csv", CSV.replace(b",", b";"),
             Refused("has no column 'sequence', it has ['sequence;label']")),
         Row("tabs in a .csv", "a.csv", CSV.replace(b",", b"\t"),
-            Refused("name the right one, with commas between cells")),
+            Refused("name the right one (--data.sequence COLUMN), with commas between cells")),
         Row("a row of too few cells", "a.csv", CSV + b"AC\n",
             Refused("a.csv:4 has 1 cells, expected 2: sequence, label; cells stand between commas in .csv and")),
         Row("a quote that stays open", "a.csv", CSV + b'"AC,x\n', Refused("a.csv:4 is no row of a table")),

@@ -225,7 +225,8 @@ WRONG = [
     ({"prompt": [1, 2, 999]}, 400, "prompt", "lists of bytes as numbers 0..255, got 999"),
     ({"prompt": []}, 400, "prompt", "prompt must hold 1..6 documents, got 0"),
     ({"prompt": ["a"] * 7}, 400, "prompt", "prompt must hold 1..6 documents, got 7"),
-    ({"prompt": "\ud800"}, 400, "prompt", "lone surrogate at character 0"),
+    ({"prompt": "\ud800"}, 400, "prompt", "no UTF-8 form: send its bytes as prompt_base64"),
+    ({"prompt": "a", "stop": "\ud800"}, 400, "stop", "at character 0, which has no UTF-8 form: leave it out"),
     ({"prompt_base64": "?"}, 400, "prompt_base64", "prompt_base64 must hold base64, got '?'"),
     ({"prompt": "a", "prompt_base64": "YQ=="}, 400, "prompt_base64", "were both given"),
     (
@@ -415,6 +416,8 @@ def test_a_client_that_leaves_frees_its_slots(stream, app, service):
     more = Counter(service.engine.stats.ended) - Counter(ended)
     assert more.total() == 3
     assert stream or more["cancelled"] == 3
+    counted = call(app, "GET", "/metrics").parts[0].decode()
+    assert stream or {"None", "499"} & set(re.findall(r'status="(\w+)"', counted)) == {"499"}
 
 
 def test_a_client_that_leaves_within_its_body_is_no_error(app):

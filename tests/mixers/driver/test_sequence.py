@@ -243,6 +243,15 @@ def test_empty_calls_and_states_of_other_rows_are_refused() -> None:
         read(jnp.zeros((3, 2, 8)), None, None, start_clock(1))
 
 
+@pytest.mark.parametrize(
+    ("shape", "fix"),
+    [((2, 8), r"write x\[None\]"), ((1, 3, 2, 8), "reshape it, or map the call by jax.vmap")],
+)
+def test_arrays_of_another_rank_are_refused(shape: tuple[int, ...], fix: str) -> None:
+    with pytest.raises(ValueError, match=f"of shape .rows, tokens, width., got .*: {fix}"):
+        read(jnp.zeros(shape), None, None, None)
+
+
 def gradients(core: Adjoined, streams: Any) -> Any:
     """Of a loss on the outputs, by all streams."""
 

@@ -283,3 +283,9 @@ def test_several_processes_need_a_folder_that_all_see(monkeypatch) -> None:
         trained_in(URL),
     ):
         pass
+
+
+def test_a_run_without_a_folder_s_name_is_refused() -> None:
+    """An unset variable of a shell would spread a run over the folder that it was started in."""
+    with pytest.raises(ValueError, match=r"run_dir is '' .*: name a folder"), trained_in(""):
+        pass
