@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
 from jaxblt.einsums import Letters, read_equation
@@ -143,7 +144,12 @@ def _operand(x: Array, before: Float[Array, "H"] | None, form: Format, kind: Kin
         return Operand(quantise(x.astype(jnp.float32), scale, form), scale, largest)
     scale = scale_for(largest if before is None else jnp.max(before), form, margin)
     # Round in the pass that finds the largest entry: fused with cuBLAS's transposes, that would take one of its own
-    return Operand(jax.lax.optimization_barrier(quantise(x, scale, form)), scale, largest)
+    return Operand(_hold(quantise(x, scale, form)), scale, largest)
+
+
+def _hold(x: Array) -> Array:
+    """Write x as its axes stand, in the pass that makes it: XLA would write it transposed, in the next product's order."""
+    return jax.lax.optimization_barrier(with_layout_constraint(x, Layout(tuple(range(x.ndim)))))
 
 
 def _unscaled(y: Array, *operands: Operand) -> Array:
@@ -167,8 +173,9 @@ def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, None
     left, right, past = kept
     own = _operand(gradient, None if past is None else past.gradient, E5M2, kind)
     dtype = _summed_in(kind, gradient)
-    dx = contract(own.value, right.value, (kind.y, kind.kernel, kind.x), dtype, EXACT)
-    dkernel = contract(left.value, own.value, (kind.x, kind.y, kind.kernel), dtype, EXACT)
+    value, letters = _channels_last(own.value, kind)
+    dx = contract(value, right.value, (letters, kind.kernel, kind.x), dtype, EXACT)
+    dkernel = contract(left.value, value, (kind.x, letters, kind.kernel), dtype, EXACT)
     seen = None
     if past is not None:
         found = (left.largest, right.largest, own.largest)
@@ -177,6 +184,16 @@ def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, None
         _unscaled(*each).astype(gradient.dtype) for each in ((dx, own, right), (dkernel, left, own))
     )
     return seen, None, dx, dkernel
+
+
+def _channels_last(gradient: Array, kind: Kind) -> tuple[Array, str]:
+    """Return a gradient with its channels behind all other axes, and its letters."""
+    lead = [c for c in kind.y if c in kind.x]
+    letters = "".join(lead + [c for c in kind.y if c not in lead])
+    if letters == kind.y:
+        return gradient, letters
+    # Transpose once: fused with the transpose of the kernel's product, this one would read single bytes far apart
+    return _hold(gradient.transpose([kind.y.index(c) for c in letters])), letters
 
 
 def _summed_in(kind: Kind, x: Array) -> Any:
