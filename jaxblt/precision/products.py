@@ -47,13 +47,14 @@ class Operand(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What is static of a product: letters of x, of the kernel and of y, and how scales are made."""
+    """What is static of a product: letters of x, of the kernel and of y, how scales are made, and if gradients are fp32."""
 
     x: str
     kernel: str
     y: str
     margin: int
     by_ratio: bool = False
+    wide: bool = False
 
 
 def fp8_product(
@@ -64,6 +65,7 @@ def fp8_product(
     past: Past | None = None,
     margin: int = 0,
     rounded: Operand | None = None,
+    wide: bool = False,
 ) -> Float[Array, "..."]:
     """Return x W in the dtype of x from operands in FP8: E4M3 of x and W, and E5M2 of the gradient behind them.
 
@@ -77,8 +79,10 @@ def fp8_product(
       past: largest entries of earlier steps.
       margin: powers of two that are left free.
       rounded: x in E4M3, as `round_once` made it for several products; None rounds it here.
+      wide: round the gradient in fp32. If a product in fp32 makes it, XLA then writes it in FP8 only: it would otherwise
+        write it in bf16 too, which its cost model takes for cheaper than a product made for each of two users.
     """
-    return _product(_kind(equation, x.ndim, margin), past, rounded, x, kernel)
+    return _product(_kind(equation, x.ndim, margin)._replace(wide=wide), past, rounded, x, kernel)
 
 
 def round_once(x: Float[Array, "..."], before: Float[Array, "H"] | None, margin: int = 0) -> Operand:
@@ -171,7 +175,8 @@ def _forward(
 
 def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, None, Array, Array]:
     left, right, past = kept
-    own = _operand(gradient, None if past is None else past.gradient, E5M2, kind)
+    wide = jnp.float32 if kind.wide else gradient.dtype
+    own = _operand(gradient.astype(wide), None if past is None else past.gradient, E5M2, kind)
     dtype = _summed_in(kind, gradient)
     value, letters = _channels_last(own.value, kind)
     dx = contract(value, right.value, (letters, kind.kernel, kind.x), dtype, EXACT)
