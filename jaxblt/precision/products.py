@@ -47,7 +47,7 @@ class Operand(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What is static of a product: letters of x, of the kernel and of y, how scales are made, and if gradients are fp32."""
+    """What is static of a product: letters of x, of the kernel and of y, and how operands are rounded."""
 
     x: str
     kernel: str
@@ -79,8 +79,8 @@ def fp8_product(
       past: largest entries of earlier steps.
       margin: powers of two that are left free.
       rounded: x in E4M3, as `round_once` made it for several products; None rounds it here.
-      wide: round the gradient in fp32. If a product in fp32 makes it, XLA then writes it in FP8 only: it would otherwise
-        write it in bf16 too, which its cost model takes for cheaper than a product made for each of two users.
+      wide: round the gradient in fp32. Where a product in fp32 makes it, XLA then writes it in FP8 only. From bf16 its
+        cost model would write it in bf16 too, and read that twice, for its largest entry and to round it.
     """
     return _product(_kind(equation, x.ndim, margin)._replace(wide=wide), past, rounded, x, kernel)
 
@@ -152,7 +152,10 @@ def _operand(x: Array, before: Float[Array, "H"] | None, form: Format, kind: Kin
 
 
 def _hold(x: Array) -> Array:
-    """Write x as its axes stand, in the pass that makes it: XLA would write it transposed, in the next product's order."""
+    """Return x, written with its axes in their order by the pass that makes it.
+
+    XLA would write it in the order of the next product, so that this pass is a transpose.
+    """
     return jax.lax.optimization_barrier(with_layout_constraint(x, Layout(tuple(range(x.ndim)))))
 
 

@@ -69,7 +69,12 @@ def _products(config: Fp8Config, x: Any, layers: Any, weights: Any) -> list[Arra
         elif past is not None:
             # Stop the gradient of the others: what they observe of x would be added to what the first does
             past = past._replace(x=jax.lax.stop_gradient(past.x))
-        options: dict[str, Any] = {"past": past, "margin": config.margin, "rounded": rounded, "wide": layer.joins}
+        options: dict[str, Any] = {
+            "past": past,
+            "margin": config.margin,
+            "rounded": rounded,
+            "wide": layer.joins,
+        }
         found.append(fp8_product(layer.equation, given, weight.kernel, **options))
     return list(_written(tuple(found))) if all(layer.joins for layer in layers) else found
 
