@@ -98,6 +98,8 @@ def _backward(margin: int, kept: Any, do: Array) -> tuple[AttentionPast, Array, 
         *(jnp.zeros_like(h).at[0].set(entry) for h, entry in zip(past, seen, strict=True))
     )
     dq, dk, dv = (_wide(x, s, seen, do.dtype) for x, s in zip(found[:3], over[2:], strict=True))
+    # Else XLA converts in the pass that turns heads and finds their largest entry, which is three times as slow
+    dq, dk = jax.lax.optimization_barrier((dq, dk))
     return history, dq, dk, dv
 
 

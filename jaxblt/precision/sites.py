@@ -136,7 +136,7 @@ def find_sites[T](config: Fp8Config, trace: Callable[[], T]) -> tuple[frozenset[
                 f"train.fp8.keep = {pattern!r} matches none of the model's {len(seen)} products, such as "
                 f"{sorted(seen)[0] if seen else 'none'!r}"
             )
-    if not found:
+    if not found | attending:
         raise ValueError(
             f"precision='fp8' finds no product to run in FP8 among {len(seen)}: a Linear needs bfloat16 and sides "
             f"that divide by {MULTIPLE}; use precision='dtype'"
