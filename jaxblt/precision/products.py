@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
 from jaxblt.einsums import Letters, read_equation
@@ -46,13 +47,14 @@ class Operand(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What is static of a product: letters of x, of the kernel and of y, and how scales are made."""
+    """What is static of a product: letters of x, of the kernel and of y, and how operands are rounded."""
 
     x: str
     kernel: str
     y: str
     margin: int
     by_ratio: bool = False
+    wide: bool = False
 
 
 def fp8_product(
@@ -63,6 +65,7 @@ def fp8_product(
     past: Past | None = None,
     margin: int = 0,
     rounded: Operand | None = None,
+    wide: bool = False,
 ) -> Float[Array, "..."]:
     """Return x W in the dtype of x from operands in FP8: E4M3 of x and W, and E5M2 of the gradient behind them.
 
@@ -76,8 +79,10 @@ def fp8_product(
       past: largest entries of earlier steps.
       margin: powers of two that are left free.
       rounded: x in E4M3, as `round_once` made it for several products; None rounds it here.
+      wide: round the gradient in fp32. Where a product in fp32 makes it, XLA then writes it in FP8 only. From bf16 its
+        cost model would write it in bf16 too, and read that twice, for its largest entry and to round it.
     """
-    return _product(_kind(equation, x.ndim, margin), past, rounded, x, kernel)
+    return _product(_kind(equation, x.ndim, margin)._replace(wide=wide), past, rounded, x, kernel)
 
 
 def round_once(x: Float[Array, "..."], before: Float[Array, "H"] | None, margin: int = 0) -> Operand:
@@ -143,7 +148,15 @@ def _operand(x: Array, before: Float[Array, "H"] | None, form: Format, kind: Kin
         return Operand(quantise(x.astype(jnp.float32), scale, form), scale, largest)
     scale = scale_for(largest if before is None else jnp.max(before), form, margin)
     # Round in the pass that finds the largest entry: fused with cuBLAS's transposes, that would take one of its own
-    return Operand(jax.lax.optimization_barrier(quantise(x, scale, form)), scale, largest)
+    return Operand(_hold(quantise(x, scale, form)), scale, largest)
+
+
+def _hold(x: Array) -> Array:
+    """Return x, written with its axes in their order by the pass that makes it.
+
+    XLA would write it in the order of the next product, so that this pass is a transpose.
+    """
+    return jax.lax.optimization_barrier(with_layout_constraint(x, Layout(tuple(range(x.ndim)))))
 
 
 def _unscaled(y: Array, *operands: Operand) -> Array:
@@ -165,10 +178,12 @@ def _forward(
 
 def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, None, Array, Array]:
     left, right, past = kept
-    own = _operand(gradient, None if past is None else past.gradient, E5M2, kind)
+    wide = jnp.float32 if kind.wide else gradient.dtype
+    own = _operand(gradient.astype(wide), None if past is None else past.gradient, E5M2, kind)
     dtype = _summed_in(kind, gradient)
-    dx = contract(own.value, right.value, (kind.y, kind.kernel, kind.x), dtype, EXACT)
-    dkernel = contract(left.value, own.value, (kind.x, kind.y, kind.kernel), dtype, EXACT)
+    value, letters = _channels_last(own.value, kind)
+    dx = contract(value, right.value, (letters, kind.kernel, kind.x), dtype, EXACT)
+    dkernel = contract(left.value, value, (kind.x, letters, kind.kernel), dtype, EXACT)
     seen = None
     if past is not None:
         found = (left.largest, right.largest, own.largest)
@@ -177,6 +192,16 @@ def _backward(kind: Kind, kept: Any, gradient: Array) -> tuple[Past | None, None
         _unscaled(*each).astype(gradient.dtype) for each in ((dx, own, right), (dkernel, left, own))
     )
     return seen, None, dx, dkernel
+
+
+def _channels_last(gradient: Array, kind: Kind) -> tuple[Array, str]:
+    """Return a gradient with its channels behind all other axes, and its letters."""
+    lead = [c for c in kind.y if c in kind.x]
+    letters = "".join(lead + [c for c in kind.y if c not in lead])
+    if letters == kind.y:
+        return gradient, letters
+    # Transpose once: fused with the transpose of the kernel's product, this one would read single bytes far apart
+    return _hold(gradient.transpose([kind.y.index(c) for c in letters])), letters
 
 
 def _summed_in(kind: Kind, x: Array) -> Any:

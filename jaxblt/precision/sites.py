@@ -94,9 +94,28 @@ def _products(config: Fp8Config, x: Any, layers: Any, weights: Any) -> list[Arra
         elif past is not None:
             # Stop the gradient of the others: what they observe of x would be added to what the first does
             past = past._replace(x=jax.lax.stop_gradient(past.x))
-        options: dict[str, Any] = {"past": past, "margin": config.margin, "rounded": rounded}
+        options: dict[str, Any] = {
+            "past": past,
+            "margin": config.margin,
+            "rounded": rounded,
+            "wide": layer.joins,
+        }
         found.append(fp8_product(layer.equation, given, weight.kernel, **options))
-    return found
+    return list(_written(tuple(found))) if all(layer.joins for layer in layers) else found
+
+
+@jax.custom_jvp
+def _written(products: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return the products of a gated MLP, written as they are.
+
+    XLA would otherwise write the gated product too, and read it to round it. Gradients pass without a barrier.
+    """
+    return jax.lax.optimization_barrier(products)
+
+
+@_written.defjvp
+def _written_jvp(primals: Any, tangents: Any) -> Any:
+    return _written(*primals), tangents[0]
 
 
 def _past(layer: Linear) -> Past:

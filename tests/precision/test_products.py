@@ -1,5 +1,8 @@
 """Products in FP8 against fp64: values, both gradients, what they observe, and what is not finite."""
 
+import re
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -7,9 +10,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxblt.layers import Linear
+from jaxblt.layers import MLP, Linear
 from jaxblt.precision import E4M3, E5M2, Fp8Config, Past, fp8_by_ratio, fp8_product, quantise, scale_for
-from jaxblt.precision.sites import runs_in_fp8
+from jaxblt.precision.sites import in_fp8, runs_in_fp8
+from tests.parameters import drawn
 
 EQUATION = "btd,dhk->bthk"
 ROUNDING = {"y": 2 * 2.0**-4, "dx": 2.0**-4 + 2.0**-3, "dkernel": 2.0**-4 + 2.0**-3}
@@ -108,6 +112,49 @@ def test_letters_come_in_any_order(equation):
     np.testing.assert_allclose(
         np.asarray(y, np.float32), np.asarray(moved, np.float32), rtol=2.0**-4, atol=2.0**-9
     )
+
+
+def test_a_channel_major_gradient_is_transposed_once_for_both_products():
+    """If each product transposed it, XLA would fuse that with the transpose that cuBLAS wants for the second."""
+    x, kernel, g = arrays()
+    back = jax.vjp(partial(fp8_product, "btd,de->bet"), x, kernel.reshape(128, -1))[1]
+    program = jax.make_jaxpr(back)(g.reshape(2, 64, -1).swapaxes(1, 2)).jaxpr
+    used = [
+        var
+        for eqn in program.eqns
+        if eqn.primitive.name == "dot_general"
+        for var in eqn.invars
+        if var.aval.dtype == E5M2.dtype
+    ]
+    assert len(used) == 2
+    assert used[0] is used[1]
+    assert used[0].aval.shape == (2, 64, 128)
+    (held,) = (eqn for eqn in program.eqns if used[0] in eqn.outvars)
+    assert held.primitive.name == "optimization_barrier"
+
+
+def test_rounding_a_gradient_in_fp32_changes_no_bit():
+    given = arrays()
+    narrow, wide = (
+        jax.jit(lambda *a, wide=wide: both(partial(fp8_product, wide=wide), *a))(*given)
+        for wide in (False, True)
+    )
+    for name, value in narrow.items():
+        np.testing.assert_array_equal(np.asarray(value), np.asarray(wide[name]), err_msg=name)
+
+
+def test_gradients_of_a_gated_mlp_reach_fp8_in_fp32():
+    """A gradient that is bf16 in between would be written, and read again to be rounded."""
+    mlp, x = MLP(32, jnp.bfloat16), arrays()[0]
+    params = drawn(mlp, x)
+
+    def loss(params):
+        with in_fp8(Fp8Config(scaling="current")):
+            return jnp.sum(mlp.apply(params, x).astype(jnp.float32))
+
+    text = jax.jit(jax.grad(loss)).lower(params).as_text()
+    made = re.findall(r"stablehlo.convert .*tensor<[x\d]*(\w+)>\) -> tensor<[x\d]*f8E5M2>", text)
+    assert sorted(made) == ["bf16", "f32", "f32"]
 
 
 def test_delayed_scales_are_of_the_past_and_the_cotangent_is_what_was_seen():
