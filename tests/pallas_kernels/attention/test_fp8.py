@@ -11,6 +11,7 @@ from pallas_kernels.attention import (
     fp8_attention,
     fp8_attention_gradients,
 )
+from pallas_kernels.attention.fp8 import in_parts
 
 E4M3 = jnp.float8_e4m3fn
 NAMES = ("o", "dq", "dk", "dv")
@@ -65,6 +66,22 @@ def test_the_definition_is_attention_within_its_roundings():
     given, scales, over = arrays()
     out, gradients = both(given, scales, over)
     check(out, gradients, scales, over, exact(given, scales, over))
+
+
+def test_rows_in_parts_are_rows_together():
+    """Five rows of 20 heads are in parts of three."""
+    (q, k, v, do), scales, over = arrays(rows=5, length=8, heads=20)
+    out = fp8_attention(q, k, v, scales)
+    given = (q, k, v, out.o, out.lse, do, scales, over)
+    calls: list[int] = []
+
+    def run(*part):
+        calls.append(len(part[0]))
+        return fp8_attention_gradients(*part)
+
+    for part, whole in zip(in_parts(run, *given), fp8_attention_gradients(*given), strict=True):
+        np.testing.assert_array_equal(np.asarray(part, np.float32), np.asarray(whole, np.float32))
+    assert calls == [3, 2]
 
 
 @pytest.mark.gpu
