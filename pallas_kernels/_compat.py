@@ -205,3 +205,62 @@ def cudnn_attention_gradients(
             **({"score_mod": None} if jax.__version_info__ >= (0, 12) else {}),
         )
     )
+
+
+def cudnn_attention_fp8(
+    weights: float, q: jax.Array, k: jax.Array, v: jax.Array, scales: Any
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return cuDNN's causal attention of arrays in E4M3, the output's largest entry, and its log-sum-exp [B, H, T].
+
+    Args:
+      weights: what softmax weights are multiplied by.
+      q: queries [B, T, H, K].
+      k: keys, likewise.
+      v: values, likewise.
+      scales: what arrays were and the output is multiplied by, of `attention.fp8`.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    undone = [_cell(1 / x) for x in (scales.q, scales.k, scales.v, weights)]
+    o, _, largest, lse = cudnn._dot_product_attention_fp8_fwd_p_wrapper.bind(
+        *(q, k, v, *undone, _cell(weights), _cell(scales.o)), is_training=True, **_fp8_options(q)
+    )
+    return o, largest.reshape(()), lse
+
+
+def cudnn_attention_fp8_gradients(
+    weights: float,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    o: jax.Array,
+    lse: jax.Array,
+    do: jax.Array,
+    scales: Any,
+    over: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return cuDNN's dq, dk and dv in E4M3, and the largest entries of ds, dq, dk and dv.
+
+    XLA reads the scales in another order than jax 0.11.2 names them: its kernel takes those of weights, o and do where
+    JAX writes o, do and weights, and those of ds, dq, dk and dv where JAX writes dq, dk, dv and ds. Here they stand as
+    XLA reads them. `pytest -m gpu tests/pallas_kernels/attention/test_fp8.py` finds out if that changes.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    undone = (scales.q, scales.k, scales.v, weights, scales.o, over.o, over.scores)
+    done = (weights, over.scores, over.q, over.k, over.v)
+    dq, dk, dv, *largest = cudnn._dot_product_attention_fp8_bwd_p_wrapper.bind(
+        *(q, k, v, o, do, lse), *(_cell(1 / x) for x in undone), *map(_cell, done), **_fp8_options(q)
+    )
+    *three, ds = (x.reshape(()) for x in largest)
+    return dq, dk, dv, jnp.stack([ds, *three])
+
+
+def _fp8_options(q: jax.Array) -> dict[str, Any]:
+    from jax._src.cudnn.fused_attention_stablehlo import AttentionLayout
+
+    return {"scale": q.shape[3] ** -0.5, "use_causal_mask": True, "layout": AttentionLayout.BTNH.value}
+
+
+def _cell(x: Any) -> jax.Array:
+    return jnp.asarray(x, jnp.float32).reshape(1, 1, 1, 1)

@@ -22,15 +22,23 @@ class Fp8Config:
       history: steps that "delayed" looks back.
       margin: powers of two that are left free above the largest entry.
       keep: patterns of paths of products that stay in bfloat16, such as "stack/*/mixer/*".
+      attention: run causal attention over whole rows in FP8 too, on one Hopper GPU. It needs "delayed" scales, heads of
+        128 channels and rows of one document without holes; layers with a window stay in bfloat16.
     """
 
     scaling: Scaling = "current"
     history: int = 16
     margin: int = 0
     keep: tuple[str, ...] = ()
+    attention: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_bounds(self, "history", least=1, most=1024)
         check_bounds(self, "margin", least=0, most=8)
+        if self.attention and self.scaling != "delayed":
+            raise ValueError(
+                f"attention=True needs scaling='delayed', got {self.scaling!r}: gradients of scores are rounded before "
+                "their largest entry is known"
+            )
         check_read(self, "history", needed="scaling='delayed'", is_read=self.scaling == "delayed")

@@ -1,4 +1,4 @@
-"""Which products of a model run in FP8, and the largest entries that they remember from step to step."""
+"""Which products and attention of a model run in FP8, and the largest entries that they remember."""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -14,12 +14,14 @@ from jaxtyping import Array, Float
 
 from jaxblt.einsums import multiply, read_equation
 from jaxblt.layers import FP8, Linear
+from jaxblt.parallel.attention.plan import Plan
+from jaxblt.precision.attention import AttentionPast, attend_in_fp8, why_not
 from jaxblt.precision.config import Fp8Config
 from jaxblt.precision.products import ROLES, Past, fp8_product, round_once
 
 MULTIPLE = 16
 """Of which both sides of a product are multiples: cuBLAS takes no others in FP8."""
-_AMAX = "amax"
+_AMAX, _ATTEND = "amax", "attend"
 
 
 def runs_in_fp8(layer: Linear, x: Any, config: Fp8Config) -> bool:
@@ -40,19 +42,42 @@ def runs_in_fp8(layer: Linear, x: Any, config: Fp8Config) -> bool:
 
 
 def in_fp8(config: Fp8Config | None) -> AbstractContextManager[None]:
-    """Run products of `Linear`s in FP8 inside the block; None changes nothing.
+    """Run products of `Linear`s, and attention if the config says so, in FP8 inside the block; None changes nothing.
 
     With "delayed" scaling the modules are applied with the collection `FP8`, as `first_amax` makes it. Its gradient is
     what `next_amax` takes.
     """
 
     def intercept(call: Any, args: Any, options: Any, context: Any) -> Any:
-        if config is None or not isinstance(context.module, Linear) or context.method_name != "products":
-            return call(*args, **options)
-        x, layers, weights = args
-        return _products(config, x, layers, weights)
+        if config is not None and _multiplies(context):
+            return _products(config, *args)
+        if config is not None and _attends(context, config, args):
+            return _attention(config, context.module, *args)
+        return call(*args, **options)
 
     return nn.intercept_methods(intercept)
+
+
+def _multiplies(context: Any) -> bool:
+    return isinstance(context.module, Linear) and context.method_name == "products"
+
+
+def _attends(context: Any, config: Fp8Config, args: Any) -> bool:
+    """Return whether a method attends to whole causal rows, which `config` wants in FP8."""
+    named = config.attention and context.method_name == _ATTEND and bool(args) and isinstance(args[0], Plan)
+    return named and args[0].causal and args[0].window is None and args[0].rule is None
+
+
+def _attention(config: Fp8Config, module: nn.Module, plan: Plan, q: Any, k: Any, v: Any, given: Any) -> Array:
+    _check_attends(module, plan, q, k, given)
+    entries: Any = module.get_variable(FP8, _AMAX)
+    return attend_in_fp8(AttentionPast(*entries), q, k, v, config.margin)
+
+
+def _check_attends(module: nn.Module, plan: Plan, q: Any, k: Any, given: Any) -> None:
+    if (reason := why_not(plan, q, k, *given)) is not None:
+        path = "/".join(module.path)
+        raise ValueError(f"train.fp8.attention=True, and {path} cannot attend in FP8: {reason}; use False")
 
 
 def _products(config: Fp8Config, x: Any, layers: Any, weights: Any) -> list[Array]:
@@ -100,16 +125,21 @@ def _past(layer: Linear) -> Past:
 
 
 def find_sites[T](config: Fp8Config, trace: Callable[[], T]) -> tuple[frozenset[tuple[str, ...]], T]:
-    """Return paths of the `Linear`s that a trace can run in FP8, and the trace's result.
+    """Return paths of the `Linear`s, and of layers of attention, that a trace can run in FP8, and the trace's result.
 
     Raises:
-      ValueError: there are none, or a pattern of `keep` matches no product.
+      ValueError: there are none, or a pattern of `keep` matches no product, or a layer of attention cannot.
     """
     found: set[tuple[str, ...]] = set()
+    attending: set[tuple[str, ...]] = set()
     seen: set[str] = set()
 
     def record(call: Any, args: Any, options: Any, context: Any) -> Any:
-        if isinstance(context.module, Linear) and context.method_name == "products":
+        if _attends(context, config, args):
+            plan, q, k, _, given = args
+            _check_attends(context.module, plan, q, k, given)
+            attending.add(context.module.path)
+        if _multiplies(context):
             x, layers, _ = args
             for layer in layers:
                 seen.add("/".join(layer.path))
@@ -125,18 +155,21 @@ def find_sites[T](config: Fp8Config, trace: Callable[[], T]) -> tuple[frozenset[
                 f"train.fp8.keep = {pattern!r} matches none of the model's {len(seen)} products, such as "
                 f"{sorted(seen)[0] if seen else 'none'!r}"
             )
-    if not found:
+    if not found | attending:
         raise ValueError(
             f"precision='fp8' finds no product to run in FP8 among {len(seen)}: a Linear needs bfloat16 and sides "
             f"that divide by {MULTIPLE}; use precision='dtype'"
         )
-    return frozenset(found), result
+    if config.attention and not attending:
+        raise ValueError("train.fp8.attention=True finds no causal attention without a window: use False")
+    return frozenset(found | attending), result
 
 
 def first_amax(config: Fp8Config, sites: Collection[tuple[str, ...]], params: Mapping[str, Any]) -> Any:
     """Return the collection `FP8` before anything was observed: Float[layers, 3, H] zeros for each site.
 
-    Its rows are those of `ROLES`. A scanned site has an axis of layers, as its kernel has.
+    Its rows are those of `ROLES`, or for attention the fields of `AttentionPast`. A scanned site has an axis of layers,
+    as its kernel has.
 
     Args:
       config: how scales are made.
@@ -146,10 +179,12 @@ def first_amax(config: Fp8Config, sites: Collection[tuple[str, ...]], params: Ma
     flat = flatten_dict(params)
     made = {}
     for path in sorted(sites):
-        kernel = flat[(*path, "kernel")]
+        attends = (*path, "kernel") not in flat
+        kernel = flat[(*path, "q", "kernel") if attends else (*path, "kernel")]
         names = getattr(kernel, "names", ())
         layers = nn.meta.unbox(kernel).shape[: sum(name == "layers" for name in names)]
-        made[(*path, _AMAX)] = jnp.zeros((*layers, len(ROLES), config.history), jnp.float32)
+        roles = len(AttentionPast._fields) if attends else len(ROLES)
+        made[(*path, _AMAX)] = jnp.zeros((*layers, roles, config.history), jnp.float32)
     return unflatten_dict(made)
 
 

@@ -9,6 +9,9 @@ from pallas_kernels.attention.api import (
     split_attention,
 )
 from pallas_kernels.attention.choices import Chosen
+from pallas_kernels.attention.fp8 import GradientScales as Fp8GradientScales
+from pallas_kernels.attention.fp8 import Scales as Fp8Scales
+from pallas_kernels.attention.fp8 import fp8_attention, fp8_attention_gradients
 from pallas_kernels.attention.masks import EMPTY_LSE
 from pallas_kernels.attention.partial import (
     Partial,
@@ -23,6 +26,8 @@ from pallas_kernels.attention.token import TokenAttention, token_attention, writ
 __all__ = [
     "EMPTY_LSE",
     "Chosen",
+    "Fp8GradientScales",
+    "Fp8Scales",
     "Partial",
     "SoftCap",
     "TokenAttention",
@@ -30,6 +35,8 @@ __all__ = [
     "attention_with_lse",
     "explain",
     "explain_split",
+    "fp8_attention",
+    "fp8_attention_gradients",
     "masks",
     "merge_partials",
     "partial_attention",

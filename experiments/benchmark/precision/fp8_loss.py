@@ -24,6 +24,7 @@ def fp8_loss(
     every: int = 10,
     rows: int | None = None,
     seeds: int = 1,
+    head: int | None = None,
 ) -> dict[str, Any]:
     """Train one recipe in several precisions from the same parameters on the same batches, turn by turn.
 
@@ -40,6 +41,7 @@ def fp8_loss(
       every: steps between losses that are written.
       rows: of a step; None for the recipe's.
       seeds: of parameters, dropout and the order of rows.
+      head: channels of a head of a byte model's attention; None for the recipe's. FP8 attention takes 128.
     """
     import jax
 
@@ -49,12 +51,17 @@ def fp8_loss(
     whole("--seeds", seeds, least=1)
     if rows is not None:
         whole("--rows", rows, least=1)
-    base = without_entropies(recipes.get(recipe), paths, steps, rows)
+    base = without_entropies(with_heads(recipes.get(recipe), head), paths, steps, rows)
     mesh, found = base.mesh.build(jax.devices()[:1]), list[dict[str, Any]]()
     figures: dict[str, Any] = {}
+    own = {} if head is None else {"head": head}
     for seed in range(seeds):
         found.append({"seed": seed, **_trained(with_seed(base, seed), forms, mesh, seconds, every)})
-        figures = {"recipe": recipe, "batch_bytes": base.data.batch_size * base.data.seq_len, "every": every}
+        figures = {
+            "recipe": recipe,
+            "batch_bytes": base.data.batch_size * base.data.seq_len,
+            "every": every,
+        } | own
         figures |= {name: value for name, value in found[0].items() if name != "seed"}
         if seeds > 1:
             gaps = {form: over_seeds([one["gap"][form] for one in found]) for form in forms[1:]}
@@ -100,6 +107,25 @@ def _trained(
         "gap": {form: value / last[forms[0]] - 1 for form, value in last.items()},
         "skipped": {form: float(count) for form, count in skipped.items()},
     }
+
+
+def with_heads(recipe: "Recipe", width: int | None) -> "Recipe":
+    """Return the recipe of a byte model with heads of this width in each layer of attention; None changes nothing."""
+    from jaxblt.mixers import AttentionConfig
+    from jaxblt.models import ByteLMConfig
+
+    if width is None:
+        return recipe
+    if not isinstance(recipe.model, ByteLMConfig):
+        raise ValueError(
+            f"--head {width} is for byte models, and recipe {recipe.name!r} is none: leave it out"
+        )
+    stack = recipe.model.stack
+    mixers = {
+        name: replace(mixer, num_heads=mixer.dim // width) if isinstance(mixer, AttentionConfig) else mixer
+        for name, mixer in stack.mixers.items()
+    }
+    return replace(recipe, model=replace(recipe.model, stack=replace(stack, mixers=mixers)))
 
 
 def with_seed(recipe: "Recipe", seed: int) -> "Recipe":

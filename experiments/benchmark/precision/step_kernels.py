@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxblt.training.recipe import Recipe
     from jaxblt.training.start.timed_step import Ready
 
-Form = Literal["dtype", "delayed", "current", "float16"]
+Form = Literal["dtype", "delayed", "current", "attention", "float16"]
 PEAK = 989e12
 """Dense bf16 FLOP/s of an H200's datasheet."""
 TRACED = 5
@@ -45,7 +45,8 @@ def step_kernels(
       model: as for `split_step`; or the recipe `books` on the embedded book, without dropout in its encoder, with a
         head of its own, a drawn entropy model and as many slots for patches as a mean length of 4.5 bytes takes. Of
         the options behind it only `rows`, `length`, `trials` and `peak` count then.
-      form: "dtype" is bf16 throughout, "float16" is fp16 with a scaled loss, the others are scales of FP8.
+      form: "dtype" is bf16 throughout, "float16" is fp16 with a scaled loss, the others are scales of FP8, and
+        "attention" is "delayed" with attention in FP8 too.
       rows: of a batch.
       length: bytes of a row.
       dim: width; None for that of a billion parameters.
@@ -89,14 +90,15 @@ def step_kernels(
 
 
 def with_form(recipe: "Recipe", form: Form) -> "Recipe":
-    """Return the recipe with its products in FP8, in fp16 throughout, or as it is."""
+    """Return the recipe with its products in FP8, or attention too, in fp16 throughout, or as it is."""
     from jaxblt.precision import Fp8Config
 
     if form == "dtype":
         return recipe
     if form == "float16":
         return replace(recipe, train=replace(recipe.train, dtype=form))
-    fp8 = Fp8Config(scaling=form)
+    attends = form == "attention"
+    fp8 = Fp8Config(scaling="delayed" if attends else form, attention=attends)
     return replace(recipe, train=replace(recipe.train, precision="fp8", fp8=fp8))
 
 

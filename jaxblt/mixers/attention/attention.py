@@ -229,7 +229,7 @@ class Attention(nn.Module):
             q, k, v = self._heads(self._split(joined), positions)
         if state is None:
             given = (hides, self._slopes, rule_times(call, plan, segment_ids))
-            attend = lambda v: attend_rows(plan, q, k, v, *given)  # noqa: E731
+            attend = lambda v: self.attend(plan, q, k, v, given)  # noqa: E731
             keep_tables(self, "attention", lambda: {"weights": weights_of_keys(attend, v)})
             y = self._out(attend(v))
             return y if content is None else content.restore(y), None
@@ -240,6 +240,20 @@ class Attention(nn.Module):
             o = jnp.where(rows.arranged.content[..., None, None], o, jnp.zeros((), o.dtype))
             return OpenSum(token, token_products(o, [self._projection()])[1]), state
         return rows.restore(self._out(o)), state
+
+    def attend(
+        self,
+        plan: Plan,
+        q: Float[Array, "B T H K"],
+        k: Float[Array, "B T G K"],
+        v: Float[Array, "B T G K"],
+        given: tuple[Any, Any, Any],
+    ) -> Float[Array, "B T H K"]:
+        """Return attention of a call without a state; `given` is what hides keys, slopes and times (`attend_rows`).
+
+        A step in precision "fp8" may run it in FP8 (`jaxblt.precision.sites`).
+        """
+        return attend_rows(plan, q, k, v, *given)
 
     def _writes_in_place(self, plan: Plan, state: AttentionState) -> bool:
         """Return whether one kernel writes a token to the cache and attends."""
