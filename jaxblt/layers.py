@@ -274,8 +274,8 @@ class OpenSum(NamedTuple):
         return self.x.dtype
 
 
-def closed(x: Float[Array, "B T D"] | OpenSum) -> Float[Array, "B T D"]:
-    """Return x, with its parts added. Their sum is rounded to the dtype of x first, as a product would be."""
+def close_sum(x: Float[Array, "B T D"] | OpenSum) -> Float[Array, "B T D"]:
+    """Return x with its parts added. Their sum is rounded to the dtype of x first, as a product would be."""
     if not isinstance(x, OpenSum):
         return x
     return x.x + jnp.sum(x.parts, 0).astype(x.x.dtype).reshape(x.x.shape)
@@ -539,7 +539,7 @@ class MLP(nn.Module):
             token, hidden, squares = token_products(x, into, norm, leaves_norm=True)
             norms = {"squares": squares, "epsilon": norm.epsilon}
             return OpenSum(token, token_products(None, [down], parts=hidden, **norms)[1])
-        hidden = linears(closed(x), into)
+        hidden = linears(close_sum(x), into)
         if not self.gated:
             return down(_activated(hidden[0], self.activation))
         if isinstance(hidden, JoinedProducts):

@@ -21,7 +21,7 @@ from jaxblt.layers import (
     LayerNorm,
     OpenSum,
     RMSNorm,
-    closed,
+    close_sum,
     is_lone_token,
     is_stored,
     is_watched,
@@ -347,7 +347,7 @@ class Block(nn.Module):
         if fuses and isinstance(norm, RMSNorm) and getattr(own, "takes_norm", False):
             x, state = mixer(x, **options, state=state, norm=norm)
         else:
-            x = closed(x)
+            x = close_sum(x)
             y, state = mixer(norm(x), **options, state=state)
             x = by_token(x + self._drop(y, seeds, 0).astype(x.dtype), split=split)
             x = blank(x, content) if fuses else x
@@ -358,7 +358,7 @@ class Block(nn.Module):
             if fuses and isinstance(norm, RMSNorm) and config.gated_mlp and activation == "silu":
                 x = mlp(x, norm)
             else:
-                x = closed(x)
+                x = close_sum(x)
                 x = x + self._drop(mlp(norm(x)), seeds, 1).astype(x.dtype)
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
         if isinstance(x, OpenSum):
@@ -420,7 +420,7 @@ class Period(nn.Module):
             )
             after.append(state)
         # Add the parts before a scan's next turn: it carries one array
-        return closed(x) if self.config.scan else x, tuple(after) if states else ()
+        return close_sum(x) if self.config.scan else x, tuple(after) if states else ()
 
 
 class Stack(nn.Module):
@@ -488,7 +488,7 @@ class Stack(nn.Module):
         x, rest = Period(config, config.remainder, self.dtype, scanned, self._chosen(), name="rest")(
             x, segment_ids, positions, carried[1], code, side, seeds
         )
-        return closed(x), StackState(periods, rest, scanned=config.scan) if state else None
+        return close_sum(x), StackState(periods, rest, scanned=config.scan) if state else None
 
     def _periods(
         self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any, side: Any, seeds: Any

@@ -182,11 +182,8 @@ class Hyena(nn.Module):
         """
         token: Any = x
         x = x.x if isinstance(x, OpenSum) else x
-        config, width, wide = (
-            self.config,
-            {"e": (self.config.order + 1) * self.config.dim},
-            stream_dtype(self.dtype),
-        )
+        config, wide = self.config, stream_dtype(self.dtype)
+        width = {"e": (config.order + 1) * config.dim}
         bias = nn.initializers.zeros if config.in_bias else None
         product = fp8_by_ratio if config.fp8_in else multiply
         options: dict[str, Any] = {"bias": bias, "product": product, "name": "in"}
