@@ -283,7 +283,7 @@ def close_sum(x: Float[Array, "B T D"] | OpenSum) -> Float[Array, "B T D"]:
 
 def token_products(
     x: Float[Array, "1 ..."] | OpenSum | None,
-    layers: Sequence[Linear],
+    layers: Sequence[Linear | Float[Array, "D _"]],
     norm: "RMSNorm | None" = None,
     parts: Float[Array, "S _"] | None = None,
     lse: Float[Array, "S H"] | None = None,
@@ -291,15 +291,16 @@ def token_products(
 ) -> tuple[Any, ...]:
     """Return one token, and its products with layers in parts whose sum they are, by one launch.
 
-    Kernels of the layers are plain, without bias. `norm` acts before the products. `parts` without x are of a gate, or
-    with `lse` of attention. See `pallas_kernels.token_product`, which has the options too.
+    Kernels of the layers are plain, without bias, or are given themselves. `norm` acts before the products. `parts`
+    without x are of a gate, or with `lse` of attention. See `pallas_kernels.token_product`, which has the options too.
     """
     x, parts = x if isinstance(x, OpenSum) else (x, parts)
     like: Any = x
     if x is None and parts is not None:
         sizes = (parts.shape[1] // 2,) if lse is None else (lse.shape[1], parts.shape[1] // lse.shape[1])
         like = jnp.zeros((1, 1, *sizes), layers[0].dtype)
-    kernels = [jnp.asarray(layer.weights(like).kernel).reshape(like.size, -1) for layer in layers]
+    given = [layer.weights(like).kernel if isinstance(layer, Linear) else layer for layer in layers]
+    kernels = [jnp.asarray(kernel).reshape(like.size, -1) for kernel in given]
     if norm is not None:
         options |= {"scale": norm.scale(like), "epsilon": norm.epsilon}
     token = None if x is None else x.reshape(-1).astype(layers[0].dtype)

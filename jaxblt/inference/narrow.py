@@ -10,7 +10,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxblt.adapters.update.side_by_side import groups_in, lay_out_groups
 from jaxblt.inference.decode import PREPARED, Decoder, DecoderState
 from jaxblt.layers import StoredKernel
+from jaxblt.models.byte_lm import TURNED, turn_table
 from jaxblt.models.products import products_in
+from jaxblt.parallel.islands import open_axes
+from pallas_kernels.token_product import is_one_launch
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -44,7 +47,18 @@ def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: De
         if groups:
             made = flatten_dict(prepared.get(name, {})) | lay_out_groups(params[name], groups)
             prepared[name] = unflatten_dict(made)
+        if rows == 1 and (head := _turned_head(given[name], decoder.dtype)):
+            prepared[name] = {**prepared.get(name, {}), **head}
     return {**given, PREPARED: prepared} if prepared else given
+
+
+def _turned_head(params: Any, dtype: Any) -> dict[str, Any]:
+    """Return the tied head's matrix for one token, where one launch multiplies by it."""
+    table = params.get("embedding", {}).get("bytes")
+    tied = table is not None and "logits" not in params.get("head", {})
+    if not tied or open_axes() or dtype != jnp.bfloat16 or not is_one_launch(dtype):
+        return {}
+    return {"head": {TURNED: turn_table(table)}}
 
 
 def _narrowed(params: Any, dtype: Any, products: set[str]) -> Any:

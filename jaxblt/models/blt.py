@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.array_checks import check_like, check_whole
+from jaxblt.mixers.driver.base import rows
 from jaxblt.models.blt_config import BLTOptions
 from jaxblt.models.blt_prefill import (
     after_prompt,
@@ -30,6 +31,8 @@ from jaxblt.models.blt_state import (
     init_blt_state,
     init_open_byte,
     name_holes,
+    name_seen,
+    patch_axis,
 )
 from jaxblt.models.blt_stream import CLOSED, CUT, Cut, after_bytes, cut_bytes, lay_bytes
 from jaxblt.models.bridge import (
@@ -122,9 +125,8 @@ class BLT(BytePatched):
         if gathers:
             self.keep = keep_bytes(dtype, config.encoder.dim)
         reads = {"look_back": config.look_back, "distances": config.read_distances}
-        self.down = (
-            LatestPatch(dtype) if gathers else PatchesToBytes(heads=config.bridge_heads, dtype=dtype, **reads)
-        )
+        reads |= {"width": config.encoder.dim, "heads": config.bridge_heads}
+        self.down = LatestPatch(dtype) if gathers else PatchesToBytes(dtype=dtype, **reads)
         self.decoder = Stack(config.decoder, dtype)
         self.head = Head(config.vocab_size, config.tie_head, dtype, config.decoder)
 
@@ -359,6 +361,7 @@ class BLT(BytePatched):
         x, decoder = self.decoder(x, segment_ids=segment_ids, state=state.decoder)
         last = last_index(segment_ids)
         after = after_prompt(state, segment_ids, patches, place, keys, z)
+        after = after.replace(**self._reread(state, after, document != 0))
         after = after.replace(patcher=patcher, decoder=decoder, **read, **passed)
         return self.head(jnp.take_along_axis(x, last[:, None, None], 1), self.embedding)[:, 0], after
 
@@ -409,12 +412,12 @@ class BLT(BytePatched):
         z, own["latent"] = self._over_slots(x, slots, last, state.capacity, state.latent)
         if p is not None:
             z, own["smoothed"] = smooth(z, jnp.take_along_axis(p, ends, 1), slots, state.smoothed)
-        seen = (
-            jnp.concatenate([state.recent, z.astype(state.recent.dtype)], 1),
-            jnp.concatenate([state.recent_valid, real], 1),
-        )
+        seen = {
+            name: jnp.concatenate([state.seen[name], new.astype(state.seen[name].dtype)], patch_axis(name))
+            for name, new in self._seen(z, real).items()
+        }
         latest = jnp.where(cut.live, cut.visible + self.config.look_back - 1, -1)
-        read = self.down(h[:, None], seen[0][:, None], latest[:, None], seen[1][:, None])[:, 0]
+        read = self._read_seen(h, seen, latest)
         x = self._merge(h, read, p, cut.closed)
         x, own["decoder"] = self.decoder(x, segment_ids=segment_ids, state=state.decoder)
         beyond = state.in_block + cut.num_bytes > state.block_size
@@ -504,7 +507,7 @@ class BLT(BytePatched):
             after = model._close(state.replace(**before), byte)
             return after | {"latent": model._skip(after["latent"], byte.segment_ids, unused, state.capacity)}
 
-        of_patches = {name: getattr(state, name) for name in ("latent", "smoothed", "recent", "recent_valid")}
+        of_patches = {"latent": state.latent, "smoothed": state.smoothed} | state.seen
         due = jnp.any(byte.stands | (unused > 0))
         return state.replace(**change_in(self, due, close, of_patches))
 
@@ -513,10 +516,16 @@ class BLT(BytePatched):
 
         Logits of rows without a byte mean nothing.
         """
-        latest = jnp.full((byte.h.shape[0], 1, 1), self.config.look_back - 1, jnp.int32)
-        found = self.down(byte.h[:, None], state.recent[:, None], latest, state.recent_valid[:, None])[:, 0]
-        x = self._merge(byte.h, found, byte.p, byte.closed[:, None])
-        x, decoder = self.decoder(x, segment_ids=byte.segment_ids[:, None], state=state.decoder)
+        x: Any
+        if state.read_keys is None or state.read_values is None or byte.p is not None:
+            latest = jnp.full((byte.h.shape[0], 1), self.config.look_back - 1, jnp.int32)
+            found = self._read_seen(byte.h, state.seen, latest)
+            x = self._merge(byte.h, found, byte.p, byte.closed[:, None])
+        else:
+            keys = (state.read_keys, state.read_values)
+            x = self.down.read_token(byte.h, keys, state.recent_valid)
+        options = {"segment_ids": byte.segment_ids[:, None], "state": state.decoder}
+        x, decoder = self.decoder(x, **options, leaves_sum=True)
         state = advance(state, byte.segment_ids, byte.closed)
         return self.head(x, self.embedding)[:, 0], state.replace(decoder=decoder)
 
@@ -532,8 +541,30 @@ class BLT(BytePatched):
         z, latent = self._over_slots(x[:, 0], slots, last, state.capacity, state.latent)
         if byte.p is not None:
             z, smoothed = smooth(z, byte.p, slots, smoothed)
-        recent, valid = state.see(z, ends)
-        return {"latent": latent, "smoothed": smoothed, "recent": recent, "recent_valid": valid}
+        return {"latent": latent, "smoothed": smoothed} | state.see(self._seen(z, ends), ends)
+
+    def _seen(self, z: Float[Array, "B N D"], valid: Bool[Array, "B N"]) -> dict[str, Array]:
+        """Return patches by the names of `BLTState.seen`, with their keys and values if bytes read these."""
+        return name_seen(z, valid, self.down.keys(z) if isinstance(self.down, PatchesToBytes) else None)
+
+    def _read_seen(
+        self, h: Float[Array, "B T C"], seen: dict[str, Array], latest: Int[Array, "B T"]
+    ) -> Float[Array, "B T C"]:
+        """Return what bytes read from patches by the names of `BLTState.seen`."""
+        valid = seen["recent_valid"][:, None]
+        if isinstance(self.down, LatestPatch):
+            return self.down(h[:, None], seen["recent"][:, None], latest[:, None], valid)[:, 0]
+        keys = (seen["read_keys"][:, None], seen["read_values"])
+        return self.down.out(self.down.look_up(h[:, None], keys, latest[:, None], valid))[:, 0]
+
+    def _reread(self, before: BLTState, state: BLTState, live: Bool[Array, "B"]) -> dict[str, Array]:
+        """Return keys and values of a state's latest patches, in rows that read a prompt."""
+        found = self._seen(state.recent, state.recent_valid)
+        new = {name: found[name] for name in found if name.startswith("read_")}
+        return {
+            name: jnp.where(rows(live, x), x.astype(before.seen[name].dtype), before.seen[name])
+            for name, x in new.items()
+        }
 
     def _skip(self, latent: Any, segment_ids: Int[Array, "B"], unused: Int[Array, "B"], slots: int) -> Any:
         """Move the latent stack over those of a block's slots that are unused at its end, if there are any."""

@@ -68,6 +68,7 @@ class BLTState(flax.struct.PyTreeNode):
       used: patches of the block that have closed.
       recent: vectors of the W latest patches, oldest first.
       recent_valid: which of them there are.
+      read_keys, read_values: of the W latest patches, as bytes read them; None in a model whose bytes read vectors.
       router: what a router remembers of the document; None without one.
       smoothed: the latest patch vector behind the router's smoothing, fp32; None without one.
       block_size, capacity: of the patches the model was trained with.
@@ -88,6 +89,8 @@ class BLTState(flax.struct.PyTreeNode):
     used: Int[Array, "B"]
     recent: Float[Array, "B W D"]
     recent_valid: Bool[Array, "B W"]
+    read_keys: Float[Array, "B W C"] | None
+    read_values: Float[Array, "B 1 W C"] | None
     router: RouterState | None
     smoothed: Float[Array, "B D"] | None
     block_size: int = flax.struct.field(pytree_node=False)
@@ -111,13 +114,38 @@ class BLTState(flax.struct.PyTreeNode):
             values=self.values.at[rows, slot].set(v, mode="drop"),
         )
 
-    def see(
-        self, z: Float[Array, "B 1 D"], ends: Bool[Array, "B 1"]
-    ) -> tuple[Float[Array, "B W D"], Bool[Array, "B W"]]:
-        """Return `recent` and `recent_valid` with one more patch vector, in the rows where there is one."""
-        recent = jnp.concatenate([self.recent[:, 1:], z.astype(self.recent.dtype)], 1)
-        valid = jnp.concatenate([self.recent_valid[:, 1:], ends], 1)
-        return jnp.where(ends[..., None], recent, self.recent), jnp.where(ends, valid, self.recent_valid)
+    @property
+    def seen(self) -> dict[str, Array]:
+        """The W latest patches: what a closed patch changes, by name."""
+        names = ("recent", "recent_valid", "read_keys", "read_values")
+        held = {name: getattr(self, name) for name in names}
+        return {name: array for name, array in held.items() if array is not None}
+
+    def see(self, new: dict[str, Array], ends: Bool[Array, "B 1"]) -> dict[str, Array]:
+        """Return `seen` with one more patch, in the rows where there is one."""
+        moved = {}
+        for name, old in self.seen.items():
+            axis = patch_axis(name)
+            rest = jax.lax.slice_in_dim(old, 1, None, axis=axis)
+            latest = jnp.concatenate([rest, new[name].astype(old.dtype)], axis)
+            moved[name] = jnp.where(rows(ends[:, 0], old), latest, old)
+        return moved
+
+
+def patch_axis(name: str) -> int:
+    """Return along which axis a member of `BLTState.seen` has its patches."""
+    return 2 if name == "read_values" else 1
+
+
+def name_seen(
+    z: Float[Array, "B N D"],
+    valid: Bool[Array, "B N"],
+    keys: tuple[Float[Array, "B N C"], Float[Array, "B N C"]] | None,
+) -> dict[str, Array]:
+    """Return patches by the names of `BLTState.seen`."""
+    found = {"recent": z, "recent_valid": valid}
+    # Give values an axis more: of one shape both would be packed into one array, and cut out again at each byte
+    return found if keys is None else found | {"read_keys": keys[0], "read_values": keys[1][:, None]}
 
 
 class OpenByte(flax.struct.PyTreeNode):
@@ -192,6 +220,10 @@ def init_blt_state(
         else init_level_state(config.level, config.latent, batch_size, **over_slots)
     )
     open_patch = (batch_size, patcher.block_size, config.encoder.dim)
+    read_keys = read_values = None
+    if config.router is None or config.router.unmerge != "gather":
+        read_keys = jnp.zeros((batch_size, config.look_back, config.encoder.dim), dtype)
+        read_values = jnp.zeros((batch_size, 1, config.look_back, config.encoder.dim), dtype)
     return BLTState(
         **zeros,
         patcher=init_patcher(patcher, batch_size),
@@ -203,6 +235,8 @@ def init_blt_state(
         values=jnp.zeros(open_patch, dtype),
         recent=jnp.zeros((batch_size, config.look_back, config.slot_dim), stream_dtype(dtype)),
         recent_valid=jnp.zeros((batch_size, config.look_back), bool),
+        read_keys=read_keys,
+        read_values=read_values,
         router=router,
         smoothed=smoothed,
         block_size=patcher.block_size,

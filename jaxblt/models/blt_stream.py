@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxblt.models.blt_state import BLTState
+from jaxblt.models.blt_state import BLTState, patch_axis
 from jaxblt.models.positions import Places
 
 CUT, CLOSED = "cut", "closed"
@@ -102,7 +102,7 @@ def after_bytes(
     segment_ids: Int[Array, "B T"],
     cut: Cut,
     keys: tuple[Float[Array, "B T C"], Float[Array, "B T C"]],
-    seen: tuple[Float[Array, "B N D"], Bool[Array, "B N"]],
+    seen: dict[str, Array],
 ) -> tuple[BLTState, Int[Array, "B"]]:
     """Return where each row stands behind a call, and how many slots of a block that it completes stay unused.
 
@@ -111,7 +111,7 @@ def after_bytes(
       segment_ids: of the bytes.
       cut: their patches.
       keys: keys and values of the bytes.
-      seen: patch vectors, the W of the state first, and which of them there are.
+      seen: patches by the names of `BLTState.seen`, the W of the state first.
     """
     count, total, rows = cut.num_bytes, cut.total, jnp.arange(len(segment_ids), dtype=jnp.int32)
     ended, last = total > 0, jnp.maximum(count - 1, 0)
@@ -121,6 +121,13 @@ def after_bytes(
     k, v = (x.astype(state.keys.dtype) for x in keys)
     used, edge = state.used + total, (count > 0) & (state.in_block + count == state.block_size)
     latest = total[:, None] + jnp.arange(state.recent.shape[1], dtype=jnp.int32)[None]
+
+    def last_of(name: str, array: Array) -> Array:
+        """Take the W latest patches."""
+        axis = patch_axis(name)
+        index = jnp.expand_dims(latest, [i for i in range(1, array.ndim) if i != axis])
+        return jnp.take_along_axis(array, index, axis).astype(getattr(state, name).dtype)
+
     after = state.replace(
         position=state.position + count,
         last_segment=jnp.where(count > 0, segment_ids[rows, last], state.last_segment),
@@ -130,7 +137,6 @@ def after_bytes(
         previous=jnp.where(ended, cut.offset[rows, closing] + 1, state.previous),
         in_block=jnp.where(edge, 0, state.in_block + count),
         used=jnp.where(edge, 0, used),
-        recent=jnp.take_along_axis(seen[0], latest[..., None], 1).astype(state.recent.dtype),
-        recent_valid=jnp.take_along_axis(seen[1], latest, 1),
+        **{name: last_of(name, array) for name, array in seen.items()},
     )
     return after, jnp.where(edge, state.capacity - used, 0)

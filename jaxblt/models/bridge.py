@@ -10,7 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxblt.layers import RMSNorm, dense, named, normed_linears
+from jaxblt.layers import (
+    OpenSum,
+    RMSNorm,
+    dense,
+    is_lone_token,
+    is_stored,
+    is_watched,
+    named,
+    normed_linears,
+    token_products,
+)
 from jaxblt.parallel.carry import exclusive_scan
 from jaxblt.parallel.halo import by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch
@@ -126,21 +136,42 @@ class PatchesToBytes(nn.Module):
     A byte before which no patch has ended gets 0.
 
     Attributes:
+      width: width of the bytes.
       look_back: W, at least 2 so that the softmax has something to choose from.
       heads: attention heads, over the width of the bytes.
       distances: of the patches that are read instead, from the latest one; negative ones lie ahead.
     """
 
+    width: int
     look_back: int
     heads: int
     dtype: Any = jnp.float32
     distances: tuple[int, ...] | None = None
 
-    @nn.compact
+    def setup(self) -> None:
+        width, dtype = self.width, self.dtype
+        self.norm = RMSNorm(dtype=dtype, name="norm")
+        self.query = dense(width, axes=("embed", "heads"), dtype=dtype, name="query")
+        self.key_norm = RMSNorm(dtype=dtype, name="key_norm")
+        self.key = dense(width, axes=("latent", "heads"), dtype=dtype, name="key")
+        self.value = dense(width, axes=("latent", "heads"), dtype=dtype, name="value")
+        self.out = dense(width, axes=("heads", "embed"), dtype=dtype, name="out")
+        zeros = named(nn.initializers.zeros, None, None)
+        self.bias = self.param("bias", zeros, (self.heads, self._count), jnp.float32)
+
+    @property
+    def _count(self) -> int:
+        return self.look_back if self.distances is None else len(self.distances)
+
+    def keys(self, z: Float[Array, "*S D"]) -> tuple[Float[Array, "*S C"], Float[Array, "*S C"]]:
+        """Return keys and values of patches."""
+        k, v = normed_linears(z, [self.key, self.value], self.key_norm)
+        return k, v
+
     def __call__(
         self,
         h: Float[Array, "B N S C"],
-        keys: Float[Array, "B N K D"],
+        z: Float[Array, "B N K D"],
         latest: Int[Array, "B N S"],
         valid: Bool[Array, "B N K"],
     ) -> Float[Array, "B N S C"]:
@@ -148,26 +179,41 @@ class PatchesToBytes(nn.Module):
 
         Args:
           h: bytes, block by block.
-          keys: patch vectors that a block's bytes may see, oldest first.
-          latest: the index in `keys` of the latest patch that ended at or before each byte; negative for none.
-          valid: False for keys of another document and for holes.
+          z: patch vectors that a block's bytes may see, oldest first.
+          latest: the index in `z` of the latest patch that ended at or before each byte; negative for none.
+          valid: False for patches of another document and for holes.
         """
-        width = h.shape[-1]
-        query = dense(width, axes=("embed", "heads"), dtype=self.dtype, name="query")
-        (q,) = normed_linears(h, [query], RMSNorm(dtype=self.dtype, name="norm"))
-        keys = RMSNorm(dtype=self.dtype, name="key_norm")(keys)
-        k = dense(width, axes=("latent", "heads"), dtype=self.dtype, name="key")(keys)
-        v = dense(width, axes=("latent", "heads"), dtype=self.dtype, name="value")(keys)
-        count = self.look_back if self.distances is None else len(self.distances)
-        bias = self.param("bias", named(nn.initializers.zeros, None, None), (self.heads, count), jnp.float32)
-        q, k, v = (split_heads(x, self.heads) for x in (q, k, v))
+        return self.out(self.look_up(h, self.keys(z), latest, valid))
+
+    def look_up(
+        self,
+        h: Float[Array, "B N S C"],
+        keys: tuple[Float[Array, "B N K C"], Float[Array, "B N K C"]],
+        latest: Int[Array, "B N S"],
+        valid: Bool[Array, "B N K"],
+    ) -> Float[Array, "B N S C"]:
+        """Return what each byte finds in patches' keys and values, before the last product."""
+        (q,) = normed_linears(h, [self.query], self.norm)
+        q, k, v = (split_heads(x, self.heads) for x in (q, *keys))
 
         def read(batched: Any, bias: Any) -> Float[Array, "B N S H K"]:
             (q, k, v), (latest, valid) = batched
-            return lookup(q, k, v, latest, valid, bias, look_back=count, distances=self.distances)
+            return lookup(q, k, v, latest, valid, bias, look_back=self._count, distances=self.distances)
 
-        found = over_blocks(read, (q, k, v), (latest, valid), bias)
-        return dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")(found.reshape(*h.shape))
+        return over_blocks(read, (q, k, v), (latest, valid), self.bias).reshape(h.shape)
+
+    def read_token(
+        self,
+        h: Float[Array, "B 1 C"],
+        keys: tuple[Float[Array, "B W C"], Float[Array, "B 1 W C"]],
+        valid: Bool[Array, "B W"],
+    ) -> Float[Array, "B 1 C"] | OpenSum:
+        """Return one byte of each row with what it reads from the latest patches; of a lone row the sum stays open."""
+        latest = jnp.full((h.shape[0], 1, 1), keys[0].shape[1] - 1, jnp.int32)
+        found = self.look_up(h[:, None], (keys[0][:, None], keys[1]), latest, valid[:, None])[:, 0]
+        if not is_lone_token(h) or is_watched() or is_stored(self.out.weights(found).kernel):
+            return h + self.out(found).astype(h.dtype)
+        return OpenSum(h, token_products(found, [self.out])[1])
 
 
 Tail = tuple[Float[Array, "B W D"], Int[Array, "B W"]]

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxblt.data.vocab import BOS, VOCAB_SIZE
-from jaxblt.layers import Linear
+from jaxblt.layers import Linear, OpenSum, RMSNorm, close_sum, token_products
 from jaxblt.mixers import AttentionConfig
+from jaxblt.mixers.driver.prepared import COLLECTION as PREPARED
 from jaxblt.models.embeddings import (
     ByteEmbedding,
     EmbeddingConfig,
@@ -133,6 +134,21 @@ def init_byte_lm_state(
     )
 
 
+TURNED = "turned"
+"""The name of `turn_table`'s result in the collection "prepared" of a head."""
+
+LINE = 64
+"""Columns of a matrix in 16 bits that fill a line of memory."""
+
+
+def turn_table(table: Float[Array, "V D"]) -> Float[Array, "D _"]:
+    """Return a byte table as a matrix that one token multiplies, with zeros up to whole lines of memory.
+
+    XLA would turn it at each byte. It would also choose a layout for it that the tables of n-grams get too.
+    """
+    return jnp.pad(table.T, ((0, 0), (0, -len(table) % LINE)))
+
+
 class Head(nn.Module):
     """The stack's norm, then logits in fp32: the byte embedding's transpose when tied, else a matrix of its own."""
 
@@ -149,8 +165,12 @@ class Head(nn.Module):
             bias = nn.initializers.zeros if self.biased else None
             self.logits = Linear("btd,dv->btv", sizes, names, self.dtype, bias=bias, accumulate=jnp.float32)
 
-    def __call__(self, x: Float[Array, "B T D"], embedding: ByteEmbedding) -> Float[Array, "B T V"]:
-        x = self.norm(x)
+    def __call__(self, x: Float[Array, "B T D"] | OpenSum, embedding: ByteEmbedding) -> Float[Array, "B T V"]:
+        if isinstance(x, OpenSum) and isinstance(self.norm, RMSNorm) and self.has_variable(PREPARED, TURNED):
+            columns = self.get_variable(PREPARED, TURNED)
+            logits = jnp.sum(token_products(x, [columns], self.norm)[1], 0)
+            return logits[None, None, : self.vocab_size]
+        x = self.norm(close_sum(x))
         return embedding.attend(x) if self.tied else self.logits(x)
 
     def states(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -249,7 +269,7 @@ class ByteLM(nn.Module):
         """
         _check_no_patches(entropies, None)
         x, state = self._read(ids, state, segment_ids)
-        last = last_index(segment_ids)[:, None, None]
+        x, last = close_sum(x), last_index(segment_ids)[:, None, None]
         return self.head(jnp.take_along_axis(x, last, 1), self.embedding)[:, 0], state
 
     def step(
@@ -288,12 +308,12 @@ class ByteLM(nn.Module):
 
     def _read(
         self, ids: Int[Array, "B T"], state: ByteLMState, segment_ids: Int[Array, "B T"] | None
-    ) -> tuple[Float[Array, "B T D"], ByteLMState]:
+    ) -> tuple[Float[Array, "B T D"] | OpenSum, ByteLMState]:
         # Leave calls without ids as they are: they continue documents, and BOS begins one
         segment_ids = segment_ids if segment_ids is None else self._content(ids, segment_ids)
         before = check_embedding_state(self.config.embedding, state.embedding)
         x, embedding = self.embedding(ids, segment_ids=segment_ids, state=before)
-        x, stack = self.stack(x, segment_ids=segment_ids, state=state.stack)
+        x, stack = self.stack(x, segment_ids=segment_ids, state=state.stack, leaves_sum=True)
         assert stack is not None
         return x, ByteLMState(embedding=embedding, stack=stack)
 

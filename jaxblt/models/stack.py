@@ -435,16 +435,18 @@ class Stack(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        x: Float[Array, "B T D"] | OpenSum,
         *,
         segment_ids: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         state: StackState | None = None,
         side: Float[Array, "B T S"] | None = None,
-    ) -> tuple[Float[Array, "B T D"], StackState | None]:
+        leaves_sum: bool = False,
+    ) -> tuple[Any, StackState | None]:
         """Mix along the sequence.
 
-        `side` are side features that the adapter's router reads.
+        `side` are side features that the adapter's router reads. What an `OpenSum` holds where there is no token
+        changes no state, and the result there means nothing. With `leaves_sum` the result may be an `OpenSum`.
         """
         config = self.config
         check_width("Stack", x, config.dim)
@@ -452,14 +454,17 @@ class Stack(nn.Module):
         if state is not None:
             check_depth(config, state)
             check_routers(config.adapter, state, x.shape[0], config.dim)
-        # Zero holes, which norms and MLPs would read: one NaN there would be in the gradient of their weights
-        x = blank(x.astype(stream_dtype(self.dtype)), content_of(segment_ids))
         adapter = config.adapter
+        x = close_sum(x) if adapter is not None or config.scan else x
+        if not isinstance(x, OpenSum):
+            # Zero holes, which norms and MLPs would read: one NaN there would be in the gradient of their weights
+            x = blank(x.astype(stream_dtype(self.dtype)), content_of(segment_ids))
         router = None
         if adapter is not None and not adapter.of_blocks:
             router = adapter.build(dtype=self.dtype, name="router")
         if router is None:
-            return self._through(x, segment_ids, positions, None, side, state)
+            x, after = self._through(x, segment_ids, positions, None, side, state)
+            return x if leaves_sum else close_sum(x), after
         x, after, routed = call_routed(
             router,
             x,
@@ -469,11 +474,12 @@ class Stack(nn.Module):
             side,
             lambda x, ids, positions, code: self._through(x, ids, positions, code, None, state),
         )
+        x = close_sum(x)
         return x, None if after is None else dataclasses.replace(after, router=routed)
 
     def _through(
         self, x: Any, segment_ids: Any, positions: Any, code: Any, side: Any, state: StackState | None
-    ) -> tuple[Float[Array, "B T D"], StackState | None]:
+    ) -> tuple[Float[Array, "B T D"] | OpenSum, StackState | None]:
         """Run the blocks.
 
         The code scales their sites, or their routers read the side features.
@@ -488,7 +494,7 @@ class Stack(nn.Module):
         x, rest = Period(config, config.remainder, self.dtype, scanned, self._chosen(), name="rest")(
             x, segment_ids, positions, carried[1], code, side, seeds
         )
-        return close_sum(x), StackState(periods, rest, scanned=config.scan) if state else None
+        return x, StackState(periods, rest, scanned=config.scan) if state else None
 
     def _periods(
         self, x: Any, segment_ids: Any, positions: Any, states: Any, code: Any, side: Any, seeds: Any

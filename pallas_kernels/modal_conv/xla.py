@@ -1,6 +1,6 @@
 """Chunks: a Toeplitz product inside of each, and a state of M numbers per channel carried from one to the next."""
 
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -54,8 +54,15 @@ def _one_step(u: Array, modes: Modes, documents: Array | None, state: Array | No
     log_poles, residues, bias = modes
     u = u.astype(log_poles.dtype)
     before = jnp.zeros_like(u * log_poles[None]) if state is None else state
-    after = jnp.exp(log_poles)[None] * before + u
-    y = jnp.sum(residues[None] * after, -1, keepdims=True)
+    poles = jnp.exp(log_poles)[None]
+    after = poles * before + u
+    if len(u) == 1:
+        # Write the sum out: XLA ends a kernel at a sum over an axis, and these are fused with what stands around them
+        modes = [slice(m, m + 1) for m in range(log_poles.shape[1])]
+        each = [residues[None, :, m] * (poles[..., m] * before[..., m] + u) for m in modes]
+        y = reduce(jnp.add, each)
+    else:
+        y = jnp.sum(residues[None] * after, -1, keepdims=True)
     if bias is not None:
         y = y + bias[None, :, None] * u
     if documents is not None:

@@ -1,6 +1,7 @@
 """Past inputs as a carry, for what looks a fixed number of steps back: short convolutions, n-grams."""
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import flax.struct
@@ -10,6 +11,9 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxblt.mixers.driver.base import rows
 from jaxblt.mixers.driver.marks import Marks
+
+FEW = 8
+"""The most taps whose sum is written out for one row."""
 
 
 @flax.struct.dataclass
@@ -162,7 +166,10 @@ def at_first_document(added: Float[Array, "B D T"], marks: Marks) -> Float[Array
 
 def next_output(past: Float[Array, "B D S"], taps: Float[Array, "D F"]) -> Float[Array, "B D 1"]:
     """Return what the past adds to the next step: one fp32 product with taps from lag 1 on."""
-    used = jnp.flip(taps[:, 1 : past.shape[-1] + 1], -1)
+    used = jnp.flip(taps[:, 1 : past.shape[-1] + 1], -1).astype(jnp.float32)
     wide = past.astype(jnp.float32)[..., past.shape[-1] - used.shape[-1] :]
-    y = jnp.einsum("bds,ds->bd", wide, used.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
-    return y[..., None]
+    if len(past) == 1 and used.shape[-1] <= FEW:
+        # Write the sum out: XLA ends a kernel at a sum over an axis
+        each = [wide[..., i : i + 1] * used[None, :, i : i + 1] for i in range(used.shape[-1])]
+        return reduce(jnp.add, each)
+    return jnp.einsum("bds,ds->bd", wide, used, precision=jax.lax.Precision.HIGHEST)[..., None]

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxblt.data.vocab import VOCAB_SIZE
 from jaxblt.layers import dense, stream_dtype
 from jaxblt.mixers import AttentionConfig
-from jaxblt.models.blt_state import begin, check_rule, check_state
+from jaxblt.models.blt_state import begin, check_rule, check_state, name_seen
 from jaxblt.models.blt_stream import CLOSED, CUT, after_bytes, cut_bytes, lay_bytes
 from jaxblt.models.bridge import to_blocks, to_row
 from jaxblt.models.byte_lm import Head
@@ -332,7 +332,8 @@ class ReleasedBLT(BytePatched):
         latest = jnp.where(cut.live, cut.visible, 0)
         x, decoder = self._decode(h, seen[0], latest, segment_ids, begun.decoder)
         own = {"patcher": patcher, "embedding": embedding, "encoder": encoder, "latent": latent}
-        after, _ = after_bytes(begun.replace(**own, decoder=decoder), segment_ids, cut, keys, seen)
+        held = begun.replace(**own, decoder=decoder)
+        after, _ = after_bytes(held, segment_ids, cut, keys, name_seen(*seen, None))
         assert isinstance(after, ReleasedState)
         peak = jnp.take_along_axis(peaks, cut.total[:, None, None], 1)[:, 0]
         kept = jnp.where(after.offset[:, None] > 0, peak, 0).astype(begun.peak.dtype)

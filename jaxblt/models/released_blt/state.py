@@ -47,6 +47,7 @@ def init_released_state(
     room = (batch_size, min(longest, num_bytes), mixer.groups * mixer.width)
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     fields |= {"keys": jnp.zeros(room, dtype), "values": jnp.zeros(room, dtype)}
+    fields |= {"read_keys": None, "read_values": None}
     fields |= {"block_size": patcher.block_size, "capacity": patcher.slots}
     peak = jnp.zeros((batch_size, config.encoder.dim), stream_dtype(dtype))
     return ReleasedState(**fields, peak=peak)
