@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -481,9 +482,18 @@ class BLT(BytePatched):
         segments, state = begin(state, segment_ids)
         if closed is not None:
             check_like("closed", closed, ids)
-        rated = None if entropies is None else entropies[:, None]
-        options = {"segment_ids": segments[:, None], "positions": state.position[:, None], "entropies": rated}
         before = state
+        if entropies is not None:
+            # Let entropies wait for offsets: XLA would make one kernel of offsets and of what entropies decide, and so
+            # the encoder would wait for the entropy model
+            entropies, offset = jax.lax.optimization_barrier((entropies, state.offset))
+            state = state.replace(offset=offset)
+        rated = None if entropies is None else entropies[:, None]
+        options = {
+            "segment_ids": segments[:, None],
+            "positions": before.position[:, None],
+            "entropies": rated,
+        }
         h, scores, p, read = self._encode(
             ids[:, None], lambda scores: (scores, before.place()), **options, state=state
         )

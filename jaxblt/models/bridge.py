@@ -116,9 +116,20 @@ class BytesToPatches(nn.Module):
         (query,) = normed_linears(last, [self.query], self.norm)
         q, k, v = (split_heads(x, self.heads) for x in (query, *keys))
         pooled = over_blocks(lambda args, _: pool(*args[0], *args[1]), (q, k, v), (patch_ids,))
-        found = self.out(pooled.reshape(*pooled.shape[:-2], -1))
-        patches = self.up(last + found.astype(last.dtype))
+        pooled = pooled.reshape(last.shape)
+        if self._multiplies_token(pooled):
+            parts = token_products(pooled, [self.out])[1]
+            patches = jnp.sum(token_products(OpenSum(last, parts), [self.up])[1], 0).astype(last.dtype)
+            patches = patches.reshape(*last.shape[:-1], -1)
+        else:
+            patches = self.up(last + self.out(pooled).astype(last.dtype))
         return patches * real[..., None].astype(patches.dtype)
+
+    def _multiplies_token(self, x: Float[Array, "B N P C"]) -> bool:
+        """Return whether the last two products are launches of one token each."""
+        if not is_lone_token(x.reshape(-1, *x.shape[2:])) or is_watched():
+            return False
+        return not any(is_stored(layer.weights(x).kernel) for layer in (self.out, self.up))
 
 
 def last_bytes(h: Float[Array, "B N S C"], patches: Patches) -> Float[Array, "B N P C"]:

@@ -76,9 +76,9 @@ def test_parts_of_a_model_leave_their_sums_open(kind: str, monkeypatch: pytest.M
     launches = count_launches(monkeypatch)
     columns = turn_table(params["params"]["embedding"]["bytes"])
     joined, after = decoded(config, {**params, PREPARED: {"head": {TURNED: columns}}}, ids, patcher)
-    # Four of each block of bytes, and the head. Patches: queries, outputs and keys of the bridge, one more for keys
-    # of a closed patch and the query of its bytes, and four of each latent block
-    assert len(launches) == {"bytes": 4 + 1, "patches": 2 * 4 + 1 + 3 + 2 + 2 * 4}[kind]
+    # Four of each block, and the head. Of the bridge a byte's keys, query and output, and where a patch closes its
+    # query, output, vector and keys
+    assert len(launches) == {"bytes": 4 + 1, "patches": 2 * 4 + 1 + 3 + 4 + 2 * 4}[kind]
     assert sum(given[1][0].shape == columns.shape for given in launches) == 1
     assert_close(np.asarray(joined), np.asarray(apart), n=256)
     for found, known in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
