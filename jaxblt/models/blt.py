@@ -484,16 +484,12 @@ class BLT(BytePatched):
             check_like("closed", closed, ids)
         before = state
         if entropies is not None:
-            # Let entropies wait for offsets: XLA would make one kernel of offsets and of what entropies decide, and so
-            # the encoder would wait for the entropy model
-            entropies, offset = jax.lax.optimization_barrier((entropies, state.offset))
-            state = state.replace(offset=offset)
+            # Compute offsets before what entropies decide: XLA would make one kernel of both, and so the encoder would
+            # wait for the entropy model
+            offset, in_block = jax.lax.optimization_barrier((state.offset, state.in_block))
+            state = state.replace(offset=offset, in_block=in_block)
         rated = None if entropies is None else entropies[:, None]
-        options = {
-            "segment_ids": segments[:, None],
-            "positions": before.position[:, None],
-            "entropies": rated,
-        }
+        options = {"segment_ids": segments[:, None], "positions": state.position[:, None], "entropies": rated}
         h, scores, p, read = self._encode(
             ids[:, None], lambda scores: (scores, before.place()), **options, state=state
         )

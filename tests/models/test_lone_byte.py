@@ -28,22 +28,23 @@ BLOCK = 16
 PATCHER = PatcherConfig(mode="static", block_size=BLOCK, patch_size=4)
 
 
-def small(**changes: Any) -> BLTConfig:
-    """A model whose bridge has a size of its own."""
-    mixers = table(attention=AttentionConfig(dim=16, num_heads=2), window=6)
-    local = StackConfig(dim=16, num_layers=1, pattern="W", mlp_dim=16, mixers=mixers, scan=False)
-    latent = replace(local, dim=24, num_layers=2, pattern="HA")
-    fields = {"latent": latent, "hash": None, "bridge_heads": 2, "look_back": 3}
-    return BLTConfig(encoder=local, decoder=local, **(fields | changes))
+def small(dim: int = 16) -> BLTConfig:
+    """A model whose slots are wider than its bytes."""
+    mixers = table(attention=AttentionConfig(dim=dim, num_heads=2), window=6)
+    local = StackConfig(dim=dim, num_layers=1, pattern="W", mlp_dim=dim, mixers=mixers, scan=False)
+    latent = replace(local, dim=3 * dim // 2, num_layers=2, pattern="HA")
+    return BLTConfig(local, latent, local, hash=None, bridge_heads=2, look_back=3)
 
 
 def drawn(module: Any) -> Any:
     return nn.meta.unbox(module.init(jax.random.key(0), jnp.zeros((1, BLOCK), jnp.int32)))
 
 
-def decoded(config: Any, variables: Any, ids: Any, patcher: PatcherConfig | None = None) -> Any:
+def decoded(
+    config: Any, variables: Any, ids: Any, patcher: PatcherConfig | None = None, dtype: Any = jnp.float32
+) -> Any:
     """Return logits behind each byte, and the state behind them."""
-    module = config.build(patcher=patcher)
+    module = config.build(patcher=patcher, dtype=dtype)
     step = jax.jit(lambda ids, state: module.apply(variables, ids, state, method="step"))
     state, found = module.init_state(len(ids), num_bytes=2 * BLOCK), []
     for t in range(ids.shape[1]):
@@ -83,6 +84,22 @@ def test_parts_of_a_model_leave_their_sums_open(kind: str, monkeypatch: pytest.M
     assert_close(np.asarray(joined), np.asarray(apart), n=256)
     for found, known in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
         assert_close(np.asarray(found, np.float32), np.asarray(known, np.float32), n=256)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_a_gpu_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(256)
+    params = drawn(config.build(patcher=PATCHER))
+    ids = jax.random.randint(jax.random.key(1), (1, 2 * BLOCK - 1), 4, 260)
+    columns = turn_table(params["params"]["embedding"]["bytes"].astype(jnp.bfloat16))
+    given = {**params, PREPARED: {"head": {TURNED: columns}}}
+    joined, _ = decoded(config, given, ids, PATCHER, jnp.bfloat16)
+    for module in (stack, bridge, layers):
+        monkeypatch.setattr(module, "is_lone_token", lambda x: False)
+    monkeypatch.setattr(layers, "token_product", None)
+    apart, _ = decoded(config, params, ids, PATCHER, jnp.bfloat16)
+    assert_close(np.asarray(joined), np.asarray(apart), n=4096, dtype=jnp.bfloat16)
 
 
 def test_a_state_has_the_keys_of_its_latest_patches() -> None:
