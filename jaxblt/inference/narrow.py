@@ -55,8 +55,9 @@ def narrow_params(decoder: Decoder, rows: int, params: dict[str, Any], state: De
 def _turned_head(params: Any, dtype: Any) -> dict[str, Any]:
     """Return the tied head's matrix for one token, where one launch multiplies by it."""
     table = params.get("embedding", {}).get("bytes")
-    tied = table is not None and "logits" not in params.get("head", {})
-    if not tied or open_axes() or dtype != jnp.bfloat16 or not is_one_launch(dtype):
+    if table is None or "logits" in params.get("head", {}):
+        return {}
+    if open_axes() or dtype != jnp.bfloat16 or not is_one_launch(dtype):
         return {}
     return {"head": {TURNED: turn_table(table)}}
 

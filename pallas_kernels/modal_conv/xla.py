@@ -58,8 +58,8 @@ def _one_step(u: Array, modes: Modes, documents: Array | None, state: Array | No
     after = poles * before + u
     if len(u) == 1:
         # Write the sum out: XLA ends a kernel at a sum over an axis, and these are fused with what stands around them
-        modes = [slice(m, m + 1) for m in range(log_poles.shape[1])]
-        each = [residues[None, :, m] * (poles[..., m] * before[..., m] + u) for m in modes]
+        single = [slice(m, m + 1) for m in range(log_poles.shape[1])]
+        each = [residues[None, :, m] * (poles[..., m] * before[..., m] + u) for m in single]
         y = reduce(jnp.add, each)
     else:
         y = jnp.sum(residues[None] * after, -1, keepdims=True)
