@@ -30,17 +30,20 @@ def multiply(
 
     XLA makes one GEMM of an einsum with several rows, and transposes channel-major arrays in a pass of its own. On a
     CPU it keeps the sums of such a product in 16 bits if x has them, so both are widened there. One token on a GPU is
-    multiplied in parts.
+    multiplied in parts. Heads are one axis in a product on one GPU.
     """
     if is_one_token(equation, x, kernel):
         return multiply_token(equation, x, kernel).astype(preferred_element_type or x.dtype)
     if is_by_row(equation, x, kernel):
         y: Any = multiply_by_row(equation, x, kernel, precision, preferred_element_type)
         return checkpoint_name(y, PRODUCT)
+    kinds: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred_element_type}
+    if is_by_head(equation, kernel):
+        return multiply_flat(equation, x, kernel, **kinds)
     if rounds_sums(equation, x):
         wide = jnp.einsum(equation, x.astype(jnp.float32), kernel.astype(jnp.float32), precision=precision)
         return wide.astype(preferred_element_type or x.dtype)
-    return jnp.einsum(equation, x, kernel, precision=precision, preferred_element_type=preferred_element_type)
+    return jnp.einsum(equation, x, kernel, **kinds)
 
 
 class Letters(NamedTuple):
@@ -96,6 +99,26 @@ def is_by_row(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
     inner = prod(kernel.shape[: len(letters.summed)])
     other = inner if last[0] else kernel.size // inner
     return other <= x.size // (x.shape[0] * inner)
+
+
+def is_by_head(equation: str, kernel: Float[Array, "..."]) -> bool:
+    """Return whether `multiply` joins the axes of the kernel: on one GPU, where channels come last on both sides.
+
+    Of a kernel with three axes XLA makes a gradient with its axes in another order, which it then transposes together
+    with both moments. Devices may share heads, so their kernels keep the axis.
+    """
+    is_last = all(read_equation(equation).channels_last)
+    return kernel.ndim > 2 and is_last and not open_axes() and current_device().platform == "gpu"
+
+
+def multiply_flat(
+    equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."], **kinds: Any
+) -> Float[Array, "..."]:
+    """Multiply by the kernel as a matrix."""
+    count = len(read_equation(equation).summed)
+    lead, inner = x.shape[: x.ndim - count], prod(kernel.shape[:count])
+    y = jnp.einsum("...d,de->...e", x.reshape(*lead, inner), kernel.reshape(inner, -1), **kinds)
+    return y.reshape(*lead, *kernel.shape[count:])
 
 
 def rounds_sums(equation: str, x: Float[Array, "..."]) -> bool:

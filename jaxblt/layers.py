@@ -168,9 +168,9 @@ class Linear(nn.Module):
         """Return x W of each of `layers`; the first is this layer. Adapters intercept this method to add updates."""
         if not _are_joined(x, layers, weights):
             return [layer.multiply(x, w.kernel) for layer, w in zip(layers, weights, strict=True)]
-        first, *others = [jnp.asarray(w.kernel) for w in weights]
         # Separate the gradients: XLA would fuse the updates of all these kernels, and copy their arrays for it
-        kernels = [first, *map(jax.lax.optimization_barrier, others)]
+        first, *others = [jnp.asarray(w.kernel) for w in weights]
+        kernels = [apart(first), *map(jax.lax.optimization_barrier, others)]
         return JoinedProducts(self.multiply(x, jnp.concatenate(kernels, -1)), [k.shape[-1] for k in kernels])
 
     @nn.nowrap
@@ -330,6 +330,20 @@ def stream_dtype(dtype: Any) -> Any:
     Norms stand before the layers, so that sums may grow. In fp16 they would exceed 65,504.
     """
     return jnp.float32 if jnp.dtype(dtype) == jnp.float16 else dtype
+
+
+@jax.custom_jvp
+def apart(y: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return y, with which XLA fuses none of its readers, if it is part of a gradient; the gradient is fused as ever.
+
+    XLA would add the residual stream in the product y. It copies the stream for that, as the backward pass reads it.
+    """
+    return y
+
+
+@apart.defjvp
+def _apart_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return jax.lax.optimization_barrier(primals[0]), tangents[0]
 
 
 def _shifted(y: Float[Array, "..."], layer: Linear, weights: Weights) -> Float[Array, "..."]:

@@ -21,6 +21,7 @@ from jaxblt.layers import (
     LayerNorm,
     OpenSum,
     RMSNorm,
+    apart,
     closed,
     is_lone_token,
     is_stored,
@@ -359,7 +360,7 @@ class Block(nn.Module):
                 x = mlp(x, norm)
             else:
                 x = closed(x)
-                x = x + self._drop(mlp(norm(x)), seeds, 1).astype(x.dtype)
+                x = x + self._drop(apart(mlp(norm(x))), seeds, 1).astype(x.dtype)
         # Keep holes and padding zero, so that no later mixer can tell what an earlier one left there
         if isinstance(x, OpenSum):
             # It is zero there: mixers with a norm add nothing, and an MLP without bias keeps it so

@@ -255,7 +255,7 @@ def make_train_step(
         loss = sums["loss"] / weight
         grad_norm = global_norm(grads)
         finite = jnp.isfinite(loss + sums["sown_loss"]) & jnp.isfinite(grad_norm)
-        params, updates, opt_state, sound = _updates(optimizer, schedule, grads, state, finite)
+        (params, param_norm), updates, opt_state, sound = _updates(optimizer, schedule, grads, state, finite)
         good = sound & (state.skipped_in_a_row < max_skips)
         updates = _zero_unless(good, updates)
         bad = (~good).astype(jnp.int32)
@@ -279,7 +279,8 @@ def make_train_step(
             **_figures(task, sums),
             **side,
             "grad_norm": grad_norm,
-            **_norms(state.params, grads, updates, by_layer=layer_norms),
+            "param_norm": param_norm,
+            **_norms(grads, updates, by_layer=layer_norms),
             "skipped": after.skipped.astype(jnp.float32),
             "skipped_in_a_row": after.skipped_in_a_row.astype(jnp.float32),
         }
@@ -297,9 +298,9 @@ def make_train_step(
     )
 
 
-def _norms(params: Any, grads: Any, updates: Any, *, by_layer: bool) -> Metrics:
-    """Return norms of parameters and updates, and of the gradient of the router and, if asked, of layers."""
-    found = {"param_norm": global_norm(params), "update_norm": global_norm(updates)}
+def _norms(grads: Any, updates: Any, *, by_layer: bool) -> Metrics:
+    """Return norms of updates, and of the gradient of the router and, if asked, of layers."""
+    found = {"update_norm": global_norm(updates)}
     if by_layer:
         found |= norms_of_layers(grads)
     if ROUTER in grads:
@@ -335,17 +336,19 @@ def _updates(
     grads: Any,
     state: TrainState,
     finite: Bool[Array, ""],
-) -> tuple[Any, Any, Any, Bool[Array, ""]]:
-    """Return the parameters to update, updates, the optimiser's state, and whether gradients and updates are finite.
+) -> tuple[tuple[Any, Float[Array, ""]], Any, Any, Bool[Array, ""]]:
+    """Return parameters to update, with their norm, updates, the optimiser's state, and whether all is finite.
 
     Updates of a bounded optimiser are not looked at: they would be written out before the first is applied.
     """
-    # Keep the norm of parameters out of the update's pass, which XLA could not do in place then
-    params, finite = jax.lax.optimization_barrier((state.params, finite))
+    # Take the norm of parameters before the update: XLA would copy those that it is still to read
+    given = (state.params, global_norm(state.params))
+    given, finite = jax.lax.optimization_barrier((given, finite))
+    params = given[0]
     updates, opt_state = optimizer.update(grads, state.opt_state, params)
     if isinstance(optimizer, Bounded) and schedule is not None:
-        return params, updates, opt_state, finite & jnp.isfinite(schedule(state.step - state.skipped))
-    return params, updates, opt_state, finite & _all_finite(updates)
+        return given, updates, opt_state, finite & jnp.isfinite(schedule(state.step - state.skipped))
+    return given, updates, opt_state, finite & _all_finite(updates)
 
 
 def _zero_unless(good: Bool[Array, ""], updates: Any) -> Any:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxblt.layers import Linear, OpenSum, RMSNorm, linears, token_products
+from jaxblt.layers import Linear, OpenSum, RMSNorm, apart, linears, token_products
 from jaxblt.mixers.attention.cached import attend_cached
 from jaxblt.mixers.attention.kv_cache import AttentionState, check_ring, init_attention_state, meet
 from jaxblt.mixers.attention.rotary import alibi_slopes, rotary_frequencies, turn
@@ -293,7 +293,7 @@ class Attention(nn.Module):
         return Linear("btd,dhk->bthk", sizes, ("embed", axis, "head_dim"), self.dtype, name=name)
 
     def _out(self, o: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
-        return self._projection()(o)
+        return apart(self._projection()(o))
 
     def _projection(self) -> Linear:
         names, bias = ("heads", "head_dim", "embed"), nn.initializers.zeros if self.config.out_bias else None
