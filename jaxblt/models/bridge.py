@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from jaxblt.layers import RMSNorm, dense, named, normed_linears
+from jaxblt.layers import RMSNorm, apart, dense, named, normed_linears
 from jaxblt.parallel.carry import exclusive_scan
 from jaxblt.parallel.halo import by_stretch, splits_sequence
 from jaxblt.parallel.islands import over_batch
@@ -167,7 +167,8 @@ class PatchesToBytes(nn.Module):
             return lookup(q, k, v, latest, valid, bias, look_back=count, distances=self.distances)
 
         found = over_blocks(read, (q, k, v), (latest, valid), bias)
-        return dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")(found.reshape(*h.shape))
+        out = dense(width, axes=("heads", "embed"), dtype=self.dtype, name="out")
+        return apart(out(found.reshape(*h.shape)))
 
 
 Tail = tuple[Float[Array, "B W D"], Int[Array, "B W"]]
