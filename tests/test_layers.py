@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpy.testing import assert_array_equal
 
 from jaxblt.einsums import multiply, read_equation
-from jaxblt.layers import JOINED_POSITIONS, MLP, Dropout, Linear, NormDropoutReLU, RMSNorm
+from jaxblt.layers import JOINED_POSITIONS, MLP, Dropout, Linear, NormDropoutReLU, RMSNorm, apart
 from jaxblt.models.remat import remat
 from jaxblt.parallel import MeshConfig
 from jaxblt.random_keys import make_key
@@ -171,12 +171,40 @@ def test_joined_products_equal_those_of_each_kernel():
     def run(params, x):
         return jnp.mean(jnp.square(mlp.apply(params, x).astype(jnp.float32)))
 
-    apart = run(params, x)
+    each = run(params, x)
     with compiling_for(H200):
         traced = jax.make_jaxpr(run)(params, x)
     joined = jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *jax.tree.leaves((params, x)))
-    for ours, theirs in zip(joined, jax.tree.leaves(apart), strict=True):
+    for ours, theirs in zip(joined, jax.tree.leaves(each), strict=True):
         assert_close(ours, theirs, jnp.bfloat16, JOINED_POSITIONS)
+
+
+@pytest.mark.parametrize("equation", ["btd,dhk->bthk", "bthk,hkd->btd"])
+def test_gradients_of_heads_are_matrices_on_a_gpu(equation):
+    """XLA would transpose a gradient of three axes, and both moments with it."""
+    args = arrays(equation)
+
+    def run(device):
+        with compiling_for(device):
+            traced = jax.make_jaxpr(passes(equation))(*args)
+        made = [eqn.outvars[0].aval.ndim for eqn in traced.eqns if eqn.primitive.name == "dot_general"]
+        return min(made), jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *args)
+
+    (ours, found), (theirs, expected) = map(run, (H200, CPU))
+    assert (ours, theirs) == (2, 3)
+    for name, a, b in zip(("y", "dx", "dw"), found, expected, strict=True):
+        assert_close(a, b, n=ROWS * LENGTH, what=name)
+
+
+def test_products_are_apart_where_they_have_a_gradient():
+    def add(x):
+        return x + apart(2 * x)
+
+    x = jnp.arange(3.0)
+    passes = add, jax.grad(lambda x: add(x).sum()), jax.checkpoint(add)
+    # One forward, none backward: a gradient is fused with its readers
+    assert [str(jax.make_jaxpr(run)(x)).count("optimization_barrier") for run in passes] == [0, 1, 0]
+    assert_array_equal(jax.grad(lambda x: add(x).sum())(x), jnp.full(3, 3.0))
 
 
 def test_frozen_kernel_adds_no_product():

@@ -81,6 +81,18 @@ def test_loss_is_mean_cross_entropy_of_scored_bytes():
     np.testing.assert_allclose(metrics["param_norm"], norm, rtol=1e-6)
 
 
+def test_norm_of_parameters_is_taken_before_the_update():
+    """XLA would copy parameters that are read when others are updated already."""
+    _, _, step, begin = plain()
+    state = begin()
+    (call,) = jax.make_jaxpr(step)(state, random_batch(0)).eqns
+    leaves = len(jax.tree.leaves(state.params))
+    barriers = [eqn for eqn in call.params["jaxpr"].eqns if eqn.primitive.name == "optimization_barrier"]
+    (held,) = [eqn for eqn in barriers if len(eqn.invars) > leaves]
+    scalars = sorted(str(v.aval.dtype) for v in held.invars[leaves:] if not v.aval.shape)
+    assert scalars == ["bool", "float32"]
+
+
 @pytest.mark.slow(days=14)
 @pytest.mark.parametrize("objective", [NextByte(), OrderAgnostic()], ids=["next", "any_order"])
 def test_micro_batches_equal_the_whole_batch(objective):
