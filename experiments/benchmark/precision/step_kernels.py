@@ -86,6 +86,8 @@ def step_kernels(
             "remat": remat,
             "scan": scan,
         }
+        if ready.setup.task.patcher is not None:
+            found["slots"] = ready.setup.task.patcher.slots
         found |= _timed(ready, trials, peak)
     save("step_kernels", out, found)
     return found
