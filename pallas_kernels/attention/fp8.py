@@ -141,7 +141,8 @@ def in_parts(run: Callable[..., Gradients], *given: Any) -> Gradients:
     rows, size = arrays[0].shape[0], max(TOGETHER // arrays[0].shape[2], 1)
     found = [run(*(x[i : i + size] for x in arrays), scales, over) for i in range(0, rows, size)]
     q, k, v, largest = zip(*found, strict=True)
-    return Gradients(*map(jnp.concatenate, (q, k, v)), jnp.max(jnp.stack(largest), 0))
+    joined = jnp.concatenate(q), jnp.concatenate(k), jnp.concatenate(v)
+    return Gradients(*joined, jnp.max(jnp.stack(largest), 0))
 
 
 TABLE = (Implementation("cudnn", _cudnn, why_not), Implementation("reference", _reference))

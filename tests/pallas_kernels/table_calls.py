@@ -38,7 +38,7 @@ from pallas_kernels.short_conv import short_conv
 from pallas_kernels.token_product import shapes as token_shapes
 from pallas_kernels.token_product import token_product
 
-BF16, FP32, INT32 = jnp.bfloat16, jnp.float32, jnp.int32
+BF16, FP32, INT32, E4M3 = jnp.bfloat16, jnp.float32, jnp.int32, jnp.float8_e4m3fn
 
 
 MANY_LONG_ROWS = long_shapes.LongConvShape("1024 x 1M", 1024, 1, 1 << 20, 1 << 20)
@@ -216,8 +216,25 @@ def write_token(shape: Any, dtype: Any, ids: Any) -> Made:
     return attention.token_attention, (heads, k, k, *marks), {"dtype": dtype}
 
 
+def attend_in_e4m3(op: Any, shape: Any, dtype: Any, ids: Any) -> Made:
+    """Return causal attention of arrays in E4M3, or its gradients; keys have as many heads as queries."""
+    del dtype, ids
+    x, scale = like(shape.batch, shape.tokens, shape.heads, shape.head_dim, dtype=E4M3), like(dtype=FP32)
+    scales = attention.Fp8Scales(*(scale,) * 4)
+    if op is attention.fp8_attention:
+        return op, (x, x, x, scales), {}
+    lse = like(shape.batch, shape.heads, shape.tokens, dtype=FP32)
+    return op, (x, x, x, x, lse, x, scales, attention.Fp8GradientScales(*(scale,) * 5)), {}
+
+
 CALLS: dict[str, Callable[[], Iterator[Call]]] = {
     "attention.api.TABLE": partial(of_attention, attention.attention),
+    "attention.fp8.TABLE": partial(
+        calls, attention_shapes.SHAPES, partial(attend_in_e4m3, attention.fp8_attention), "tokens"
+    ),
+    "attention.fp8.GRADIENT_TABLE": partial(
+        calls, attention_shapes.SHAPES, partial(attend_in_e4m3, attention.fp8_attention_gradients), "tokens"
+    ),
     "attention.partial.FORWARD": partial(of_attention, attention.partial_attention),
     "attention.partial.BACKWARD": partial(of_attention, attention.partial_attention_backward),
     "attention.prefix.TABLE": partial(calls, attention_shapes.SHAPES, read_cache, "tokens"),

@@ -1,11 +1,12 @@
 """Where a train step's time goes, by kernel: python -m experiments.benchmark step_kernels --out FILE."""
 
+import json
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from experiments.benchmark.figures.saved import save
+from experiments.benchmark.figures.saved import RECORD, save
 from experiments.benchmark.splitting.split_step import Model, step_recipe
 from jaxblt.validation import whole
 
@@ -34,6 +35,7 @@ def step_kernels(
     scan: bool = False,
     trials: int = 20,
     peak: float = PEAK,
+    slots: int | None = None,
 ) -> dict[str, Any]:
     """Time a train step, and add up its device time by kernel, by kind of kernel and by pass.
 
@@ -43,8 +45,8 @@ def step_kernels(
     Args:
       out: JSON file to write.
       model: as for `split_step`; or the recipe `books` on the embedded book, without dropout in its encoder, with a
-        head of its own, a drawn entropy model and as many slots for patches as a mean length of 4.5 bytes takes. Of
-        the options behind it only `rows`, `length`, `trials` and `peak` count then.
+        head of its own and a drawn entropy model. Of the options behind it only `rows`, `length`, `trials`, `peak`
+        and `slots` count then.
       form: "dtype" is bf16 throughout, "float16" is fp16 with a scaled loss, the others are scales of FP8, and
         "attention" is "delayed" with attention in FP8 too.
       rows: of a batch.
@@ -55,6 +57,7 @@ def step_kernels(
       scan: loop over blocks, or unroll them.
       trials: of the timing, at least 20.
       peak: FLOP/s that MFU is a share of.
+      slots: for patches, in a block of `books`; None for those of its run in `books.json`.
 
     Raises:
       ValueError: `rows` or `length` is below 1, or there are fewer than 20 trials.
@@ -68,7 +71,7 @@ def step_kernels(
     mesh = MeshConfig(data=1).build(jax.devices()[:1])
     with jax.set_mesh(mesh):
         if model == "books":
-            ready = _books(rows, length, mesh)
+            ready = _books(rows, length, mesh, slots)
         else:
             from jaxblt.training.start.timed_step import prepare
 
@@ -104,28 +107,36 @@ def with_form(recipe: "Recipe", form: Form) -> "Recipe":
     return replace(recipe, train=replace(recipe.train, precision="fp8", fp8=fp8))
 
 
-def _books(rows: int, length: int, mesh: "Mesh") -> "Ready":
+def _books(rows: int, length: int, mesh: "Mesh", slots: int | None) -> "Ready":
     import flax.linen as nn
     import jax
 
     from jaxblt import recipes
-    from jaxblt.training.start.compile_ahead import settle
     from jaxblt.training.start.setup import init_params, make_task
     from jaxblt.training.start.timed_step import prepare
     from jaxblt.training.state import freeze_entropy
 
     base, entropy = recipes.get("books"), recipes.get("books_entropy")
-    # Settle the capacity first: entropies of a drawn model would calibrate it to twice the slots
-    base, _ = settle(replace(base, data=replace(base.data, batch_size=rows, seq_len=length)))
     assert base.patcher is not None
-    book = {"paths": (), "sample": "book", "split": "position", "validation_names": (), "test_names": ()}
+    if slots is None:
+        # Take them from a run: entropies of a drawn model would calibrate twice as many
+        slots = json.loads((RECORD / "books.json").read_text("utf-8"))["evaluation"]["capacity"]
+    book = {
+        "batch_size": rows,
+        "seq_len": length,
+        "paths": (),
+        "sample": "book",
+        "split": "position",
+        "validation_names": (),
+        "test_names": (),
+    }
     data, task = replace(base.data, **book), make_task(entropy)
     draw = jax.jit(lambda: nn.meta.unbox(init_params(task, data, 0)))
     recipe = replace(
         base,
         data=data,
         model=replace(base.model, encoder=replace(base.model.encoder, dropout=0.0), tie_head=False),
-        patcher=replace(base.patcher, threshold=None),
+        patcher=replace(base.patcher, capacity=slots),
         entropy_run=None,
         entropy_model=entropy.model,
     )

@@ -14,4 +14,5 @@ def test_recipes_of_losses_need_no_entropy_run():
     assert (seeded.data.batch_size, seeded.data.seed, seeded.train.seed) == (3, 7, 7)
     assert step_kernels.with_form(recipe, "float16").train.dtype == "float16"
     assert step_kernels.with_form(recipe, "delayed").train.fp8.scaling == "delayed"
+    assert step_kernels.with_form(recipe, "attention").train.fp8.attention
     assert step_kernels.with_form(recipe, "dtype") == recipe
