@@ -49,8 +49,9 @@ def fp8_loss(
     from jaxblt import recipes
 
     whole("--seeds", seeds, least=1)
-    if rows is not None:
-        whole("--rows", rows, least=1)
+    for name, value in (("--rows", rows), ("--head", head)):
+        if value is not None:
+            whole(name, value, least=1)
     base = without_entropies(with_heads(recipes.get(recipe), head), paths, steps, rows)
     mesh, found = base.mesh.build(jax.devices()[:1]), list[dict[str, Any]]()
     figures: dict[str, Any] = {}
@@ -110,7 +111,13 @@ def _trained(
 
 
 def with_heads(recipe: "Recipe", width: int | None) -> "Recipe":
-    """Return the recipe of a byte model with heads of this width in each layer of attention; None changes nothing."""
+    """Return the recipe of a byte model with heads of this width in each layer of attention; None changes nothing.
+
+    Keys get as many heads as queries, as FP8 attention takes them.
+
+    Raises:
+      ValueError: the model is no byte model, or the width does not divide its own.
+    """
     from jaxblt.mixers import AttentionConfig
     from jaxblt.models import ByteLMConfig
 
@@ -121,8 +128,11 @@ def with_heads(recipe: "Recipe", width: int | None) -> "Recipe":
             f"--head {width} is for byte models, and recipe {recipe.name!r} is none: leave it out"
         )
     stack = recipe.model.stack
+    if stack.dim % width:
+        raise ValueError(f"--head {width} does not divide the width {stack.dim} of recipe {recipe.name!r}")
+    heads = {"num_heads": stack.dim // width, "num_kv_heads": None, "head_dim": None}
     mixers = {
-        name: replace(mixer, num_heads=mixer.dim // width) if isinstance(mixer, AttentionConfig) else mixer
+        name: replace(mixer, **heads) if isinstance(mixer, AttentionConfig) else mixer
         for name, mixer in stack.mixers.items()
     }
     return replace(recipe, model=replace(recipe.model, stack=replace(stack, mixers=mixers)))
