@@ -180,25 +180,29 @@ def predict(
     amax: Any = None,
     counted: Any = None,
     collections: Sequence[str] = SIDE_OUTPUTS,
+    fp8: Fp8Config | None = None,
 ) -> tuple[Any, Patches | None, Any]:
     """Return logits ([B, T, V], [B, C] of rows, or `TaskAnswers`), patches, and what modules sowed.
 
     Dropout is on iff `rngs` has its key. A policy takes `experts`, if there are any (`jaxblt.adapters.Draw`). Products
-    in FP8 read their scales from `amax`, and the router's loss takes F of a whole batch from `counted`.
+    in FP8, as `fp8` says, read their scales from `amax`; those of the entropy model are never in FP8. The router's loss
+    takes F of a whole batch from `counted`.
     """
     routed = None if counted is None else {ROUTER: counted}
     given = ((POLICY, experts), (FP8, amax), (COUNTED, routed))
     given = {name: value for name, value in given if value is not None}
     with tell_documents(batch.documents, None if task.patcher is None else task.patcher.block_size):
-        (logits, patches), side = task.model.apply(
-            {"params": whole_params(params, frozen), **given},
-            batch.inputs,
-            segment_ids=_segments(task, batch),
-            positions=batch.positions if task.packed else None,
-            entropies=find_entropies(task, frozen, batch),
-            rngs=rngs,
-            mutable=collections,
-        )
+        entropies = find_entropies(task, frozen, batch)
+        with in_fp8(fp8):
+            (logits, patches), side = task.model.apply(
+                {"params": whole_params(params, frozen), **given},
+                batch.inputs,
+                segment_ids=_segments(task, batch),
+                positions=batch.positions if task.packed else None,
+                entropies=entropies,
+                rngs=rngs,
+                mutable=collections,
+            )
     return logits, patches, side
 
 
@@ -471,10 +475,8 @@ def _runner(
         **options: Any,
     ) -> Any:
         own = task if model is None else replace(task, model=model)
-        with in_fp8(task.fp8):
-            return predict(
-                own, params, frozen, rows, {**always, **rngs}, amax=amax, counted=counted, **options
-            )
+        given = {"amax": amax, "counted": counted, "fp8": task.fp8} | options
+        return predict(own, params, frozen, rows, {**always, **rngs}, **given)
 
     return run
 

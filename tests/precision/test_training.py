@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jaxblt.models import ByteLMConfig, StackConfig
+from jaxblt.models import BLTConfig, ByteLMConfig, StackConfig
+from jaxblt.patching import PatcherConfig
 from jaxblt.precision import (
     Fp8Config,
     LossScaleConfig,
@@ -20,7 +22,7 @@ from jaxblt.precision import (
 )
 from jaxblt.precision.device import check_fp8
 from jaxblt.precision.scaling import check_scales
-from jaxblt.training.state import TrainState, start, without_frozen
+from jaxblt.training.state import ENTROPY, Frozen, TrainState, start, without_frozen
 from jaxblt.training.step import Task, make_train_step
 from jaxblt.training.stored.checkpoint import Checkpointer
 from jaxblt.training.train_config import TrainConfig
@@ -39,6 +41,27 @@ def test_a_history_shifts_and_backs_off_where_an_entry_is_not_finite():
     np.testing.assert_array_equal(after["a"], [[3, 4, 2], [2, 0, 0]])
     after = next_amax(after, {"a": seen["a"].at[0, 0].set(jnp.inf)})
     np.testing.assert_array_equal(after["a"], [[8, 3, 4], [4, 2, 0]])
+
+
+def test_an_entropy_model_remembers_nothing_and_stays_out_of_fp8():
+    """Its parameters are not the model's, so no scales are kept for it; evaluations cut by its bf16 entropies too."""
+    ends, ids = replace(MODEL.stack, num_layers=1, scan=False), jnp.zeros((2, 32), jnp.int32)
+    patcher = PatcherConfig(mode="entropy", threshold=1.0, block_size=16, capacity=16)
+    module = BLTConfig(ends, ends, ends, hash=None, bridge_heads=1).build(dtype=jnp.bfloat16, patcher=patcher)
+    entropy, still = MODEL.build(dtype=jnp.bfloat16), optax.sgd(0.0)
+
+    def shapes(model, **given):
+        return jax.eval_shape(lambda: model.init(jax.random.key(0), ids, **given)["params"])
+
+    sites, boxed = find_sites(CONFIG, lambda: shapes(module, entropies=jnp.zeros((2, 32))))
+    frozen = {ENTROPY: Frozen(nn.meta.unbox(shapes(entropy)), "drawn")}
+    scaling = {"amax": jax.eval_shape(lambda: first_amax(CONFIG, sites, boxed))}
+    state = jax.eval_shape(
+        lambda p, f, s: start(p, still, f, scaling=s), nn.meta.unbox(boxed), frozen, scaling
+    )
+    step = make_train_step(Task(module, entropy_model=entropy, fp8=CONFIG), still)
+    after, _ = jax.eval_shape(step, state, random_batch(0, rows=2))
+    assert jax.tree.structure(after.scaling) == jax.tree.structure(scaling)
 
 
 @pytest.mark.slow(days=28, group="costly")
