@@ -16,10 +16,12 @@ from pallas_kernels.attention import (
     fp8_attention,
     fp8_attention_gradients,
 )
-from pallas_kernels.runtime import OwnGradient
+from pallas_kernels.runtime import OwnGradient, current_device
 
 WIDTH, MULTIPLE = 128, 128
 """Channels of a head, and what a length divides by: cuDNN has gradients in FP8 for no others."""
+CAPABILITY = 9
+"""Of GPUs that attend in FP8: the definition would hold all scores of a row on others."""
 
 
 class AttentionPast(NamedTuple):
@@ -42,6 +44,9 @@ class AttentionPast(NamedTuple):
 
 def why_not(plan: Plan, q: Any, k: Any, hides: Any, slopes: Any, times: Any) -> str | None:
     """Return why a call without a state cannot attend in FP8, or None."""
+    device = current_device()
+    if device.platform == "gpu" and (device.capability or (0,))[0] != CAPABILITY:
+        return f"it takes a GPU of capability {CAPABILITY}.x, and this is {device.kind}"
     if plan.route != "whole" or not plan.causal or plan.window is not None or plan.rule is not None:
         return "it takes whole causal rows on one device, without window and rule"
     if hides is not None or slopes is not None or times is not None:

@@ -12,11 +12,13 @@ from flax.traverse_util import flatten_dict
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.precision import AttentionPast, Fp8Config, attend_in_fp8, find_sites, first_amax
+from jaxblt.training.start.setup import make_setup
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
 from pallas_kernels.attention import attention, masks
+from pallas_kernels.runtime import Device, compiling_for
 from tests.parameters import drawn
-from tests.training.tiny import random_batch
+from tests.training.tiny import random_batch, tiny_recipe
 
 CONFIG = Fp8Config(scaling="delayed", history=2, attention=True)
 LAYER = AttentionConfig(dim=128, num_heads=1)
@@ -113,3 +115,21 @@ def test_what_cannot_attend_in_fp8_is_named():
         sites(model(), length=64)
     with pytest.raises(ValueError, match="and no ALiBi; use False"):
         sites(model(position="alibi"))
+    for name, capability in (("L40S", (8, 9)), ("B200", (10, 0))):
+        said = rf"takes a GPU of capability 9\.x, and this is {name}; use"
+        with compiling_for(Device("gpu", capability, name)), pytest.raises(ValueError, match=said):
+            sites(model())
+
+
+def test_rows_that_may_hold_padding_are_refused_before_anything_is_compiled():
+    """Parameters are drawn without segment ids, so only the data's config tells."""
+    options = {"dtype": "bfloat16", "precision": "fp8", "fp8": CONFIG}
+    recipe = tiny_recipe(model=model().config, mesh={"data": 1}, **options)
+    recipe = replace(recipe, data=replace(recipe.data, seq_len=128, batch_size=2))
+    mesh = recipe.mesh.build(jax.devices()[:1])
+    with pytest.raises(
+        ValueError, match=r"set data\.packing='windows' and data\.partial='drop', or use False"
+    ):
+        make_setup(recipe, mesh)
+    full = replace(recipe, data=replace(recipe.data, partial="drop"))
+    assert "mixer" in {path[-1] for path in make_setup(full, mesh).sites}

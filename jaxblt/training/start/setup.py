@@ -23,6 +23,7 @@ from jaxblt.parallel.distributed import local_rows, make_global
 from jaxblt.parallel.layout import CONTIGUOUS, SequenceLayout, layout_of
 from jaxblt.parallel.rules import batch_sharding, replicated, state_shardings
 from jaxblt.parallel.sequence import SEQ_AXIS
+from jaxblt.precision.config import Fp8Config
 from jaxblt.precision.device import check_fp8
 from jaxblt.precision.loss_scale import first_loss_scale
 from jaxblt.precision.scaling import AMAX, LOSS
@@ -69,7 +70,7 @@ class Setup:
       boxed: of those that are trained; the others are the frozen base's.
       abstract: shapes and shardings of the state.
       notes: lines for the report on where the parameters come from.
-      sites: paths of the products that run in FP8.
+      sites: paths of the products and layers of attention that run in FP8.
       init: the program that draws the leaves of `whole`, which `make_setup` traced for their shapes.
     """
 
@@ -152,7 +153,8 @@ def make_setup(
       notes: for the report.
 
     Raises:
-      ValueError: sites of adapters are as `check_sites` refuses them, or rows end before a router's first code.
+      ValueError: sites of adapters are as `check_sites` refuses them, rows end before a router's first code, or the
+        device, the model or the rows are not for FP8.
     """
     task = make_task(recipe)
     check_sites(recipe.model)
@@ -161,6 +163,7 @@ def make_setup(
         init, whole = trace()
     else:
         check_fp8(current_device())
+        _check_full_rows(task.fp8, task.packed)
         sites, (init, whole) = find_sites(task.fp8, trace)
     boxed = trained_part(recipe, whole)
     stacks = getattr(task.model, "stacks", {})
@@ -186,6 +189,15 @@ def make_setup(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
     return Setup(recipe, mesh, task, optimizer, schedule, whole, boxed, abstract, notes, sites, init)
+
+
+def _check_full_rows(fp8: Fp8Config, packed: bool) -> None:
+    """Raise ValueError if attention is to run in FP8 and rows may hold padding or several documents."""
+    if fp8.attention and packed:
+        raise ValueError(
+            "train.fp8.attention=True takes rows of one document from end to end: set data.packing='windows' and "
+            "data.partial='drop', or use False"
+        )
 
 
 def _scaling(task: Task, sites: frozenset[tuple[str, ...]], whole: Any) -> dict[str, Any] | None:
