@@ -1,6 +1,7 @@
 """Attention in FP8 in a layer and in a train step: values, gradients, what is remembered, and what is refused."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ from flax.traverse_util import flatten_dict
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
 from jaxblt.precision import AttentionPast, Fp8Config, attend_in_fp8, find_sites, first_amax
+from jaxblt.training.log.meter import Cost
+from jaxblt.training.log.report import describe
 from jaxblt.training.start.setup import make_setup
 from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
@@ -132,4 +135,7 @@ def test_rows_that_may_hold_padding_are_refused_before_anything_is_compiled():
     ):
         make_setup(recipe, mesh)
     full = replace(recipe, data=replace(recipe.data, partial="drop"))
-    assert "mixer" in {path[-1] for path in make_setup(full, mesh).sites}
+    setup = make_setup(full, mesh)
+    assert "mixer" in {path[-1] for path in setup.sites}
+    lines = describe(setup, SimpleNamespace(num_bytes=None), [], Cost(byte=1.0, patch=0.0))
+    assert "in bfloat16, 8 products and layers of attention in FP8" in lines

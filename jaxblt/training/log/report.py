@@ -116,7 +116,8 @@ def describe(setup: Setup, data: Dataset, choices: list[str], cost: Cost) -> str
     peak = peak_flops(device.device_kind)
     held = "" if data.num_bytes is None else f", {data.num_bytes:,} in the split"
     seen = recipe.train.steps * recipe.data.batch_size * recipe.data.seq_len
-    fp8 = f", {len(setup.sites)} products in FP8" if setup.sites else ""
+    attends = " and layers of attention" if setup.task.fp8 is not None and setup.task.fp8.attention else ""
+    fp8 = f", {len(setup.sites)} products{attends} in FP8" if setup.sites else ""
     lines = [
         *_adapters(setup),
         f"{recipe.name}: {recipe.train.steps} steps of {recipe.data.batch_size} rows of {recipe.data.seq_len} bytes",
