@@ -16,7 +16,7 @@ ALWAYS_SAVED = ("ring_out", "ring_lse")
 # Name the input of each block, the one thing that "offload" keeps, in host memory
 BLOCK_INPUT = "block_input"
 # Keep output and log-sum-exps of cuDNN's attention under "dots": a second forward pass takes longer than reading them
-CUDNN = "dot_product_attention_fwd"
+CUDNN = ("dot_product_attention_fwd", "dot_product_attention_fp8_fwd")
 
 
 def remat(module: type[nn.Module], policy: Remat) -> type[nn.Module]:
