@@ -3,16 +3,18 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict
+from jax._src.cudnn import fused_attention_stablehlo
 
 from jaxblt.mixers import AttentionConfig
 from jaxblt.models import ByteLMConfig, StackConfig
-from jaxblt.precision import AttentionPast, Fp8Config, attend_in_fp8, find_sites, first_amax
+from jaxblt.precision import AttentionPast, Fp8Config, attend_in_fp8, find_sites, first_amax, in_fp8
 from jaxblt.training.log.meter import Cost
 from jaxblt.training.log.report import describe
 from jaxblt.training.start.setup import make_setup
@@ -20,6 +22,7 @@ from jaxblt.training.state import start
 from jaxblt.training.step import Task, make_train_step
 from pallas_kernels.attention import attention, masks
 from pallas_kernels.runtime import Device, compiling_for
+from tests.adapters.update.test_site import H200
 from tests.parameters import drawn
 from tests.training.tiny import random_batch, tiny_recipe
 
@@ -102,6 +105,29 @@ def test_a_train_step_attends_in_fp8_and_remembers(scan):
     layers = jax.tree.leaves(state.scaling)
     assert [x.shape[-2] for x in layers] == [9]
     assert all(np.all(np.asarray(x) > 0) for x in layers)
+
+
+def test_dots_keeps_what_cudnn_returns_in_fp8_and_full_computes_it_again(monkeypatch):
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
+    ids = jnp.zeros((1, 128), jnp.int32)
+
+    def passes(policy):
+        """Count calls of cuDNN, of the forward and of the backward pass."""
+        stack = replace(model().config.stack, remat=policy, scan=False)
+        module = ByteLMConfig(stack=stack).build(dtype=jnp.bfloat16)
+        with compiling_for(H200):
+            init = lambda: module.init(jax.random.key(0), ids)["params"]  # noqa: E731
+            sites, boxed = find_sites(CONFIG, lambda: jax.eval_shape(init))
+            given = {"params": nn.meta.unbox(boxed), "fp8": first_amax(CONFIG, sites, boxed)}
+
+            def loss(given):
+                with in_fp8(CONFIG):
+                    return jnp.sum(module.apply(given, ids)[0])
+
+            text = str(jax.make_jaxpr(jax.grad(loss))(given))
+        return [text.count(f"dot_product_attention_fp8_{name}") for name in ("fwd", "bwd")]
+
+    assert [passes(policy) for policy in ("none", "dots", "full")] == [[1, 1], [1, 1], [2, 1]]
 
 
 def test_what_cannot_attend_in_fp8_is_named():
