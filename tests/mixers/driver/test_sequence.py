@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxblt.mixers import (
+    AttentionConfig,
     ExplicitFilter,
     GatedDeltaNetConfig,
-    AttentionConfig,
     GatedLinearAttentionConfig,
     HyenaConfig,
     MACConfig,
