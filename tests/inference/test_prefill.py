@@ -45,7 +45,7 @@ PATCHERS = {
 }
 
 
-CASES = [("entropy", "HA"), ("space", "RA"), ("static", "H")]
+CASES = [("entropy", "HA"), ("space", ("recurrence", "A")), ("static", "H")]
 
 
 @pytest.fixture(autouse=True)

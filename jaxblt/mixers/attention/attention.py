@@ -192,10 +192,11 @@ class Attention(nn.Module):
 
         With a norm the output is x + attention(norm(x)) of one token, zero if it is no content: see `token_products`.
         """
-        config, clock = self.config, None if state is None else state.clock
+        config = self.config
         token: Any = x
         x = x.x if isinstance(x, OpenSum) else x
         check_kind(AttentionState, state)
+        clock = None if state is None else state.clock
         check_ring(state, config.window)
         alone = not config.packed
         rows = read(x.astype(self.dtype), segment_ids, positions, clock, width=config.dim, alone=alone)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxblt.mixers import (
+    AttentionConfig,
     ExplicitFilter,
     GatedDeltaNetConfig,
     GatedLinearAttentionConfig,
@@ -305,3 +306,9 @@ def test_gradients_go_back_over_devices_without_another_run(monkeypatch: pytest.
     with jax.set_mesh(make_mesh(data=1, seq=4, devices=jax.devices()[:4])):
         jax.eval_shape(partial(gradients, DeltaRule(4)), DELTA)
     assert widths == {3, 3 + 2}
+
+
+def test_attention_refuses_a_state_that_is_a_dict():
+    mixer = AttentionConfig(dim=8, num_heads=2).build()
+    with pytest.raises(ValueError, match="the state is a dict, expected a AttentionState"):
+        mixer.init(jax.random.key(0), jnp.ones((1, 2, 8)), state={})
