@@ -82,9 +82,11 @@ def score(
 def _told_bits(found: Scores) -> str:
     """Return the mean over all scored bytes, and how many records have none, such as soft-masked ones."""
     bare = int((found.scored == 0).sum())
+    none = (
+        f"{bare} record{'s' * (bare > 1)} without a byte that is scored (--no-as-trained scores every byte)"
+    )
     bits = -found.log_likelihood.sum() / found.scored.sum() / np.log(2)
-    none = f", {bare} records without a byte that is scored (--no-as-trained scores every byte)"
-    return f"{bits:.4f} bits per byte{none if bare else ''}"
+    return f"{bits:.4f} bits per byte{f', {none}' if bare else ''}"
 
 
 def embed(

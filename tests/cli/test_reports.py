@@ -53,7 +53,7 @@ def test_scores_of_regions_become_a_track(run, genome, tmp_path):
 def test_records_without_a_scored_byte_are_counted(run, genome, tmp_path):
     genome.write_text(">chr1\nACGT\n>gap\nNNNN\n")
     said = commands.score(Path("run"), genome, out=tmp_path / "s.tsv")
-    assert "bits per byte, 1 records without a byte that is scored (--no-as-trained" in said
+    assert "bits per byte, 1 record without a byte that is scored (--no-as-trained" in said
 
 
 def test_attributions_become_a_table_a_track_motifs_and_a_picture(run, genome, monkeypatch, tmp_path):

@@ -112,7 +112,7 @@ class BedSource:
             if not self.pad and not 0 <= x.start < x.stop <= length:
                 raise ValueError(
                     f"BED interval {self._label(x)!r} leaves the record [0, {length}): clip it, or pad with "
-                    "N (pad=True)"
+                    "N (pad=True in Python)"
                 )
         return numbers
 

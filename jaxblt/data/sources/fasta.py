@@ -113,7 +113,7 @@ def read_padded(source: DocumentSource, i: int, start: int, stop: int, *, pad: b
     if not pad and not 0 <= start <= stop <= length:
         raise ValueError(
             f"interval {source.names[i]}:{start}-{stop} leaves the record [0, {length}): clip it, or pad "
-            "with N (pad=True)"
+            "with N (pad=True in Python)"
         )
     inner_start, inner_stop = min(max(start, 0), length), min(max(stop, 0), length)
     before = min(stop, 0) - min(start, 0)
