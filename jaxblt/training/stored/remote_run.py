@@ -164,7 +164,7 @@ def trained_in(run_dir: str | os.PathLike[str]) -> Iterator[Path]:
         their own copy.
       OSError: the folder cannot be reached.
     """
-    if not os.fspath(run_dir):
+    if run_dir == "":
         raise ValueError("run_dir is '' (an unset variable?): name a folder (--run-dir), or '.' for this one")
     url = url_of(run_dir)
     if url is None:

@@ -110,8 +110,9 @@ def held(run, service, monkeypatch):
 @pytest.mark.parametrize("stream", [True, False])
 def test_bytes_are_read_while_a_prompt_is_ranked(stream, service, held):
     """Those that nobody reads would end the request, as if its client were too slow."""
-    before = service.engine.stats.ended["finished"]
-    held(lambda: service.engine.stats.ended["finished"] > before or not service.engine.stats.running)
+    finished = lambda: service.engine.stats.ended.get("finished", 0)  # noqa: E731
+    before = finished()
+    held(lambda: finished() > before or not service.engine.stats.running)
     app = make_app(replace(service, limits=replace(LIMITS, unread_bytes=256)))
     reply = completed(app, prompt="ab", logprobs=1, max_tokens=380, echo=True, stream=stream)
     choices = [part["choices"][0] for part in reply.events] if stream else reply.json["choices"]
