@@ -16,10 +16,9 @@ from pallas_kernels.attention import (
     fp8_attention,
     fp8_attention_gradients,
 )
+from pallas_kernels.attention.fp8 import MULTIPLE, WIDTH
 from pallas_kernels.runtime import OwnGradient, current_device
 
-WIDTH, MULTIPLE = 128, 128
-"""Channels of a head, and what a length divides by: cuDNN has gradients in FP8 for no others."""
 CAPABILITY = 9
 """Of GPUs that attend in FP8: the definition would hold all scores of a row on others."""
 
